@@ -1,0 +1,207 @@
+"""The one tree of errors that this framework raises.
+
+::
+
+    TridentError
+    ├── TopologyError            the topology is wrong; known before anything runs
+    │   ├── FieldError           a field is unknown or given twice
+    │   └── OutputTypeError      the types of a function's outputs are not known
+    ├── ConfigError              a setting has no such name or an impossible value
+    ├── EnvironmentProblem       this machine or session lacks something
+    │   ├── JavaProblem          no JDK, or one that is too old
+    │   └── SparkSessionProblem  the Spark session lacks a setting
+    ├── SourceError              a source's data is missing, unreadable or has changed
+    ├── BatchError               one attempt at a batch failed; it may be tried again
+    │   ├── FailedException      user code failed the batch on purpose
+    │   ├── UserFunctionError    user code raised
+    │   └── BatchTimeout         processing took longer than message_timeout_secs
+    ├── AttemptCapReached        one batch failed max_attempts times
+    ├── CoordinationError        ZooKeeper, the fence, the identity
+    │   ├── ZooKeeperUnreachable
+    │   ├── CorruptZnode         a znode that cannot be read as what it must be
+    │   ├── ValueTooLarge
+    │   ├── IdentityMismatch     another topology has this name
+    │   ├── Deposed              another coordinator leads now
+    │   ├── StaleState           a znode version was not the one expected
+    │   └── OutcomeUnknown       it is not known whether a write happened
+    ├── TableError               a Delta table
+    │   ├── SchemaMismatch
+    │   ├── ForeignTable         the table belongs to something else
+    │   ├── CommitConflict       another commit came first: certainly not committed
+    │   └── StagedFileMissing
+    └── Halted                   going on could lose or double data; a person must look
+
+An error says what was found, what was expected and what to do next, and
+carries the same as attributes. "It failed" and "it is not known whether it
+happened" are different types: :class:`OutcomeUnknown` is never a failure.
+"""
+
+from __future__ import annotations
+
+
+class TridentError(Exception):
+    """Root of every error raised by this framework.
+
+    Attributes:
+        found: what was there.
+        expected: what should have been there.
+        action: what to do next.
+    """
+
+    def __init__(
+        self, message: str, *, found: object = None, expected: object = None, action: str | None = None
+    ) -> None:
+        self.found, self.expected, self.action = found, expected, action
+        text = message
+        if found is not None:
+            text += f"; found: {found}"
+        if expected is not None:
+            text += f"; expected: {expected}"
+        if action:
+            text += f". {action[:1].upper()}{action[1:]}"
+        super().__init__(text)
+        self.message = text
+
+
+class TopologyError(TridentError, ValueError):
+    """The topology cannot be built as written."""
+
+
+class FieldError(TopologyError):
+    """A field does not exist, or exists already."""
+
+
+class OutputTypeError(TopologyError):
+    """The output types of a function are neither annotated nor given."""
+
+
+class ConfigError(TridentError, ValueError):
+    """A setting is unknown or its value impossible."""
+
+
+class EnvironmentProblem(TridentError):
+    """The machine lacks something that is needed."""
+
+
+class JavaProblem(EnvironmentProblem):
+    """Java is absent or too old."""
+
+
+class SparkSessionProblem(EnvironmentProblem):
+    """The Spark session lacks a setting, which the message names exactly."""
+
+
+class SourceError(TridentError):
+    """The data of a source is missing, unreadable or not what was pinned."""
+
+
+class BatchError(TridentError):
+    """An attempt at a batch failed before its decision; it is tried again.
+
+    Attributes:
+        attempt: "txid:attempt_id" of the attempt, when known.
+    """
+
+    attempt: str | None = None
+
+
+class FailedException(BatchError):
+    """Raised by user code to fail the batch on purpose (SEMANTICS 1)."""
+
+
+class UserFunctionError(BatchError):
+    """A user's function raised.
+
+    Attributes:
+        operation: the operation's name in the topology.
+        location: "file:line" of the user's line that raised.
+    """
+
+    def __init__(self, message: str, *, operation: str, location: str, **more: object) -> None:
+        super().__init__(message, **more)  # type: ignore[arg-type]
+        self.operation, self.location = operation, location
+
+
+class BatchTimeout(BatchError):
+    """Processing took longer than ``message_timeout_secs``."""
+
+
+class AttemptCapReached(TridentError):
+    """One batch failed ``max_attempts`` times; the topology has stopped.
+
+    Attributes:
+        txid: the transaction that cannot be processed.
+    """
+
+    def __init__(self, message: str, *, txid: int, **more: object) -> None:
+        super().__init__(message, **more)  # type: ignore[arg-type]
+        self.txid = txid
+
+
+class CoordinationError(TridentError):
+    """Something about ZooKeeper, the fence or the topology's identity."""
+
+
+class ZooKeeperUnreachable(CoordinationError):
+    """No ZooKeeper server answered within the connect timeout."""
+
+
+class CorruptZnode(CoordinationError):
+    """A znode holds something that cannot be read as what it must be.
+
+    Attributes:
+        path: the znode.
+    """
+
+    def __init__(self, path: str, *, found: object, expected: object) -> None:
+        super().__init__(
+            f"znode {path} cannot be read",
+            found=found,
+            expected=expected,
+            action="restore the znode from a back-up, or begin again with `trident reset NAME`",
+        )
+        self.path = path
+
+
+class ValueTooLarge(CoordinationError):
+    """A value for ZooKeeper is over the limit of 512 KiB."""
+
+
+class IdentityMismatch(CoordinationError):
+    """Another topology has this name (the difference is in the message)."""
+
+
+class Deposed(CoordinationError):
+    """Another coordinator leads now; this one must stop writing."""
+
+
+class StaleState(CoordinationError):
+    """A znode's version was not the one expected: somebody else wrote it."""
+
+
+class OutcomeUnknown(CoordinationError):
+    """The connection was lost during a write: it may or may not have happened."""
+
+
+class TableError(TridentError):
+    """Something about a Delta table."""
+
+
+class SchemaMismatch(TableError):
+    """A table's schema does not fit the data."""
+
+
+class ForeignTable(TableError):
+    """A table belongs to another topology, or was not made by one."""
+
+
+class CommitConflict(TableError):
+    """Another commit took the table version; this one certainly did not happen."""
+
+
+class StagedFileMissing(TableError):
+    """A staged file is not there, or not of its size."""
+
+
+class Halted(TridentError):
+    """The coordinator has stopped because going on could lose or double data."""

@@ -1,0 +1,690 @@
+"""The MasterBatchCoordinator of one batch group: every transition, and nothing else.
+
+This file is the only place that decides what happens next. It does no I/O,
+reads no clock and starts no thread: ``step(state, event) -> (state,
+commands)``. The driver (``coordinators/driver.py``) carries out the commands
+and reports back with events. What the tests explore exhaustively is this
+function.
+
+The rules (SEMANTICS 1, DESIGN 2):
+
+1.  Transactions begin in txid order, one at a time; the next to begin is
+    always ``current + len(live)``. An order that depends on readiness cannot
+    be expressed (SEMANTICS 7.2).
+2.  ``live`` is contiguous: current, current + 1, …; only its first attempt can
+    be committing, only its last can be beginning.
+3.  An attempt moves through its stages in one direction, one event a stage::
+
+        BEGINNING ─Began→ PROCESSING ─Processed→ PROCESSED ─(is current)→
+        PREPARING ─Prepared→ DECIDING ─Decided→ PUBLISHING ─Committed→
+        ADVANCING ─Advanced→ gone, and only then Success
+
+    An empty batch goes from PREPARING to ADVANCING. The phases of Trident are
+    PROCESSING (the first two), PROCESSED, and COMMITTING (the last four).
+4.  A failure before DECIDING drops the attempt and all later ones; they begin
+    again with new attempt ids. From DECIDING on no failure and no timeout is
+    heard: the decision may be durable, so the batch only rolls forward.
+5.  A report on an attempt that is not the live one changes nothing.
+6.  An attempt id is one more than the greatest ever known for its txid.
+7.  After ``max_attempts`` failures of a txid everything before it is finished,
+    then the coordinator gives up.
+
+How a restart fits in: the driver reads ZooKeeper and sends :class:`Recovered`.
+A pending decision comes back as a live attempt in PUBLISHING, and nothing
+begins before it is advanced. Otherwise the transactions that had begun are
+*replays*: they do not wait for readiness, for the interval, nor for a pause.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Union
+
+from coordinators.transactions import TransactionAttempt
+
+
+class Phase(enum.Enum):
+    """The state of an attempt as Trident names it."""
+
+    PROCESSING = "PROCESSING"
+    PROCESSED = "PROCESSED"
+    COMMITTING = "COMMITTING"
+
+
+class Stage(enum.IntEnum):
+    """Where an attempt stands; the order is the order of time."""
+
+    BEGINNING = 1
+    PROCESSING = 2
+    PROCESSED = 3
+    PREPARING = 4
+    DECIDING = 5
+    PUBLISHING = 6
+    ADVANCING = 7
+
+    @property
+    def phase(self) -> Phase:
+        if self <= Stage.PROCESSING:
+            return Phase.PROCESSING
+        return Phase.PROCESSED if self is Stage.PROCESSED else Phase.COMMITTING
+
+
+class Mode(enum.Enum):
+    """What the coordinator as a whole is doing."""
+
+    NEW = "new"  # nothing is known before Recovered
+    RUNNING = "running"
+    STOPPING = "stopping"  # finishing what is decided
+    STOPPED = "stopped"
+    GAVE_UP = "gave up"  # attempt cap
+    DEPOSED = "deposed"
+    HALTED = "halted"
+
+    @property
+    def ended(self) -> bool:
+        return self in (Mode.STOPPED, Mode.GAVE_UP, Mode.DEPOSED, Mode.HALTED)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of a coordinator; times in seconds (SEMANTICS 1 has the defaults)."""
+
+    max_spout_pending: int = 3
+    max_attempts: int = 8
+    batch_emit_interval_secs: float = 0.0
+    readiness_poll_secs: float = 0.1
+    backoff_first_secs: float = 0.2
+    backoff_max_secs: float = 30.0
+
+    def backoff_secs(self, failures: int) -> float:
+        return min(self.backoff_first_secs * 2.0 ** (failures - 1), self.backoff_max_secs)
+
+
+class Live(NamedTuple):
+    """An active attempt and its stage."""
+
+    attempt: TransactionAttempt
+    stage: Stage
+
+
+class Trouble(NamedTuple):
+    """What has gone wrong with one txid since this coordinator started."""
+
+    failures: int = 0
+    timeouts: int = 0
+    shrink: bool = False  # the last failure was a timeout: pin a smaller batch
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    """Everything the coordinator knows. Made by :func:`initial`, changed only by :func:`step`."""
+
+    limits: Limits = field(default_factory=Limits)
+    mode: Mode = Mode.NEW
+    current: int = 0
+    live: tuple[Live, ...] = ()
+    last: TransactionAttempt | None = None  # the last that was advanced
+    begun_to: int = 0  # the greatest txid ever begun: up to it, begins are replays
+    greatest: tuple[tuple[int, int], ...] = ()  # txid -> greatest attempt id known
+    trouble: tuple[tuple[int, Trouble], ...] = ()  # txid -> its failures
+    capped: int | None = None  # the txid that has reached max_attempts
+    finishing: bool = False  # a decision found at the restart is not advanced yet
+    backoff: tuple[int, int] | None = None  # (txid, failures) a replay waits for
+    asked: int | None = None  # readiness of this txid is being asked
+    polling: bool = False  # the readiness timer runs
+    interval_over: bool = True
+    paused: bool = False
+    suspended: bool = False
+
+    @property
+    def next_txid(self) -> int:
+        return self.current + len(self.live)
+
+    def live_attempt(self, attempt: TransactionAttempt) -> Live | None:
+        """The live entry of exactly this attempt, else None (rule 5)."""
+        index = attempt.txid - self.current
+        if 0 <= index < len(self.live) and self.live[index].attempt == attempt:
+            return self.live[index]
+        return None
+
+    def trouble_of(self, txid: int) -> Trouble:
+        return dict(self.trouble).get(txid, Trouble())
+
+
+# --- events: what the driver reports -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What ZooKeeper holds at the start, read under the new fence."""
+
+    current: int
+    greatest: Mapping[int, int] = field(default_factory=dict)
+    last: TransactionAttempt | None = None
+    decided: TransactionAttempt | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The spouts' answer to AskReady."""
+
+    txid: int
+    ready: bool
+
+
+@dataclass(frozen=True)
+class Began:
+    """The attempt is stored and its metadata pinned."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Processed:
+    """All of the batch is staged (Trident's first ack)."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The manifest is durable; ``empty``: there is nothing to decide or publish."""
+
+    attempt: TransactionAttempt
+    empty: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The decision is durable."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Every table, state and committer spout has the batch (Trident's second ack)."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The new current txid is durable."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The attempt failed before its decision was issued."""
+
+    attempt: TransactionAttempt
+    timed_out: bool = False
+
+
+class TimerKind(enum.Enum):
+    READINESS = "readiness"
+    INTERVAL = "interval"
+    BACKOFF = "backoff"
+
+
+class Timer(NamedTuple):
+    """Identity of a timer; ``key`` tells a live one from one that no longer counts."""
+
+    kind: TimerKind
+    key: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    timer: Timer
+
+
+@dataclass(frozen=True)
+class Paused:
+    """No new transactions from now on; replays and commits go on."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    pass
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """The connection to ZooKeeper is in doubt: start nothing."""
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    pass
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Finish what is decided, then stop."""
+
+
+@dataclass(frozen=True)
+class LostLeadership:
+    """Another coordinator leads, or may: abandon everything in flight."""
+
+
+@dataclass(frozen=True)
+class HaltRequested:
+    """Going on could lose or double data."""
+
+
+Event = Union[
+    Recovered, Ready, Began, Processed, Prepared, Decided, Committed, Advanced, Failed, TimerFired,
+    Paused, Resumed, Suspended, Reconnected, StopRequested, LostLeadership, HaltRequested,
+]  # fmt: skip
+
+# --- commands: what the driver carries out --------------------------------------------
+
+
+@dataclass(frozen=True)
+class AskReady:
+    """Ask the spouts whether txid may start; answer with Ready."""
+
+    txid: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Store the attempt, pin its metadata; answer with Began or Failed.
+
+    ``shrink``: the last try timed out, pin a smaller batch if that is possible.
+    ``timeout_factor``: multiplies message_timeout_secs.
+    """
+
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+    shrink: bool = False
+    timeout_factor: int = 1
+
+
+@dataclass(frozen=True)
+class EmitBatch:
+    """Run the batch and stage its results; answer with Processed or Failed."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Nobody waits for this attempt any more."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Resolve, check, write the manifest; answer with Prepared or Failed."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Create the decision; answer with Decided, however long it takes."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Publish from the manifest; answer with Committed, however long it takes."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Store current = txid + 1; answer with Advanced, however long it takes."""
+
+    attempt: TransactionAttempt
+    published: bool
+
+
+@dataclass(frozen=True)
+class Success:
+    """Tell the spouts, then clean up what is older."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class StartTimer:
+    timer: Timer
+    delay_secs: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The coordinator has ended; ``mode`` says how. ``txid``: the one at its cap."""
+
+    mode: Mode
+    txid: int | None = None
+
+
+Command = Union[
+    AskReady, Begin, EmitBatch, Cancel, Prepare, Decide, Commit, Advance, Success, StartTimer, End
+]
+Result = tuple[CoordinatorState, tuple[Command, ...]]
+
+
+class IllegalTransition(AssertionError):
+    """An event that the live attempt's stage does not allow: a bug in the driver."""
+
+
+def initial(limits: Limits = Limits()) -> CoordinatorState:
+    """The state before anything is known."""
+    return CoordinatorState(limits=limits)
+
+
+def step(state: CoordinatorState, event: Event) -> Result:
+    """The one transition function: pure, total for late events, loud for illegal ones.
+
+    Returns:
+        the next state and the commands to carry out, in order.
+
+    Raises:
+        IllegalTransition: the event cannot come at the live attempt's stage.
+    """
+    if state.mode.ended:
+        return state, ()
+    if state.mode is Mode.NEW and not isinstance(event, (Recovered, StopRequested, LostLeadership, HaltRequested)):
+        raise IllegalTransition(f"{event} came before Recovered")
+    after, commands = _HANDLERS[type(event)](state, event)
+    after, more = _go_on(after)
+    validate(after)
+    return after, (*commands, *more)
+
+
+# --- one handler an event ----------------------------------------------------------------
+
+
+def _recovered(state: CoordinatorState, event: Recovered) -> Result:
+    if state.mode is not Mode.NEW:
+        raise IllegalTransition("Recovered came twice")
+    live: tuple[Live, ...] = ()
+    commands: list[Command] = []
+    if event.last is not None:
+        commands.append(Success(event.last))  # at least once: the crash may have come before it
+    if event.decided is not None:
+        live = (Live(event.decided, Stage.PUBLISHING),)
+        commands.append(Commit(event.decided))
+    greatest = {txid: n for txid, n in event.greatest.items() if txid >= event.current}
+    after = replace(
+        state,
+        mode=Mode.RUNNING,
+        current=event.current,
+        live=live,
+        last=event.last,
+        begun_to=max(greatest, default=event.current - 1),
+        greatest=tuple(sorted(greatest.items())),
+        finishing=event.decided is not None,
+    )
+    return after, tuple(commands)
+
+
+def _ready(state: CoordinatorState, event: Ready) -> Result:
+    if state.asked != event.txid:
+        return state, ()
+    state = replace(state, asked=None)
+    if not event.ready:
+        timer = StartTimer(Timer(TimerKind.READINESS), state.limits.readiness_poll_secs)
+        return replace(state, polling=True), (timer,)
+    # What was true when the question was asked may not be true now.
+    if event.txid != state.next_txid or not _may_start_new(state):
+        return state, ()
+    state = replace(state, interval_over=state.limits.batch_emit_interval_secs <= 0)
+    state, begin = _begin(state)
+    if state.interval_over:
+        return state, begin
+    return state, (*begin, StartTimer(Timer(TimerKind.INTERVAL), state.limits.batch_emit_interval_secs))
+
+
+def _began(state: CoordinatorState, event: Began) -> Result:
+    state, moved = _move(state, event.attempt, Stage.BEGINNING, Stage.PROCESSING)
+    return state, (EmitBatch(event.attempt),) if moved else ()
+
+
+def _processed(state: CoordinatorState, event: Processed) -> Result:
+    state, _ = _move(state, event.attempt, Stage.PROCESSING, Stage.PROCESSED)
+    return state, ()
+
+
+def _prepared(state: CoordinatorState, event: Prepared) -> Result:
+    to = Stage.ADVANCING if event.empty else Stage.DECIDING
+    state, moved = _move(state, event.attempt, Stage.PREPARING, to)
+    if not moved:
+        return state, ()
+    return state, (Advance(event.attempt, published=False) if event.empty else Decide(event.attempt),)
+
+
+def _decided(state: CoordinatorState, event: Decided) -> Result:
+    state, moved = _move(state, event.attempt, Stage.DECIDING, Stage.PUBLISHING)
+    return state, (Commit(event.attempt),) if moved else ()
+
+
+def _committed(state: CoordinatorState, event: Committed) -> Result:
+    state, moved = _move(state, event.attempt, Stage.PUBLISHING, Stage.ADVANCING)
+    return state, (Advance(event.attempt, published=True),) if moved else ()
+
+
+def _advanced(state: CoordinatorState, event: Advanced) -> Result:
+    state, moved = _move(state, event.attempt, Stage.ADVANCING, Stage.ADVANCING)
+    if not moved:
+        return state, ()
+    current = state.current + 1
+    state = replace(
+        state,
+        current=current,
+        live=state.live[1:],
+        last=event.attempt,
+        begun_to=max(state.begun_to, event.attempt.txid),
+        greatest=tuple(entry for entry in state.greatest if entry[0] >= current),
+        trouble=tuple(entry for entry in state.trouble if entry[0] >= current),
+        finishing=False,
+    )
+    return state, (Success(event.attempt),)
+
+
+def _failed(state: CoordinatorState, event: Failed) -> Result:
+    live = state.live_attempt(event.attempt)
+    if live is None or live.stage >= Stage.DECIDING:
+        return state, ()  # rules 4 and 5
+    txid = event.attempt.txid
+    before = state.trouble_of(txid)
+    trouble = Trouble(before.failures + 1, before.timeouts + event.timed_out, event.timed_out)
+    state, commands = _drop_from(state, txid)
+    state = replace(state, trouble=_put(state.trouble, txid, trouble))
+    if trouble.failures >= state.limits.max_attempts:
+        return replace(state, capped=txid, backoff=None), commands
+    key = (txid, trouble.failures)
+    timer = StartTimer(Timer(TimerKind.BACKOFF, key), state.limits.backoff_secs(trouble.failures))
+    return replace(state, backoff=key), (*commands, timer)
+
+
+def _timer_fired(state: CoordinatorState, event: TimerFired) -> Result:
+    kind, key = event.timer
+    if kind is TimerKind.READINESS:
+        return replace(state, polling=False), ()
+    if kind is TimerKind.INTERVAL:
+        return replace(state, interval_over=True), ()
+    # An earlier txid that failed since has replaced this back-off.
+    return (replace(state, backoff=None) if state.backoff == key else state), ()
+
+
+def _paused(state: CoordinatorState, event: Paused) -> Result:
+    return replace(state, paused=True), ()
+
+
+def _resumed(state: CoordinatorState, event: Resumed) -> Result:
+    return replace(state, paused=False), ()
+
+
+def _suspended(state: CoordinatorState, event: Suspended) -> Result:
+    return replace(state, suspended=True), ()
+
+
+def _reconnected(state: CoordinatorState, event: Reconnected) -> Result:
+    return replace(state, suspended=False), ()
+
+
+def _stop_requested(state: CoordinatorState, event: StopRequested) -> Result:
+    keep = [live for live in state.live if live.stage >= Stage.DECIDING]
+    state, commands = _drop_from(state, state.current + len(keep))
+    return replace(state, mode=Mode.STOPPING), commands
+
+
+def _lost_leadership(state: CoordinatorState, event: LostLeadership) -> Result:
+    return _end(state, Mode.DEPOSED)
+
+
+def _halt_requested(state: CoordinatorState, event: HaltRequested) -> Result:
+    return _end(state, Mode.HALTED)
+
+
+_HANDLERS = {
+    Recovered: _recovered, Ready: _ready, Began: _began, Processed: _processed, Prepared: _prepared,
+    Decided: _decided, Committed: _committed, Advanced: _advanced, Failed: _failed,
+    TimerFired: _timer_fired, Paused: _paused, Resumed: _resumed, Suspended: _suspended,
+    Reconnected: _reconnected, StopRequested: _stop_requested, LostLeadership: _lost_leadership,
+    HaltRequested: _halt_requested,
+}  # fmt: skip
+
+
+# --- what follows from a state, whatever led to it -------------------------------------
+
+
+def _go_on(state: CoordinatorState) -> Result:
+    """Starts whatever the state allows: a commit, a replay, a question, an end."""
+    commands: list[Command] = []
+    for rule in (_start_commit, _start_replay, _ask_readiness, _finish):
+        state, more = rule(state)
+        commands.extend(more)
+    return state, tuple(commands)
+
+
+def _start_commit(state: CoordinatorState) -> Result:
+    if state.mode is not Mode.RUNNING or state.suspended or not state.live:
+        return state, ()
+    first = state.live[0]
+    if first.stage is not Stage.PROCESSED:
+        return state, ()
+    state, _ = _move(state, first.attempt, Stage.PROCESSED, Stage.PREPARING)
+    return state, (Prepare(first.attempt),)
+
+
+def _may_begin(state: CoordinatorState) -> bool:
+    return (
+        state.mode is Mode.RUNNING
+        and not state.suspended
+        and not state.finishing
+        and len(state.live) < state.limits.max_spout_pending
+        and (state.capped is None or state.next_txid < state.capped)
+        and not (state.live and state.live[-1].stage is Stage.BEGINNING)
+        and not (state.backoff is not None and state.backoff[0] == state.next_txid)
+    )
+
+
+def _start_replay(state: CoordinatorState) -> Result:
+    if _may_begin(state) and state.next_txid <= state.begun_to:
+        return _begin(state)
+    return state, ()
+
+
+def _may_start_new(state: CoordinatorState) -> bool:
+    return (
+        _may_begin(state)
+        and state.next_txid > state.begun_to
+        and state.interval_over
+        and not state.paused
+    )
+
+
+def _ask_readiness(state: CoordinatorState) -> Result:
+    if state.asked is not None or state.polling or not _may_start_new(state):
+        return state, ()
+    return replace(state, asked=state.next_txid), (AskReady(state.next_txid),)
+
+
+def _finish(state: CoordinatorState) -> Result:
+    if state.live or state.mode.ended:
+        return state, ()
+    if state.mode is Mode.STOPPING:
+        return _end(state, Mode.STOPPED)
+    if state.capped == state.current and state.mode is Mode.RUNNING:
+        return _end(state, Mode.GAVE_UP)
+    return state, ()
+
+
+# --- small moves --------------------------------------------------------------------------
+
+
+def _begin(state: CoordinatorState) -> Result:
+    txid = state.next_txid
+    attempt = TransactionAttempt(txid, dict(state.greatest).get(txid, -1) + 1)
+    parent = state.live[-1].attempt if state.live else state.last
+    trouble = state.trouble_of(txid)
+    after = replace(
+        state,
+        live=(*state.live, Live(attempt, Stage.BEGINNING)),
+        begun_to=max(state.begun_to, txid),
+        greatest=_put(state.greatest, txid, attempt.attempt_id),
+    )
+    return after, (Begin(attempt, parent, trouble.shrink, 2**trouble.timeouts),)
+
+
+def _move(
+    state: CoordinatorState, attempt: TransactionAttempt, source: Stage, target: Stage
+) -> tuple[CoordinatorState, bool]:
+    """Moves a live attempt on; False for a late report, an error for an impossible one."""
+    live = state.live_attempt(attempt)
+    if live is None:
+        return state, False
+    if live.stage is not source:
+        raise IllegalTransition(
+            f"{attempt} is at {live.stage.name}, so it cannot go from {source.name} to {target.name}; "
+            f"live: {_story(state.live)}"
+        )
+    index = attempt.txid - state.current
+    entries = (*state.live[:index], Live(attempt, target), *state.live[index + 1 :])
+    return replace(state, live=entries), True
+
+
+def _drop_from(state: CoordinatorState, txid: int) -> Result:
+    kept = tuple(live for live in state.live if live.attempt.txid < txid)
+    dropped = state.live[len(kept) :]
+    return replace(state, live=kept), tuple(Cancel(live.attempt) for live in dropped)
+
+
+def _end(state: CoordinatorState, mode: Mode) -> Result:
+    state, commands = _drop_from(state, state.current)
+    return replace(state, mode=mode), (*commands, End(mode, state.capped))
+
+
+def _put(entries: tuple, key: int, value: object) -> tuple:
+    return tuple(sorted({**dict(entries), key: value}.items()))
+
+
+def _story(live: Iterable[Live]) -> str:
+    return ", ".join(f"{entry.attempt} {entry.stage.name}" for entry in live) or "none"
+
+
+def validate(state: CoordinatorState) -> None:
+    """Asserts what must hold in every state; stays on in production (it is cheap)."""
+    for index, (attempt, stage) in enumerate(state.live):
+        assert attempt.txid == state.current + index, f"live is not contiguous: {_story(state.live)}"
+        assert index == 0 or stage <= Stage.PROCESSED, f"two commits at once: {_story(state.live)}"
+        assert stage is not Stage.BEGINNING or index == len(state.live) - 1, _story(state.live)
+        known = dict(state.greatest).get(attempt.txid, -1)
+        assert attempt.attempt_id <= known or state.finishing, f"{attempt} above the greatest known {known}"
+    assert len(state.live) <= max(1, state.limits.max_spout_pending), _story(state.live)
+    assert not (state.mode.ended and state.live), "an ended coordinator has live attempts"

@@ -1,0 +1,65 @@
+# make venv    .venv with the package and its test dependencies (done by the others when needed)
+# make test    every test
+# make demo    a word count that survives kill -9
+# make bench   the benchmarks
+# make clean   removes what these made
+#
+# PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := test
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The first of these that is Python 3.10 or later.
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$p" && break; done)
+endif
+
+# Spark's Python workers must be this interpreter, not the first python3 of the path.
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+
+.PHONY: test demo bench venv clean check-python check-java
+
+test: check-java $(STAMP)
+	@echo "== tests: $(BIN)/python -m pytest $(PYTEST_ARGS)"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: check-java $(STAMP)
+	@$(BIN)/python examples/demo.py
+
+bench: check-java $(STAMP)
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(MAKE) --no-print-directory check-python
+	@echo "== $(VENV): made with $$($(PYTHON) --version), packages from pyproject.toml (some minutes the first time)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo; \
+		echo "make: $(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; \
+		exit 1; } >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+check-python:
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "make: Python 3.10 or later is needed."; \
+		echo "  found:  $$(command -v $(or $(PYTHON),python3) >/dev/null && $(or $(PYTHON),python3) --version 2>&1 || echo none)"; \
+		echo "  do:     install one, then: make PYTHON=/path/to/python3"; exit 1; } >&2
+
+check-java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	found="$$("$$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)"; \
+	major="$${found%%[.-]*}"; test "$${major:-0}" -ge 17 2>/dev/null || { \
+		echo "make: Java 17 or later is needed, for Spark."; \
+		echo "  found:  $$java$${found:+, version $$found}$$(test -n "$$found" || echo ' (none that runs)')"; \
+		echo "  do:     on Debian or Ubuntu: apt-get install openjdk-17-jre-headless (or openjdk-21-…);"; \
+		echo "          elsewhere install a JDK and set JAVA_HOME to it"; exit 1; } >&2
+
+clean:
+	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

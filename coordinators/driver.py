@@ -1,0 +1,405 @@
+"""Carries out what the pure coordinator decides: the only place with threads and clocks.
+
+One thread owns the state: it takes an event, calls ``step`` and hands the
+commands to others, which report back with events:
+
+- one thread asks readiness, begins attempts (in order, by construction);
+- up to ``max_spout_pending`` threads run batches;
+- one thread commits: prepare, decide, publish, advance, strictly one at a time;
+- one thread tells success and cleans up, off the critical path.
+
+Failures: before the decision an error becomes ``Failed``; from the decision on
+it is retried with back-off, and at the cap the driver halts with the record
+kept (DESIGN 2.5). A lost session or a new leader ends the driver as deposed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinators import faults, master
+from coordinators.errors import AttemptCapReached, BatchTimeout, Deposed, Halted, OutcomeUnknown, StaleState
+from coordinators.group_store import GroupStore
+from coordinators.master import CoordinatorState, Limits, Mode
+from coordinators.ports import BatchRunner, Committer, Observer, PreparedBatch, ProcessedBatch, SpoutHost
+from coordinators.records import Decision, Marker, TableMark
+from coordinators.transactions import TransactionAttempt
+
+log = logging.getLogger("trident.coordinator")
+SUCCESS = faults.register("spout.success", "telling the spouts that a transaction has succeeded")
+
+
+@dataclass
+class _Work:
+    """What the driver keeps of one attempt between its commands."""
+
+    parent: TransactionAttempt | None
+    timeout_factor: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    processed: ProcessedBatch | None = None
+    prepared: PreparedBatch | None = None
+    decision: Decision | None = None
+    marks: dict[str, TableMark] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    duration_ms: dict[str, float] = field(default_factory=dict)
+
+
+class GroupDriver:
+    """Drives one batch group under one lease, from recovery to its end.
+
+    Args:
+        store: the group's ZooKeeper state, fenced by the lease.
+        spouts, runner, committer, observer: the ports.
+        limits: of the coordinator.
+        message_timeout_secs: bounds processing; None = unbounded.
+    """
+
+    def __init__(
+        self, store: GroupStore, spouts: SpoutHost, runner: BatchRunner, committer: Committer, observer: Observer,
+        limits: Limits, message_timeout_secs: float | None,
+    ) -> None:  # fmt: skip
+        self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
+        self._observer, self._limits, self._timeout = observer, limits, message_timeout_secs
+        self._state = master.initial(limits)
+        self._inbox: queue.SimpleQueue[master.Event] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, master.Timer]] = []
+        self._timer_count = 0
+        self._work: dict[TransactionAttempt, _Work] = {}
+        self._ended = threading.Event()
+        self._stopping = threading.Event()  # wakes retries when the driver must end
+        self._idle = threading.Condition()
+        self._not_ready_at = 0.0  # when a question that got "not ready" was asked
+        self._asked_at = 0.0
+        self.error: BaseException | None = None
+        self.last_error: BaseException | None = None
+        name = f"trident-{store.group}"
+        self._begin_pool = ThreadPoolExecutor(1, f"{name}-begin")
+        self._batch_pool = ThreadPoolExecutor(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
+        self._commit_pool = ThreadPoolExecutor(1, f"{name}-commit")
+        self._success_pool = ThreadPoolExecutor(1, f"{name}-success")
+        self._thread = threading.Thread(target=self._loop, name=f"{name}-coordinator", daemon=True)
+
+    # --- control, from any thread ---------------------------------------------------------
+
+    def start(self) -> None:
+        """Reads ZooKeeper and goes on from what is there."""
+        record, decision = self._store.record, self._store.decision
+        decided = decision.attempt if decision else None
+        if decision is not None:
+            self._work[decision.attempt] = _Work(parent=None, timeout_factor=1, decision=decision)
+        last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
+        self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
+        self._thread.start()
+
+    def tell(self, event: master.Event) -> None:
+        self._inbox.put(event)
+
+    def stop(self) -> None:
+        """What is decided is finished, then the driver ends."""
+        self.tell(master.StopRequested())
+
+    def abandon(self) -> None:
+        """The lease is lost: nothing more is written; what runs is cancelled."""
+        self._stopping.set()
+        self.tell(master.LostLeadership())
+
+    def wait(self, timeout_secs: float | None = None) -> bool:
+        """True when the driver has ended."""
+        return self._ended.wait(timeout_secs)
+
+    def close(self) -> None:
+        """Waits for this driver's threads: none of them outlives the lease unnoticed."""
+        for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool):
+            pool.shutdown(wait=True)
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The coordinator's state, for status; a value, never changed in place."""
+        return self._state
+
+    @property
+    def last_advanced(self) -> int:
+        """The last advanced txid, 0 before the first."""
+        return self._store.record.current_txid - 1
+
+    def ages(self) -> dict[TransactionAttempt, float]:
+        """Seconds since each live attempt began."""
+        now = time.monotonic()
+        return {attempt: now - work.started for attempt, work in list(self._work.items())}
+
+    def wait_idle(self, deadline: float | None) -> bool:
+        """True once a readiness question asked after this call was answered "no" and nothing is in flight."""
+        since = time.monotonic()
+        with self._idle:
+            while not self._ended.is_set():
+                state = self._state
+                quiet = not state.live and state.next_txid > state.begun_to
+                if quiet and self._not_ready_at >= since:
+                    return True
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._idle.wait(0.5 if left is None else min(left, 0.5))
+        return False
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            while not self._state.mode.ended:
+                event = self._next_event()
+                if event is None:
+                    continue
+                self._state, commands = master.step(self._state, event)
+                for command in commands:
+                    self._carry_out(command)
+                with self._idle:
+                    self._idle.notify_all()
+        except BaseException as error:  # a bug: the coordinator must not go on with a state it does not trust
+            log.exception("the coordinator of %s failed", self._store.group)
+            self.error = error
+        finally:
+            self._stopping.set()
+            self._ended.set()
+            with self._idle:
+                self._idle.notify_all()
+
+    def _next_event(self) -> master.Event | None:
+        timeout = None
+        if self._timers:
+            due, _, timer = self._timers[0]
+            timeout = due - time.monotonic()
+            if timeout <= 0:
+                heapq.heappop(self._timers)
+                return master.TimerFired(timer)
+        try:
+            return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _carry_out(self, command: master.Command) -> None:
+        if isinstance(command, master.StartTimer):
+            self._timer_count += 1
+            heapq.heappush(self._timers, (time.monotonic() + command.delay_secs, self._timer_count, command.timer))
+        elif isinstance(command, master.AskReady):
+            self._asked_at = time.monotonic()
+            self._begin_pool.submit(self._ask_ready, command)
+        elif isinstance(command, master.Begin):
+            self._work[command.attempt] = _Work(command.parent, command.timeout_factor)
+            self._begin_pool.submit(self._begin, command)
+        elif isinstance(command, master.EmitBatch):
+            self._batch_pool.submit(self._process, command.attempt)
+        elif isinstance(command, master.Cancel):
+            self._work.pop(command.attempt, None)
+            self._batch_pool.submit(self._runner.cancel, command.attempt)
+        elif isinstance(command, master.Success):
+            self._success_pool.submit(self._success, command.attempt)
+        elif isinstance(command, master.End):
+            self._on_end(command)
+        else:
+            handler = {
+                master.Prepare: self._prepare, master.Decide: self._decide,
+                master.Commit: self._commit, master.Advance: self._advance,
+            }[type(command)]  # fmt: skip
+            self._commit_pool.submit(handler, command)
+
+    def _on_end(self, command: master.End) -> None:
+        if command.mode is Mode.GAVE_UP:
+            cause = self.last_error
+            self.error = AttemptCapReached(
+                f"transaction {command.txid} of batch group {self._store.group!r} failed "
+                f"{self._limits.max_attempts} times; the last error: {cause}",
+                action=f"mend the cause and start again, or give the batch up with `trident skip NAME --txid {command.txid}`",
+                txid=command.txid or 0,
+            )
+            self.error.__cause__ = cause
+
+    # --- beginning and processing -----------------------------------------------------------
+
+    def _ask_ready(self, command: master.AskReady) -> None:
+        asked = time.monotonic()
+        try:
+            ready = self._spouts.is_ready(command.txid)
+        except Exception as error:
+            self._heard(None, error)
+            ready = False
+        else:
+            if not ready:
+                self._not_ready_at = asked
+        self.tell(master.Ready(command.txid, ready))
+
+    def _begin(self, command: master.Begin) -> None:
+        attempt = command.attempt
+        work = self._work.get(attempt)
+        if work is None:
+            return
+        started = time.monotonic()
+        try:
+            pins = self._store.pins
+            wanted = self._spouts.initialize(attempt.txid, pins, command.shrink)
+            before = {tx_id: pins.get(tx_id, {}).get(attempt.txid) for tx_id in wanted}
+            smaller = command.shrink and any(before[tx_id] not in (None, wanted[tx_id]) for tx_id in wanted)
+            pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)
+        except Exception as error:
+            self._fail(attempt, error)
+            return
+        work.metadata = dict(pinned)
+        work.duration_ms["begin"] = _ms(started)
+        self.tell(master.Began(attempt))
+
+    def _process(self, attempt: TransactionAttempt) -> None:
+        work = self._work.get(attempt)
+        if work is None:
+            return  # cancelled before it started
+        timeout = None if self._timeout is None else self._timeout * work.timeout_factor
+        started = time.monotonic()
+        try:
+            work.processed = self._runner.process(attempt, work.metadata, timeout)
+        except Exception as error:
+            self._fail(attempt, error)
+            return
+        work.duration_ms.update(work.processed.duration_ms)
+        work.duration_ms["process"] = _ms(started)
+        self.tell(master.Processed(attempt))
+
+    def _fail(self, attempt: TransactionAttempt, error: Exception) -> None:
+        """An error before the decision: it fails the attempt, ends the driver, or is late."""
+        if self._ends_driver(error):
+            return
+        if attempt in self._work:  # a cancelled attempt's error is nobody's business
+            self._heard(attempt, error)
+        self.tell(master.Failed(attempt, timed_out=isinstance(error, BatchTimeout)))
+
+    def _heard(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
+        self.last_error = error
+        log.warning("attempt %s of %s failed: %s", attempt, self._store.group, error)
+        self._observer.failed(attempt or TransactionAttempt(self._state.next_txid, -1), error)
+
+    # --- committing: one thread, one attempt at a time ---------------------------------------
+
+    def _prepare(self, command: master.Prepare) -> None:
+        attempt = command.attempt
+        work = self._work.get(attempt)
+        if work is None or work.processed is None:
+            return
+        started = time.monotonic()
+        try:
+            work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record)
+        except Exception as error:
+            self._fail(attempt, error)
+            return
+        work.decision = work.prepared.decision
+        work.duration_ms["prepare"] = _ms(started)
+        self.tell(master.Prepared(attempt, empty=work.decision is None))
+
+    def _decide(self, command: master.Decide) -> None:
+        work = self._work[command.attempt]
+        assert work.decision is not None
+        decision, parent = work.decision, work.parent
+        self._until_done(work, "decide", lambda: self._store.decide(decision, parent), master.Decided(command.attempt))
+
+    def _commit(self, command: master.Commit) -> None:
+        work = self._work[command.attempt]
+        assert work.decision is not None
+        decision = work.decision
+
+        def publish() -> None:
+            work.marks = dict(self._committer.publish(decision, self._store.record))
+
+        self._until_done(work, "publish", publish, master.Committed(command.attempt))
+
+    def _advance(self, command: master.Advance) -> None:
+        work = self._work[command.attempt]
+        digest = work.decision.sha256 if work.decision else ""
+        marker = Marker(command.attempt.txid, command.attempt.attempt_id, digest)
+
+        def advance() -> None:
+            tables = {**self._store.record.tables, **work.marks}
+            self._store.advance(marker, published=command.published, tables=tables)
+
+        if self._until_done(work, "advance", advance, None):
+            self._report(command.attempt, work, command.published)
+            self._work.pop(command.attempt, None)
+            self.tell(master.Advanced(command.attempt))
+
+    def _until_done(
+        self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None
+    ) -> bool:
+        """Rolls forward: retries with back-off until it is done, deposed, or at the cap halted."""
+        started, failures = time.monotonic(), 0
+        while not self._stopping.is_set():
+            try:
+                action()
+            except Exception as error:
+                if self._ends_driver(error):
+                    return False
+                failures += 1
+                self.last_error = error
+                self._observer.event(f"{part} failed ({failures}), trying again: {error}")
+                if failures >= self._limits.max_attempts:
+                    halted = Halted(
+                        f"a decided transaction could not be finished after {failures} tries of {part}: {error}",
+                        action="mend the cause and start again: the decision is kept and will be finished",
+                    )
+                    halted.__cause__ = error
+                    self._ends_driver(halted)
+                    return False
+                self._stopping.wait(self._limits.backoff_secs(failures))
+            else:
+                work.duration_ms[part] = _ms(started)
+                if event is not None:
+                    self.tell(event)
+                return True
+        return False
+
+    def _ends_driver(self, error: BaseException) -> bool:
+        """Errors after which this driver must not go on, whatever it was doing."""
+        if isinstance(error, (Deposed, OutcomeUnknown)):
+            # OutcomeUnknown reaches this place only when the session is lost.
+            log.warning("deposed: %s", error)
+            self._stopping.set()
+            self.tell(master.LostLeadership())
+            return True
+        if isinstance(error, (Halted, StaleState)):
+            self.error = self.last_error = error
+            self._stopping.set()
+            self.tell(master.HaltRequested())
+            return True
+        return False
+
+    # --- success -----------------------------------------------------------------------------
+
+    def _success(self, attempt: TransactionAttempt) -> None:
+        try:
+            with faults.fault_point(SUCCESS):
+                self._spouts.success(attempt)
+        except Exception as error:  # told again after the next restart; the data is safe
+            log.warning("a spout's success(%s) raised: %s", attempt, error)
+            self._observer.event(f"a spout's success({attempt}) raised: {error}")
+        self._committer.advanced(attempt, published=True)
+
+    def _report(self, attempt: TransactionAttempt, work: _Work, published: bool) -> None:
+        work.duration_ms["total"] = _ms(work.started)
+        self._observer.advanced(
+            attempt,
+            {
+                "input_rows": work.processed.input_rows if work.processed else None,
+                "rows": dict(work.prepared.rows) if work.prepared else {},
+                "duration_ms": {part: round(ms, 1) for part, ms in work.duration_ms.items()},
+                "in_flight": len(self._state.live),
+                "published": published,
+                "recovered": work.processed is None,
+            },
+        )
+
+
+def _ms(started: float) -> float:
+    return (time.monotonic() - started) * 1000.0

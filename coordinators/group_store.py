@@ -1,0 +1,600 @@
+"""A batch group's coordination state in ZooKeeper, and every write to it (DESIGN 2).
+
+::
+
+    /<topology>/<group>/coordinator          GroupRecord
+    /<topology>/<group>/decided              Decision, while there is one
+    /<topology>/<tx_id>/coordinator/<txid>   pinned spout metadata
+    /<topology>/<tx_id>/user/<partition>/<txid>   metadata of opaque partitions
+
+Every write is one multi: the check of the fence, the coordinator znode *set*
+with its expected znode version, and the rest. That each of them sets the
+coordinator znode, a decision too, puts all writes of a group in one order:
+
+- a begin and a decision of one transaction that cross each other cannot both
+  happen, since the second one's znode version is old;
+- after a lost answer one look says what became of a write. The coordinator
+  znode is read, *then* the leader znode. Leader changed: deposed, whatever
+  happened. Leader unchanged: nobody but this store has written, so that
+  version v means "did not happen" and v + 1 with our bytes "did happen".
+
+The state in memory follows a write only once it is known to have happened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+from coordinators import faults
+from coordinators.errors import (
+    BatchError,
+    ConfigError,
+    CoordinationError,
+    CorruptZnode,
+    Deposed,
+    OutcomeUnknown,
+    StaleState,
+    ValueTooLarge,
+    ZooKeeperUnreachable,
+)
+from coordinators.faults import InjectedFault, fault_point
+from coordinators.leadership import Fence, current_holder, holder_is_gone
+from coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
+from coordinators.transactional_state import Changes, RotatingTransactionalState
+from coordinators.transactions import TransactionAttempt
+from coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
+
+BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins its metadata")
+DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
+ADVANCE = faults.register("zk.advance", "the multi that moves the current txid on")
+RECORD = faults.register("zk.record", "the multis that create the group's record or change its tables")
+
+DECISION_BYTES_MAX = 64 * 1024
+_RETRY_SECS = 0.05
+RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
+
+
+class SupersededAttempt(BatchError):
+    """An attempt cannot begin because a later one has: a late begin, which changes nothing."""
+
+
+class GroupStore:
+    """The state of one batch group, written by its leader; for use by several threads.
+
+    Call :meth:`load` first. Writes return when they are durable and raise:
+
+    - :class:`Deposed`: another coordinator leads; nothing was written.
+    - :class:`StaleState`: the write does not fit what is stored: a defect, or
+      a znode edited by hand.
+    - :class:`ValueTooLarge`: nothing was written.
+    - :class:`OutcomeUnknown`: the ZooKeeper session was lost meanwhile.
+      Abandon what is in flight, lead again, and load a new store.
+
+    After Deposed, OutcomeUnknown or a foreign write the store writes nothing more.
+    """
+
+    def __init__(
+        self, zk: ZooKeeper, topology: str, group: str, tx_ids: Iterable[str], fence: Fence | None = None
+    ) -> None:
+        """Args:
+        zk: a connected ZooKeeper.
+        topology: the topology's name.
+        group: the group's name.
+        tx_ids: the streams of the group.
+        fence: of the lease; None reads only.
+        """
+        self.topology, self.group, self.tx_ids = topology, group, tuple(sorted(tx_ids))
+        for name in (group, *self.tx_ids):
+            check_stream_name(name)
+        self._zk, self._fence = zk, fence
+        self._record_path = zk.path(topology, group, "coordinator")
+        self._decided_path = zk.path(topology, group, "decided")
+        self._lock = threading.RLock()
+        self._record: GroupRecord | None = None
+        self._znode_version = -1
+        self._decision: Decision | None = None
+        self._pins: dict[str, RotatingTransactionalState] = {}
+        self._partitions: dict[str, dict[str, RotatingTransactionalState]] = {}
+        self._ensured: set[str] = set()
+        self._session_number = zk.session_number
+        self._broken: str | None = "load() was not called"
+
+    # -- reading ------------------------------------------------------------
+
+    @property
+    def record(self) -> GroupRecord:
+        """The coordinator record, as last written.
+
+        Raises:
+            StaleState: there is none; see :meth:`create`.
+        """
+        if self._record is None:
+            raise StaleState(f"batch group {self.group!r} has no record", expected="create() before its first use")
+        return self._record
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision that has not advanced yet."""
+        return self._decision
+
+    @property
+    def pins(self) -> dict[str, dict[int, Any]]:
+        """Pinned metadata: tx_id -> txid -> metadata, txids ascending."""
+        with self._lock:
+            return {tx_id: pins.list_states() for tx_id, pins in self._pins.items()}
+
+    @property
+    def opaque_metadata(self) -> dict[str, dict[str, tuple[int, Any]]]:
+        """Of opaque partitions: tx_id -> partition -> (txid that stored it, metadata)."""
+        with self._lock:
+            return {
+                tx_id: {name: (states.txids[-1], states.value(states.txids[-1])) for name, states in found.items()}
+                for tx_id, found in self._partitions.items()
+            }
+
+    def load(self) -> tuple[GroupRecord | None, Decision | None, dict[str, dict[int, Any]]]:
+        """Read everything: (record, decision, pins), None where there is none.
+
+        Under a lease what is read is what the last leader left: the leader
+        znode was bumped before.
+
+        Raises:
+            CorruptZnode: a znode cannot be read or contradicts another.
+            ZooKeeperUnreachable: it could not be read.
+        """
+        with self._lock:
+            self._broken = "load() did not finish"
+            self._session_number = self._zk.session_number
+            self._zk.sync(self._record_path)
+            found = self._zk.get(self._record_path)
+            decided = self._zk.get(self._decided_path)
+            self._record = decode(self._record_path, found[0], GroupRecord) if found else None
+            self._znode_version = found[1].znode_version if found else -1
+            self._decision = decode(self._decided_path, decided[0], Decision) if decided else None
+            self._check_decision()
+            for tx_id in self.tx_ids:
+                self._pins[tx_id] = self._rotating(self._pins_path(tx_id), tx_id)
+                self._partitions[tx_id] = self._load_partitions(tx_id)
+            self._broken = None
+            return self._record, self._decision, self.pins
+
+    def _check_decision(self) -> None:
+        decision, record = self._decision, self._record
+        if decision is None:
+            return
+        current = record.current_txid if record else None
+        if record is None or decision.txid != current or decision.attempt_id > record.attempts.get(current, -1):
+            raise CorruptZnode(
+                self._decided_path,
+                found=f"a decision of attempt {decision.attempt}",
+                expected=f"a begun attempt at the current transaction, {current}",
+            )
+
+    def _rotating(self, path: str, tx_id: str) -> RotatingTransactionalState:
+        states = RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
+        states.load()
+        return states
+
+    def _load_partitions(self, tx_id: str) -> dict[str, RotatingTransactionalState]:
+        root = self._zk.path(self.topology, tx_id, "user")
+        loaded = {unquote(name): self._rotating(f"{root}/{name}", tx_id) for name in self._zk.children(root)}
+        return {partition: states for partition, states in loaded.items() if states.txids}
+
+    def _pins_path(self, tx_id: str) -> str:
+        return self._zk.path(self.topology, tx_id, "coordinator")
+
+    # -- writing ------------------------------------------------------------
+
+    def create(self, record: GroupRecord) -> None:
+        """Create the group's record at the first start.
+
+        Metadata that an interrupted `trident reset` has left are deleted with it:
+        a new incarnation must not go on from the old one's metadata.
+        """
+        with self._lock:
+            self._writable()
+            if self._record is not None:
+                raise StaleState(f"batch group {self.group!r} has a record", expected="none, before create()")
+            for tx_id in self.tx_ids:
+                # The group's own coordinator znode is the record itself.
+                path = self._zk.path(self.topology, tx_id) if tx_id == self.group else self._pins_path(tx_id)
+                self._ensure(path)
+            self._ensure(self._zk.path(self.topology, self.group))
+            left = [*self._pins.values(), *(one for found in self._partitions.values() for one in found.values())]
+            cleared = [states.changes() for states in left]
+            for states, changes in zip(left, cleared):
+                states.remove_after_in(changes, 0)
+            self._write(RECORD, record, [], cleared)
+            self._partitions = {tx_id: {} for tx_id in self.tx_ids}
+
+    def begin(
+        self,
+        attempt: TransactionAttempt,
+        parent: TransactionAttempt | None,
+        pins: Mapping[str, Any],
+        repin: bool = False,
+    ) -> dict[str, Any]:
+        """Store an attempt and pin its metadata: get or create (DESIGN 2, step 1).
+
+        Args:
+            attempt: its attempt id must be greater than any begun for its txid.
+            parent: the attempt of the transaction before on which it builds.
+            pins: tx_id -> metadata; as JSON gives it back, so that a first
+                try sees exactly what a replay will see.
+            repin: replace pins of this txid, and delete the later pins of
+                the streams whose pin is replaced, in the same multi.
+
+        Returns:
+            tx_id -> the metadata that is pinned now. Where another pin
+            existed (and not ``repin``) it is kept and returned: emit from it.
+
+        Raises:
+            SupersededAttempt: a later attempt, or the decision, was first.
+            ConfigError: metadata is not JSON.
+        """
+        attempt = TransactionAttempt(*attempt)
+        with self._lock:
+            self._writable()
+            record = self.record
+            self._check_begin(record, attempt, parent)
+            after = replace(
+                record,
+                attempts={**record.attempts, attempt.txid: attempt.attempt_id},
+                parents={**record.parents, attempt.txid: parent[1] if parent else None},
+            )
+            pinned, edits = {}, []
+            for tx_id, metadata in pins.items():
+                states = self._of_stream(tx_id)
+                changes = states.changes()
+                if states.has(attempt.txid) and not repin:
+                    pinned[tx_id] = states.value(attempt.txid)
+                    continue
+                pinned[tx_id] = states.put_in(changes, attempt.txid, metadata)
+                if repin:
+                    states.remove_after_in(changes, attempt.txid)
+                edits.append(changes)
+            for tx_id in pins:
+                if tx_id != self.group:
+                    self._ensure(self._pins_path(tx_id))
+            self._write(BEGIN, after, [], edits)
+            return pinned
+
+    def _check_begin(
+        self, record: GroupRecord, attempt: TransactionAttempt, parent: TransactionAttempt | None
+    ) -> None:
+        txid = attempt.txid
+        if txid == record.current_txid:
+            expected = record.last.attempt if record.last else None
+        elif txid - 1 in record.attempts:
+            expected = TransactionAttempt(txid - 1, record.attempts[txid - 1])
+        else:
+            raise SupersededAttempt(
+                f"attempt {attempt} cannot begin",
+                found=f"current txid {record.current_txid}, begun {sorted(record.attempts)}",
+                expected="the current txid, or one that follows a begun one",
+            )
+        greatest = record.attempts.get(txid, -1)
+        if attempt.attempt_id <= greatest:
+            raise SupersededAttempt(
+                f"attempt {attempt} cannot begin", found=f"attempt {txid}:{greatest}", expected="a greater attempt id"
+            )
+        if (parent and tuple(parent)) != (expected and tuple(expected)):
+            raise SupersededAttempt(
+                f"attempt {attempt} cannot begin", found=f"parent {parent}", expected=f"parent {expected}"
+            )
+        if self._decision and self._decision.txid == txid:
+            raise SupersededAttempt(
+                f"attempt {attempt} cannot begin", found=f"a decision for {self._decision.attempt}", expected="none"
+            )
+
+    def decide(self, decision: Decision, parent: TransactionAttempt | None) -> None:
+        """Create the decision: the commit point of the group (DESIGN 2, step 4).
+
+        The decision must be of the current transaction and of the attempt
+        begun last, and ``parent`` the attempt that advanced before it.
+        Deciding the same again changes nothing.
+        """
+        with self._lock:
+            self._writable()
+            record = self.record
+            if self._decision == decision:
+                return
+            expected = record.last.attempt if record.last else None
+            wrong = self._decision is not None or decision.txid != record.current_txid
+            wrong = wrong or record.attempts.get(decision.txid) != decision.attempt_id
+            wrong = wrong or (parent and tuple(parent)) != (expected and tuple(expected))
+            if wrong:
+                raise StaleState(
+                    f"attempt {decision.attempt} cannot be decided with parent {parent}",
+                    found=f"current txid {record.current_txid}, begun {dict(record.attempts)}, last {expected},"
+                    f" decision {self._decision}",
+                    expected="the last begun attempt at the current txid, built on the last one, and no decision",
+                )
+            data = encode(decision)
+            if len(data) > DECISION_BYTES_MAX:
+                raise ValueTooLarge(
+                    f"the decision of {decision.attempt} is too large",
+                    found=f"{len(data):,} bytes",
+                    expected=f"at most {DECISION_BYTES_MAX:,} bytes",
+                )
+            self._write(DECIDE, record, [Create(self._decided_path, data)], [])
+            self._decision = decision
+
+    def advance(
+        self,
+        marker: Marker,
+        published: bool,
+        tables: Mapping[str, TableMark],
+        opaque_metadata: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Move the current txid on (DESIGN 2, step 6).
+
+        Deletes the decision and the pins before ``marker.txid``; that
+        transaction's own pin stays, as the previous metadata of the next.
+        Advancing the same again changes nothing.
+
+        Args:
+            marker: the current transaction and the attempt that counts.
+            published: whether it was decided and published; False for an
+                empty batch, which skips both.
+            tables: the marks of the tables that changed; others are kept.
+            opaque_metadata: tx_id -> partition -> metadata to keep.
+        """
+        with self._lock:
+            self._writable()
+            record = self.record
+            if record.last == marker:
+                return
+            self._check_advance(record, marker, published)
+            txid = marker.txid
+            after = replace(
+                record,
+                current_txid=txid + 1,
+                attempts={key: value for key, value in record.attempts.items() if key > txid},
+                parents={key: value for key, value in record.parents.items() if key > txid},
+                last=marker,
+                last_published=marker if published else record.last_published,
+                tables={**record.tables, **tables},
+            )
+            ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
+            edits = []
+            for states in self._pins.values():
+                changes = states.changes()
+                states.cleanup_before_in(changes, txid)
+                edits.append(changes)
+            new, more_ops, more_edits = self._opaque_changes(txid, opaque_metadata or {})
+            self._write(ADVANCE, after, [*ops, *more_ops], [*edits, *more_edits])
+            self._decision = None
+            for tx_id, partition, states in new:
+                self._partitions[tx_id][partition] = states
+
+    def _check_advance(self, record: GroupRecord, marker: Marker, published: bool) -> None:
+        decided = self._decision.attempt if self._decision else None
+        fits = (decided == marker.attempt) if published else decided is None
+        if marker.txid != record.current_txid or not fits:
+            raise StaleState(
+                f"attempt {marker.attempt} cannot advance as {'published' if published else 'empty'}",
+                found=f"current txid {record.current_txid}, decision {decided}",
+                expected="the current txid, decided if and only if published",
+            )
+        if record.attempts.get(marker.txid, -1) < marker.attempt_id:
+            raise StaleState(f"attempt {marker.attempt} cannot advance", found=dict(record.attempts), expected="begun")
+
+    def _opaque_changes(
+        self, txid: int, given: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[list[tuple[str, str, RotatingTransactionalState]], list[Op], list[Changes]]:
+        new, ops, edits = [], [], []
+        for tx_id, of_partition in given.items():
+            self._of_stream(tx_id)
+            root = self._zk.path(self.topology, tx_id, "user")
+            self._ensure(root)
+            for partition, metadata in of_partition.items():
+                path = f"{root}/{quote(partition, safe='@:=+,')}"
+                states = self._partitions[tx_id].get(partition)
+                if states is None:
+                    states = RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
+                    new.append((tx_id, partition, states))
+                    if self._zk.exists(path) is None:
+                        ops.append(Create(path))
+                changes = states.changes()
+                states.put_in(changes, txid, metadata)
+                states.cleanup_before_in(changes, txid)
+                edits.append(changes)
+        return new, ops, edits
+
+    def put_tables(self, tables: Mapping[str, TableMark], removed: Iterable[str] = ()) -> None:
+        """Change table marks outside of a transaction: adopting a new table, detaching one."""
+        with self._lock:
+            self._writable()
+            gone = set(removed)
+            marks = {key: mark for key, mark in {**self.record.tables, **tables}.items() if key not in gone}
+            if marks != dict(self.record.tables):
+                self._write(RECORD, replace(self.record, tables=marks), [], [])
+
+    # -- the one way to write -----------------------------------------------
+
+    def _writable(self) -> None:
+        if self._fence is None:
+            raise CoordinationError(f"the state of batch group {self.group!r} was opened without a fence, to be read")
+        if self._session_number != self._zk.session_number:
+            self._broken = "the ZooKeeper session was lost"
+        if self._broken:
+            raise OutcomeUnknown(
+                f"the state of batch group {self.group!r} is not known any more",
+                found=self._broken,
+                action="abandon what is in flight, lead again, and load it",
+            )
+
+    def _of_stream(self, tx_id: str) -> RotatingTransactionalState:
+        try:
+            return self._pins[tx_id]
+        except KeyError:
+            raise CoordinationError(
+                f"stream {tx_id!r} is not of batch group {self.group!r}", expected=", ".join(self.tx_ids)
+            ) from None
+
+    def _ensure(self, path: str) -> None:
+        if path in self._ensured:
+            return
+        try:
+            self._zk.ensure_path(path)
+        except ZooKeeperUnreachable as problem:
+            # Reads wait for as long as the ZooKeeper session can last.
+            self._broken = str(problem)
+            raise OutcomeUnknown(f"it is not known whether {path} exists") from problem
+        self._ensured.add(path)
+
+    def _write(self, point: str, after: GroupRecord, ops: list[Op], edits: list[Changes]) -> None:
+        assert self._fence is not None
+        data = encode(after)
+        request: list[Op] = []
+        self._fence.check_op(request)
+        # The record comes first when it is created: pins of the stream that
+        # names the group are its children.
+        if self._znode_version < 0:
+            request.append(Create(self._record_path, data))
+        else:
+            request.append(SetData(self._record_path, data, self._znode_version))
+        request += [*ops, *(op for changes in edits for op in changes.ops)]
+        try:
+            self._until_done(lambda: self._send(point, request), data)
+        except ValueTooLarge:
+            raise
+        except BaseException as problem:
+            self._broken = f"{type(problem).__name__}: {problem}"
+            raise
+        self._record, self._znode_version = after, self._znode_version + 1
+        for changes in edits:
+            changes.applied()
+
+    def _send(self, point: str, request: list[Op]) -> None:
+        with fault_point(point):
+            self._zk.multi(request)
+
+    def _until_done(self, send: Callable[[], None], data: bytes) -> None:
+        while True:
+            try:
+                send()
+                return
+            except (OutcomeUnknown, InjectedFault):
+                if self._has_happened(data):
+                    return
+                time.sleep(_RETRY_SECS)
+            except MultiRefused as refusal:
+                raise StaleState(
+                    f"somebody else wrote {refusal.op.path} while this coordinator leads",
+                    found=refusal.reason,
+                    expected="one writer",
+                    action="find who edited it; `trident status` shows what is stored",
+                ) from refusal
+
+    def _has_happened(self, data: bytes) -> bool:
+        """After a lost answer: whether that write is there (see the top of this file)."""
+        assert self._fence is not None
+        try:
+            self._zk.recover(self._session_number, self._record_path)
+            found = self._zk.get(self._record_path)
+            leader = self._zk.exists(self._fence.path)
+        except ZooKeeperUnreachable as problem:
+            raise OutcomeUnknown(f"it is not known whether {self._record_path} was written") from problem
+        if leader is None or leader.znode_version != self._fence.znode_version:
+            raise Deposed(
+                "another coordinator leads now",
+                found=f"znode version {leader.znode_version if leader else 'none'} of {self._fence.path}",
+                expected=f"znode version {self._fence.znode_version}",
+            )
+        znode_version = found[1].znode_version if found else -1
+        if znode_version == self._znode_version:
+            return False
+        if found and znode_version == self._znode_version + 1 and found[0] == data:
+            return True
+        raise StaleState(
+            f"somebody else wrote {self._record_path} while this coordinator leads",
+            found=f"znode version {znode_version}",
+            expected=f"znode version {self._znode_version}, or {self._znode_version + 1} with what was written",
+        )
+
+
+def check_stream_name(name: str) -> str:
+    """A name for a stream or a batch group.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    check_name(name, "a stream's name")
+    if name in RESERVED_NAMES:
+        raise ConfigError(
+            "a stream's name is taken by the framework", found=repr(name), expected=f"not {sorted(RESERVED_NAMES)}"
+        )
+    return name
+
+
+def delete_topology(zk: ZooKeeper, topology: str) -> bool:
+    """Forget a topology, for ``trident reset``; the leader znodes stay, bumped.
+
+    They are never deleted: a coordinator that was paused before the reset
+    would find a new one with the znode version that it knows.
+
+    Returns:
+        False if there was nothing to forget.
+
+    Raises:
+        Deposed: a coordinator of it is alive, or started meanwhile.
+        OutcomeUnknown: the connection was lost; do it again.
+    """
+    root = zk.path(topology)
+    zk.sync(root)
+    if zk.exists(root) is None:
+        return False
+    bumps: list[Op] = []
+    doomed: list[str] = []
+    _collect(zk, root, bumps, doomed)
+    if not doomed:
+        return False
+    live = f"{root}/live"
+    first = [path for path in doomed if path in (f"{root}/identity", f"{root}/incarnation")]
+    rest = [path for path in doomed if path not in first and path != live]
+    holder = zk.get(live)
+    if holder and holder_is_gone(decode(live, holder[0], Holder), current_holder()):
+        alone: list[Op] = [Delete(live, holder[1].znode_version)]
+    else:
+        # Fails while somebody holds the live znode.
+        alone = [Create(live), Delete(live)]
+    # Without identity and incarnation the topology is gone: what is left if
+    # this process dies before the rest is deleted belongs to an incarnation
+    # that is no more.
+    ops: list[Op] = [*bumps, *alone, *map(Delete, first)]
+    try:
+        zk.multi(ops)
+        for start in range(0, len(rest), 2_000):
+            zk.multi([*map(Delete, rest[start : start + 2_000])])
+    except MultiRefused as refusal:
+        raise Deposed(
+            f"topology {topology!r} is running, or was started meanwhile",
+            found=f"{refusal.reason} at {refusal.op.path}",
+            expected="no live coordinator",
+            action="stop it first",
+        ) from refusal
+    return True
+
+
+def _collect(zk: ZooKeeper, path: str, bumps: list[Op], doomed: list[str]) -> bool:
+    """Fills both lists, children first; True if a leader znode keeps this znode."""
+    kept = False
+    for name in zk.children(path):
+        child = f"{path}/{name}"
+        if name == "leader" and path.count("/") == zk.path("t", "g").count("/"):
+            kept = True
+            found = zk.get(child)
+            if found:
+                bumps.append(SetData(child, found[0], found[1].znode_version))
+        elif _collect(zk, child, bumps, doomed):
+            kept = True
+    if not kept:
+        doomed.append(path)
+    return kept

@@ -1,0 +1,299 @@
+"""Who coordinates a topology: liveness, the fence, and the topology's identity (DESIGN 3).
+
+Two znodes with two jobs:
+
+- ``/<topology>/live`` is ephemeral and says which process leads. It is
+  liveness only: it makes the others wait. Losing it means another may lead.
+- ``/<topology>/<group>/leader`` is persistent and never deleted. Its znode
+  version is the **fence**: every write of a coordinator checks it, so that
+  one which was paused and wakes up cannot write any more (SEMANTICS 7.5).
+
+Both are taken in *one* multi: delete the live znode of a process known dead,
+create ours, bump every leader znode by compare-and-set. Hence two standbys
+that find the same leader dead cannot delete each other's live znode: the
+second one's multi fails at the first leader znode. After it: sync, then read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from coordinators import faults, processes
+from coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
+from coordinators.faults import InjectedFault, fault_point
+from coordinators.records import Holder, LeaderRecord, decode, encode
+from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, ZooKeeper, Znode
+
+ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
+
+_POLL_SECS = 1.0
+_RETRY_SECS = 0.05
+_REREAD_EVERY_POLLS = 5
+
+# Leases of this process that have ended. After a connection was away for the
+# session timeout the server may still know the ZooKeeper session, and with it
+# the live znode, while this process lives: nobody else could tell that the
+# lease is over, and a new contender here would wait for ever.
+_ended_tokens: set[str] = set()
+
+
+def current_holder() -> Holder:
+    """This process as a holder, with a token of its own."""
+    pid = os.getpid()
+    return Holder(
+        host=processes.host_name(),
+        boot_id=processes.boot_id(),
+        pid=pid,
+        started=processes.started(pid) or processes.UNKNOWN,
+        token=secrets.token_hex(8),
+    )
+
+
+def holder_is_gone(holder: Holder, me: Holder) -> bool:
+    """True only if the holder's process can be seen from here to have ended."""
+    same_host = (holder.host, holder.boot_id) == (me.host, me.boot_id) and me.boot_id != processes.UNKNOWN
+    return same_host and processes.is_gone(holder.pid, holder.started)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The leader znode of one batch group, as this leader left it.
+
+    Attributes:
+        path: the znode.
+        znode_version: what every multi of this leader checks.
+        epoch: counts the leaders of this group, from 1.
+        nonce: random, of this leader.
+    """
+
+    path: str
+    znode_version: int
+    epoch: int
+    nonce: str
+
+    def check_op(self, ops: list[Op]) -> None:
+        """Add the check to a multi, which then fails as Deposed under another leader."""
+        ops.append(Check(self.path, self.znode_version, fence=True))
+
+    def verify(self, zk: ZooKeeper) -> None:
+        """Ask now whether this is still the leader.
+
+        Raises:
+            Deposed: it is not.
+            ZooKeeperUnreachable: it is not known.
+        """
+        zk.sync(self.path)
+        found = zk.exists(self.path)
+        if found is None or found.znode_version != self.znode_version:
+            raise Deposed(
+                "another coordinator leads now",
+                found=f"znode version {found.znode_version} of {self.path}" if found else f"no znode {self.path}",
+                expected=f"znode version {self.znode_version}",
+                action="stop writing; this process is no longer the leader",
+            )
+
+
+class Leadership:
+    """Contends for one topology."""
+
+    def __init__(self, zk: ZooKeeper, topology: str, groups: Iterable[str], holder: Holder | None = None) -> None:
+        """Args:
+        zk: a connected ZooKeeper.
+        topology: its name.
+        groups: the batch groups that will be led; those that ZooKeeper
+            knows from an earlier run are fenced too.
+        holder: this contender; by default this process.
+        """
+        # A token of its own: of two contenders in one process, or with one
+        # holder, each must know which live znode it made.
+        self.holder = replace(holder, token=secrets.token_hex(8)) if holder else current_holder()
+        self._zk, self._topology, self._groups = zk, topology, sorted(groups)
+        self._root = zk.path(topology)
+        self._live_path = zk.path(topology, "live")
+
+    def acquire(
+        self,
+        stop_event: threading.Event | None = None,
+        on_waiting: Callable[[Holder], None] | None = None,
+    ) -> Lease | None:
+        """Wait until this contender leads.
+
+        Args:
+            stop_event: gives up waiting when set.
+            on_waiting: told once of every holder that is waited for.
+
+        Returns:
+            The lease; everything read after this is as the last leader left
+            it. None if ``stop_event`` was set first.
+
+        Raises:
+            CorruptZnode: the live or a leader znode cannot be read.
+        """
+        stop = stop_event or threading.Event()
+        told: Holder | None = None
+        while not stop.is_set():
+            changed = threading.Event()
+            try:
+                if not self._zk.wait_connected(timeout_secs=_POLL_SECS):
+                    continue
+                self._zk.sync(self._root)
+                fences = self._read_leaders()
+                live = self._zk.get(self._live_path, lambda event: changed.set())
+                other = self._waits_for(live)
+                if other is None:
+                    lease = self._take(fences, live[1] if live else None)
+                    if lease:
+                        return lease
+                    stop.wait(_RETRY_SECS)
+                    continue
+            except ZooKeeperUnreachable:
+                continue
+            if other != told and on_waiting:
+                on_waiting(other)
+            told = other
+            self._wait(stop, changed, other)
+        return None
+
+    def _waits_for(self, live: tuple[bytes, Znode] | None) -> Holder | None:
+        if live is None:
+            return None
+        holder = decode(self._live_path, live[0], Holder)
+        # Our own token: an earlier try whose answer was lost.
+        if holder.token == self.holder.token or holder.token in _ended_tokens:
+            return None
+        if holder_is_gone(holder, self.holder):
+            return None
+        return holder
+
+    def _wait(self, stop: threading.Event, changed: threading.Event, other: Holder) -> None:
+        for _ in range(_REREAD_EVERY_POLLS):
+            if changed.wait(_POLL_SECS) or stop.is_set() or holder_is_gone(other, self.holder):
+                return
+
+    def _read_leaders(self) -> dict[str, tuple[LeaderRecord, int] | None]:
+        # Also groups of an earlier form of the topology: their old leader
+        # must not go on beside this one.
+        known = {name for name in self._zk.children(self._root) if self._zk.exists(f"{self._root}/{name}/leader")}
+        leaders: dict[str, tuple[LeaderRecord, int] | None] = {}
+        for group in sorted(known | set(self._groups)):
+            path = self._zk.path(self._topology, group, "leader")
+            found = self._zk.get(path)
+            leaders[group] = (decode(path, found[0], LeaderRecord), found[1].znode_version) if found else None
+        return leaders
+
+    def _take(self, leaders: Mapping[str, tuple[LeaderRecord, int] | None], dead: Znode | None) -> Lease | None:
+        """One multi; None if another was faster or the answer was lost (then look again)."""
+        nonce = secrets.token_hex(8)
+        fences: dict[str, Fence] = {}
+        ops: list[Op] = []
+        for group, leader in leaders.items():
+            path = self._zk.path(self._topology, group, "leader")
+            self._zk.ensure_path(self._zk.path(self._topology, group))
+            epoch = leader[0].epoch + 1 if leader else 1
+            data = encode(LeaderRecord(epoch, nonce))
+            ops.append(SetData(path, data, leader[1]) if leader else Create(path, data))
+            fences[group] = Fence(path, leader[1] + 1 if leader else 0, epoch, nonce)
+        self._zk.ensure_path(self._root)
+        if dead:
+            ops.append(Delete(self._live_path, dead.znode_version))
+        ops.append(Create(self._live_path, encode(self.holder), ephemeral=True))
+        session_number = self._zk.session_number
+        try:
+            with fault_point(ACQUIRE):
+                self._zk.multi(ops)
+        except (MultiRefused, OutcomeUnknown, InjectedFault):
+            return None
+        # A token of its own for every lease: one that has ended is never
+        # taken for the next one.
+        holder, self.holder = self.holder, replace(self.holder, token=secrets.token_hex(8))
+        lease = Lease(self._zk, self._live_path, holder, fences, session_number)
+        try:
+            self._zk.sync(self._root)
+        except ZooKeeperUnreachable:
+            lease.release()
+            return None
+        return lease
+
+
+class Lease:
+    """What the leader holds until it is lost or released.
+
+    Attributes:
+        fences: the fence of every batch group.
+        lost: set when another may lead: the ZooKeeper session was lost, or
+            the live znode is not this leader's any more. What is in flight
+            must be abandoned then. Nothing depends on its coming in time:
+            the fences refuse what is written too late.
+    """
+
+    def __init__(
+        self, zk: ZooKeeper, live_path: str, holder: Holder, fences: Mapping[str, Fence], session_number: int
+    ) -> None:
+        self.fences = dict(fences)
+        self.lost = threading.Event()
+        self.holder = holder
+        self._zk, self._live_path, self._session_number = zk, live_path, session_number
+        self._released = False
+        self._look = threading.Event()
+        self._look.set()
+        zk.add_listener(self._on_state)
+        if zk.session_number != session_number:
+            # Lost between the multi and the listener: nobody else would tell.
+            self.lost.set()
+        self._watcher = threading.Thread(target=self._watch, name="trident-lease", daemon=True)
+        self._watcher.start()
+
+    def release(self) -> None:
+        """Let another lead at once; the caller's work under this lease must have ended.
+
+        Never raises; without a connection the session's end, or the next
+        contender in this process, does it.
+        """
+        if self._released:
+            return
+        self._released = True
+        self._zk.remove_listener(self._on_state)
+        self._look.set()
+        self._watcher.join(_POLL_SECS)
+        _ended_tokens.add(self.holder.token)
+        if self._zk.connected:
+            ops: list[Op] = []
+            # Whoever replaces the live znode bumps the leader znodes in the
+            # same multi: with this check only our own can be deleted.
+            for fence in self.fences.values():
+                fence.check_op(ops)
+            try:
+                self._zk.multi([*ops, Delete(self._live_path)])
+            except (Deposed, MultiRefused, OutcomeUnknown):
+                pass
+        self.lost.set()
+
+    def _on_state(self, state: ConnectionState) -> None:
+        if state is ConnectionState.LOST:
+            self.lost.set()
+        self._look.set()
+
+    def _watch(self) -> None:
+        while True:
+            self._look.wait()
+            self._look.clear()
+            if self._released or self.lost.is_set():
+                return
+            try:
+                if self._zk.connected and not self._is_ours():
+                    self.lost.set()
+            except ZooKeeperUnreachable:
+                continue  # the listener tells when the connection is back, or lost
+
+    def _is_ours(self) -> bool:
+        found = self._zk.get(self._live_path, lambda event: self._look.set())
+        if found is None:
+            return False
+        try:
+            return decode(self._live_path, found[0], Holder).token == self.holder.token
+        except CorruptZnode:
+            return False

@@ -1,0 +1,116 @@
+"""What the driver needs of the rest: implemented in ``trident/`` and ``states/``.
+
+The driver knows neither Spark nor Delta; it calls these from its own threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from coordinators.records import Decision, GroupRecord, TableMark
+from coordinators.transactions import TransactionAttempt
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class ProcessedBatch:
+    """What one attempt has staged; opaque to the driver but for the counts.
+
+    Attributes:
+        staged: what the committer needs to write the manifest.
+        spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}.
+        input_rows: rows read, for progress only; None when not known.
+        duration_ms: of the parts, for progress.
+    """
+
+    staged: Any
+    spouts: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    input_rows: int | None = None
+    duration_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """``decision`` is None for an empty batch: nothing to decide or publish."""
+
+    decision: Decision | None
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+
+class SpoutHost(Protocol):
+    """The spout coordinators of a group's streams."""
+
+    def is_ready(self, txid: int) -> bool:
+        """Whether any stream has something for txid; quick."""
+
+    def initialize(self, txid: int, pins: Mapping[str, Mapping[int, Json]], shrink: bool) -> Mapping[str, Json]:
+        """The metadata of txid per stream: what is pinned, or new (smaller with shrink)."""
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def backlog(self) -> Mapping[str, Any]: ...
+
+
+class BatchRunner(Protocol):
+    """Runs attempts on Spark."""
+
+    def process(
+        self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
+    ) -> ProcessedBatch:
+        """Emits and stages; blocks.
+
+        Raises:
+            BatchTimeout: it took longer than timeout_secs from its first task on.
+            Exception: anything else fails the attempt.
+        """
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Ends the attempt's jobs if there are any; returns at once."""
+
+
+class Committer(Protocol):
+    """Writes manifests and publishes them."""
+
+    def prepare(
+        self, attempt: TransactionAttempt, parent: TransactionAttempt | None, processed: ProcessedBatch,
+        record: GroupRecord,
+    ) -> PreparedBatch:  # fmt: skip
+        """Checks the tables and makes the manifest durable.
+
+        Raises:
+            Halted: a table is not as this group left it.
+            Exception: anything else fails the attempt.
+        """
+
+    def publish(self, decision: Decision, record: GroupRecord) -> Mapping[str, TableMark]:
+        """Publishes a decided batch, from its manifest alone; idempotent.
+
+        Returns:
+            the marks of its tables, by table id.
+
+        Raises:
+            Halted: it can never be finished without a person.
+            Deposed: another coordinator leads.
+            Exception: anything else is tried again.
+        """
+
+    def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
+        """attempt.txid is advanced: leftovers up to it may go. Never raises."""
+
+
+class Observer(Protocol):
+    """Told what happens, for progress and status. Calls must be quick and not raise."""
+
+    def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None: ...
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None: ...
+
+    def event(self, text: str) -> None: ...
+
+
+__all__: Sequence[str] = [
+    "BatchRunner", "Committer", "Observer", "PreparedBatch", "ProcessedBatch", "SpoutHost",
+]  # fmt: skip

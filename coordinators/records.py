@@ -1,0 +1,311 @@
+"""What the coordinator keeps in ZooKeeper, and the one strict codec for it (SEMANTICS 2).
+
+Every value is a JSON object with ``"schema": 1``. Decoding refuses whatever
+it does not know exactly: an unknown key, a missing key, another type, another
+schema, a negative txid, a key given twice. Such a znode is a
+:class:`~coordinators.errors.CorruptZnode` that names its path; it is never
+read as "absent" (SEMANTICS 7.11).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from coordinators.errors import ConfigError, CorruptZnode
+from coordinators.transactions import TransactionAttempt
+
+SCHEMA = 1
+
+Txid = Annotated[int, Meta(ge=1)]
+AttemptId = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A transaction that has advanced, by the attempt that was decided."""
+
+    txid: Txid
+    attempt_id: AttemptId
+    digest: str
+
+    @property
+    def attempt(self) -> TransactionAttempt:
+        """The attempt that counts."""
+        return TransactionAttempt(self.txid, self.attempt_id)
+
+
+@dataclass(frozen=True)
+class TableMark:
+    """A table's version as our last commit left it, with that commit's control record.
+
+    ``txid`` is 0 in a table that was created and not yet committed to.
+    """
+
+    version: Count
+    txid: Count
+    attempt_id: AttemptId
+    digest: str
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """The znode ``coordinator`` of a batch group (DESIGN 2).
+
+    Attributes:
+        incarnation: the topology's random id, made at its first start.
+        current_txid: the transaction that commits next.
+        attempts: txid -> the greatest attempt id ever begun.
+        parents: txid -> the attempt id of txid − 1 on which that attempt
+            builds; None where no transaction came before.
+        last: the transaction before the current one.
+        last_published: the last transaction that has a control record; a
+            batch without any effect advances without one.
+        tables: table id -> what our last commit left there.
+    """
+
+    incarnation: Name
+    current_txid: Txid
+    attempts: Mapping[Txid, AttemptId] = field(default_factory=dict)
+    parents: Mapping[Txid, AttemptId | None] = field(default_factory=dict)
+    last: Marker | None = None
+    last_published: Marker | None = None
+    tables: Mapping[Name, TableMark] = field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """What contradicts itself in this record, or None."""
+        if (self.last.txid if self.last else 0) != self.current_txid - 1:
+            return f"`last` must be transaction {self.current_txid - 1}, the one before `current_txid`"
+        if self.last_published and self.last and self.last_published.txid > self.last.txid:
+            return "`last_published` must not be later than `last`"
+        if self.last_published and not self.last:
+            return "`last_published` needs a `last`"
+        if self.attempts.keys() != self.parents.keys():
+            return "`attempts` and `parents` must have the same txids"
+        if any(txid < self.current_txid for txid in self.attempts):
+            return "`attempts` must not have txids before `current_txid`"
+        return None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The znode ``decided``: the commit point of a group (DESIGN 2, step 4).
+
+    ``manifest`` is a path relative to the warehouse; ``size`` in bytes.
+    """
+
+    txid: Txid
+    attempt_id: AttemptId
+    manifest: Name
+    size: Count
+    sha256: Name
+
+    @property
+    def attempt(self) -> TransactionAttempt:
+        """The attempt that was decided."""
+        return TransactionAttempt(self.txid, self.attempt_id)
+
+    def problem(self) -> str | None:
+        """What contradicts itself in this record, or None."""
+        if self.manifest.startswith("/") or ".." in self.manifest.split("/"):
+            return "`manifest` must be a path inside the warehouse"
+        return None
+
+
+@dataclass(frozen=True)
+class LeaderRecord:
+    """The znode ``leader``, whose znode version is the fence (DESIGN 3)."""
+
+    epoch: Annotated[int, Meta(ge=1)]
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """The znode ``incarnation``."""
+
+    incarnation: Name
+
+
+@dataclass(frozen=True)
+class StateIdentity:
+    """What may not change about a state between runs."""
+
+    keys: tuple[str, ...]
+    value_schema: str
+    aggregator: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The znode ``identity``: what makes a topology the same one (DESIGN 3)."""
+
+    streams: Mapping[Name, Name]
+    states: Mapping[Name, StateIdentity]
+    groups: Mapping[Name, tuple[Name, ...]]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The ephemeral znode ``live``: which process leads, or believes so.
+
+    Attributes:
+        host: its host's name.
+        boot_id: see :func:`coordinators.processes.boot_id`.
+        pid: its process.
+        started: that process's start time, since pids are reused.
+        token: random; tells two coordinators of one process apart.
+    """
+
+    host: str
+    boot_id: str
+    pid: Annotated[int, Meta(ge=1)]
+    started: str
+    token: Name
+
+
+Record = TypeVar("Record")
+
+
+def encode(record: Any) -> bytes:
+    """The record as stored.
+
+    Raises:
+        ValueError: the record contradicts itself or has a value of a wrong
+            type: a defect of the caller, which must not reach ZooKeeper.
+    """
+    fields = msgspec.to_builtins(record, str_keys=True, enc_hook=_plain)
+    text = json.dumps({"schema": SCHEMA, **fields}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    data = text.encode()
+    try:
+        decode("(to be written)", data, type(record))
+    except CorruptZnode as problem:
+        raise ValueError(f"{type(record).__name__} cannot be stored: {problem.expected}") from problem
+    return data
+
+
+def decode(path: str, data: bytes, kind: type[Record]) -> Record:
+    """The record stored at ``path``.
+
+    Raises:
+        CorruptZnode: anything about it is not exactly as expected.
+    """
+    what = kind.__name__
+    fields = _fields(path, data, what)
+    # The defaults of a record are for Python code; stored, every key is there.
+    missing = [known.name for known in dataclasses.fields(kind) if known.name not in fields]  # type: ignore[arg-type]
+    if missing:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} with the key `{missing[0]}`")
+    try:
+        record = msgspec.convert(fields, kind, strict=True, str_keys=True)
+    except msgspec.ValidationError as problem:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what}: {problem}") from problem
+    unknown = _unknown_keys(fields, msgspec.to_builtins(record, str_keys=True))
+    if unknown:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} without the unknown key {unknown}")
+    problem_text = record.problem() if hasattr(record, "problem") else None
+    if problem_text:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what}: {problem_text}")
+    return record
+
+
+def encode_value(value: Any, owner: str) -> bytes:
+    """Spout metadata, or another JSON value of a user, as stored.
+
+    Args:
+        value: what ``json`` can write, without NaN and infinities.
+        owner: whose value it is, for the message ("spout lines").
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    try:
+        text = json.dumps({"schema": SCHEMA, "value": value}, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise ConfigError(
+            f"a value of {owner} cannot be stored",
+            found=f"{type(value).__name__} ({problem})",
+            expected="JSON: dicts with text keys, lists, texts, finite numbers, booleans, None",
+        ) from problem
+
+
+def decode_value(path: str, data: bytes) -> Any:
+    """What :func:`encode_value` stored at ``path``.
+
+    Raises:
+        CorruptZnode: it is not such a value.
+    """
+    fields = _fields(path, data, "JSON value")
+    if fields.keys() != {"value"}:
+        raise CorruptZnode(path, found=_shown(data), expected='{"schema":1,"value":…}')
+    return fields["value"]
+
+
+def decode_txid(path: str, name: str) -> int:
+    """The txid that a znode's name stands for.
+
+    Raises:
+        CorruptZnode: the name is not a txid as this module writes one.
+    """
+    if not (name.isascii() and name.isdecimal() and name[0] != "0"):
+        raise CorruptZnode(f"{path}/{name}", found=repr(name), expected="a name that is a txid from 1")
+    return int(name)
+
+
+def _plain(value: Any) -> Any:
+    # A read-only view of a dict (MappingProxyType) is a Mapping that msgspec
+    # does not know.
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} cannot be stored")
+
+
+def _fields(path: str, data: bytes, what: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as problem:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as JSON ({problem})") from problem
+    if not isinstance(fields, dict):
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as a JSON object")
+    schema = fields.pop("schema", None)
+    if type(schema) is not int or schema != SCHEMA:
+        raise CorruptZnode(path, found=f"schema {schema!r}", expected=f'a {what} with "schema": {SCHEMA}')
+    return fields
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is given twice")
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unknown_keys(given: Any, known: Any, where: str = "$") -> str | None:
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            deeper = f"{where}.{key}"
+            if key not in known:
+                return deeper
+            found = _unknown_keys(value, known[key], deeper)
+            if found:
+                return found
+    return None
+
+
+def _shown(data: bytes) -> str:
+    return repr(data) if len(data) <= 120 else f"{data[:120]!r}… ({len(data)} bytes)"

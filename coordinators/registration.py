@@ -1,0 +1,232 @@
+"""What makes a topology the same one from run to run (DESIGN 3).
+
+``/<topology>/incarnation`` is a random id made at the first start; it is also
+in every table's control record. ``/<topology>/identity`` holds the streams,
+states and batch groups. Functions and operations may change between runs;
+what may not change is in :func:`identity_conflicts`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
+from coordinators.leadership import Fence
+from coordinators.records import Identity, Incarnation, decode, encode
+from coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
+
+IdentityDict = Mapping[str, Any]
+"""{"streams": {tx_id: spout class}, "states": {name: {"keys": […], "value_schema": …,
+"aggregator": …}}, "groups": {group: [tx_id, …]}}"""
+
+
+def identity_difference(stored: IdentityDict, given: IdentityDict) -> list[str]:
+    """Every difference between two identities, one line each; empty if there is none."""
+    return [line for _, line in _differences(stored, given)]
+
+
+def identity_conflicts(stored: IdentityDict, given: IdentityDict) -> list[str]:
+    """The differences that a running topology's data does not survive.
+
+    Allowed: a new state, a state that is gone (kept, detached), a new stream
+    that leaves the existing streams in their groups. Refused: a stream that
+    is gone or has another spout class, since its position would be lost;
+    another key, value schema or aggregator of a state; merged or split groups.
+    """
+    return [line for allowed, line in _differences(stored, given) if not allowed]
+
+
+def _differences(stored: IdentityDict, given: IdentityDict) -> Iterator[tuple[bool, str]]:
+    """(whether it is allowed, what it is)."""
+    before, after = stored["streams"], given["streams"]
+    for tx_id in sorted(before.keys() | after.keys()):
+        if tx_id not in after:
+            yield False, f"stream {tx_id!r} is gone (was {before[tx_id]})"
+        elif tx_id not in before:
+            yield True, f"stream {tx_id!r} is new ({after[tx_id]})"
+        elif before[tx_id] != after[tx_id]:
+            yield False, f"the spout of stream {tx_id!r} was {before[tx_id]}, now {after[tx_id]}"
+    before, after = stored["states"], given["states"]
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after or name not in before:
+            yield True, f"state {name!r} is {'new' if name in after else 'gone'}"
+            continue
+        for key in ("keys", "value_schema", "aggregator"):
+            one, other = _shown(before[name][key]), _shown(after[name][key])
+            if one != other:
+                yield False, f"{key} of state {name!r} was {one}, now {other}"
+    before, after = _group_of(stored), _group_of(given)
+    for tx_id in sorted(before.keys() & after.keys()):
+        if before[tx_id] != after[tx_id]:
+            yield False, f"stream {tx_id!r} was in batch group {before[tx_id]!r}, now in {after[tx_id]!r}"
+
+
+def is_compatible(stored: IdentityDict, given: IdentityDict) -> bool:
+    """The usual predicate for :class:`Registration`."""
+    return not identity_conflicts(stored, given)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A topology as ZooKeeper knows it.
+
+    Attributes:
+        incarnation: its random id.
+        stored: the identity that was stored before this start; equal to
+            ``given`` at the first one.
+        given: the identity of this start.
+        first_start: whether this start made the incarnation.
+    """
+
+    incarnation: str
+    stored: IdentityDict
+    given: IdentityDict
+    first_start: bool
+
+    @property
+    def difference(self) -> list[str]:
+        """What this start changed."""
+        return identity_difference(self.stored, self.given)
+
+
+class Registration:
+    """The identity and the incarnation of one topology in ZooKeeper."""
+
+    def __init__(self, zk: ZooKeeper, topology: str) -> None:
+        self._zk, self._topology = zk, topology
+        self._identity_path = zk.path(topology, "identity")
+        self._incarnation_path = zk.path(topology, "incarnation")
+
+    def read(self) -> tuple[str, IdentityDict] | None:
+        """(incarnation, stored identity), None before the first start.
+
+        Raises:
+            CorruptZnode: one of the two cannot be read or is missing.
+        """
+        found = self._read()
+        return found and (found[0], found[1])
+
+    def check(
+        self, identity: IdentityDict, *, compatible: Callable[[IdentityDict, IdentityDict], bool] = is_compatible
+    ) -> None:
+        """Refuse another topology of this name; writes nothing, needs no leadership.
+
+        Raises:
+            IdentityMismatch: with the difference.
+        """
+        found = self._read()
+        if found:
+            self._refuse_unless(compatible, found[1], identity)
+
+    def ensure(self, identity: IdentityDict, *, fences: Iterable[Fence] = ()) -> str:
+        """:meth:`register`, for a caller that needs the incarnation only."""
+        return self.register(identity, fences=fences).incarnation
+
+    def register(
+        self,
+        identity: IdentityDict,
+        *,
+        fences: Iterable[Fence] = (),
+        compatible: Callable[[IdentityDict, IdentityDict], bool] = is_compatible,
+        update: bool = True,
+    ) -> Registered:
+        """Register the topology at its first start, else compare and store what changed.
+
+        Args:
+            identity: of this start.
+            fences: of the lease; the leader's, so that only it changes what is stored.
+            compatible: (stored, given) -> whether this start may go on.
+            update: False leaves the stored identity as it is, for a start
+                that must finish a pending decision first; call again then.
+
+        Raises:
+            IdentityMismatch: another topology has this name; with the difference.
+            Deposed: a fence is not the newest.
+            CorruptZnode: what is stored cannot be read.
+            OutcomeUnknown: the ZooKeeper session was lost.
+        """
+        data = encode(_typed(identity))
+        self._zk.ensure_path(self._zk.path(self._topology))
+        guard: list[Op] = []
+        before: IdentityDict | None = None
+        for fence in fences:
+            fence.check_op(guard)
+        while True:
+            session_number = self._zk.session_number
+            found = self._read()
+            if found:
+                incarnation, stored, znode_version = found
+                # After a lost answer the second look may already find ours.
+                before = stored if before is None else before
+                self._refuse_unless(compatible, stored, identity)
+                write = bool(update and identity_difference(stored, identity))
+                ops: list[Op] = [SetData(self._identity_path, data, znode_version)] if write else []
+            else:
+                incarnation = uuid.uuid4().hex
+                ops = [
+                    Create(self._identity_path, data),
+                    Create(self._incarnation_path, encode(Incarnation(incarnation))),
+                ]
+            try:
+                if ops:
+                    self._zk.multi([*guard, *ops])
+                return Registered(incarnation, before or identity, identity, first_start=not found)
+            except MultiRefused as refusal:
+                if found:
+                    raise StaleState(
+                        f"somebody else wrote {refusal.op.path}", found=refusal.reason, expected="one leader"
+                    ) from refusal
+                # Another first start was faster: compare with what it stored.
+            except OutcomeUnknown:
+                self._zk.recover(session_number, self._identity_path)
+                again = self._read()
+                if not found and again and again[0] == incarnation:
+                    return Registered(incarnation, identity, identity, first_start=True)
+
+    def _refuse_unless(
+        self, compatible: Callable[[IdentityDict, IdentityDict], bool], stored: IdentityDict, given: IdentityDict
+    ) -> None:
+        if compatible(stored, given):
+            return
+        difference = identity_conflicts(stored, given) or identity_difference(stored, given)
+        raise IdentityMismatch(
+            f"topology {self._topology!r} is stored with another identity",
+            found="; ".join(difference),
+            expected="the streams, states and batch groups of the earlier runs",
+            action=f"give this topology another name, or begin again with `trident reset {self._topology}`",
+        )
+
+    def _read(self) -> tuple[str, IdentityDict, int] | None:
+        identity, incarnation = self._zk.get(self._identity_path), self._zk.get(self._incarnation_path)
+        if identity and not incarnation:
+            # Both are made by one multi, and a first start may have come
+            # between the two reads.
+            incarnation = self._zk.get(self._incarnation_path)
+        elif incarnation and not identity:
+            identity = self._zk.get(self._identity_path)
+        if identity is None and incarnation is None:
+            return None
+        if identity is None:
+            raise CorruptZnode(self._identity_path, found="no such znode", expected="an Identity beside the incarnation")
+        if incarnation is None:
+            raise CorruptZnode(self._incarnation_path, found="no such znode", expected="an Incarnation")
+        stored = decode(self._identity_path, identity[0], Identity)
+        made = decode(self._incarnation_path, incarnation[0], Incarnation)
+        return made.incarnation, msgspec.to_builtins(stored), identity[1].znode_version
+
+
+def _typed(identity: IdentityDict) -> Identity:
+    return msgspec.convert(dict(identity), Identity, strict=True)
+
+
+def _group_of(identity: IdentityDict) -> dict[str, str]:
+    return {tx_id: group for group, tx_ids in identity["groups"].items() for tx_id in tx_ids}
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, str) else str(list(value))

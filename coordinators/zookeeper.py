@@ -1,0 +1,574 @@
+"""The one place that talks to ZooKeeper (kazoo), and what is taken care of here.
+
+- ``transaction().commit()`` returns its failures in a list and does not
+  raise. :meth:`ZooKeeper.multi` raises: :class:`Deposed` when the check of a
+  fence failed, :class:`MultiRefused` for any other operation; in both cases
+  nothing of the multi happened.
+- A lost connection, an expired session or a timeout during a write is
+  :class:`OutcomeUnknown`, never a failure. :meth:`ZooKeeper.recover` leads
+  back to a state that can be read.
+- KazooRetry takes an expired session for a lost connection unless
+  ``ignore_expire=False``. Here a read is repeated on the same ZooKeeper
+  session only.
+- kazoo learns that its session has expired only from a server that it can
+  reach. Here a connection that has been away for the session timeout counts
+  as lost: whatever was led with it is led by another by then.
+- A request larger than the server's ``jute.maxbuffer`` makes the server hang
+  up, which would look like a lost connection for ever. Sizes are checked
+  before anything is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Union
+
+from kazoo import exceptions as kz
+from kazoo.client import KazooClient, KazooState
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry, RetryFailedError
+
+from coordinators.errors import (
+    ConfigError,
+    CoordinationError,
+    Deposed,
+    OutcomeUnknown,
+    ValueTooLarge,
+    ZooKeeperUnreachable,
+)
+
+VALUE_BYTES_MAX = 512 * 1024
+# The servers' default jute.maxbuffer is 1,048,575 bytes for a whole request.
+MULTI_BYTES_MAX = 1_000_000
+_OP_OVERHEAD_BYTES = 96
+_CLOSE_SECS_MAX = 5.0
+
+KAZOO_OPTIONS = frozenset(
+    "auth_data default_acl sasl_options use_ssl ca certfile keyfile keyfile_password"
+    " verify_certs check_hostname randomize_hosts".split()
+)
+_CONNECTION_ERRORS = (
+    kz.ConnectionLoss,
+    kz.OperationTimeoutError,
+    kz.SessionExpiredError,
+    kz.ConnectionClosedError,
+    kz.ConnectionDropped,
+    kz.SessionMovedError,
+    RetryFailedError,
+)
+
+_log = logging.getLogger("coordinators.zookeeper")
+# kazoo tells every failed attempt at connecting as a warning; the state of
+# the connection is reported through listeners instead.
+_kazoo_log = logging.getLogger("coordinators.zookeeper.kazoo")
+_kazoo_log.addHandler(logging.NullHandler())
+_kazoo_log.propagate = False
+
+
+class ConnectionState(str, Enum):
+    """What listeners are told."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class ZooKeeperConfig:
+    """Where ZooKeeper is and how long to wait for it.
+
+    Attributes:
+        hosts: "host:port,host:port", with an optional chroot at its end.
+        root: the znode under which every topology has its own.
+        session_timeout_secs: how long a dead leader is still believed in
+            (the server may bound it by its own least and greatest).
+        connect_timeout_secs: bounds :meth:`ZooKeeper.connect`.
+        options: passed on to ``KazooClient``; TLS (``use_ssl``, ``ca``,
+            ``certfile``, ``keyfile``, ``keyfile_password``, ``verify_certs``,
+            ``check_hostname``), ``sasl_options``, ``auth_data``,
+            ``default_acl`` and ``randomize_hosts``.
+    """
+
+    hosts: str
+    root: str = "/trident"
+    session_timeout_secs: float = 20.0
+    connect_timeout_secs: float = 15.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.options.keys() - KAZOO_OPTIONS)
+        if unknown:
+            raise ConfigError(
+                "an option for ZooKeeper is unknown", found=unknown[0], expected=", ".join(sorted(KAZOO_OPTIONS))
+            )
+        if not self.root.startswith("/") or self.root.rstrip("/") == "":
+            raise ConfigError("the ZooKeeper root", found=repr(self.root), expected='a path such as "/trident"')
+        for part in self.root.strip("/").split("/"):
+            check_name(part, "a part of the ZooKeeper root")
+        for name in ("session_timeout_secs", "connect_timeout_secs"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, found=getattr(self, name), expected="a number of seconds above 0")
+
+
+class Znode(NamedTuple):
+    """What is known of a znode beside its data; ``znode_version`` counts its writes from 0."""
+
+    znode_version: int
+    ephemeral_owner: int
+    children_count: int
+
+
+@dataclass(frozen=True)
+class Create:
+    """Creates a znode; its parent must exist. ``owner`` is named when the value is too large."""
+
+    path: str
+    value: bytes = b""
+    ephemeral: bool = False
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class SetData:
+    """Replaces a znode's data if its znode version is the one given."""
+
+    path: str
+    value: bytes
+    znode_version: int
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Deletes a znode without children if its znode version is the one given (−1: any)."""
+
+    path: str
+    znode_version: int = -1
+
+
+@dataclass(frozen=True)
+class Check:
+    """Refuses the multi unless the znode version is the one given; ``fence``: then as Deposed."""
+
+    path: str
+    znode_version: int
+    fence: bool = False
+
+
+Op = Union[Create, SetData, Delete, Check]
+
+
+class MultiRefused(CoordinationError):
+    """A multi was refused because of one of its operations; nothing of it happened.
+
+    Attributes:
+        op: the operation.
+        reason: kazoo's name of the error, such as ``"BadVersionError"``.
+    """
+
+    def __init__(self, op: Op, reason: str) -> None:
+        super().__init__(
+            f"ZooKeeper refused {type(op).__name__} of znode {op.path}",
+            found=reason,
+            expected=f"znode version {op.znode_version}" if hasattr(op, "znode_version") else "no such znode",
+        )
+        self.op, self.reason = op, reason
+
+
+@dataclass
+class Counters:
+    """Requests sent since the connection was made; ``writes`` includes the multis."""
+
+    multis: int = 0
+    writes: int = 0
+    reads: int = 0
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that can be one part of a znode's path.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not name or name in (".", "..") or any(c == "/" or c < " " or "\x7f" <= c <= "\x9f" for c in name):
+        raise ConfigError(
+            f"{what} cannot be the name of a znode", found=repr(name), expected='text without "/", not "." or ".."'
+        )
+    return name
+
+
+class ZooKeeper:
+    """A connection to ZooKeeper, for use by several threads.
+
+    The caller must :meth:`connect` once and :meth:`close` in the end.
+    """
+
+    def __init__(self, config: ZooKeeperConfig) -> None:
+        self.config = config
+        self.counters = Counters()
+        self._root = "/" + config.root.strip("/")
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._state = ConnectionState.LOST
+        self._session_number = 0
+        self._closed = False
+        self._listeners: list[Callable[[ConnectionState], None]] = []
+        self._loss_timer: threading.Timer | None = None
+        try:
+            self._client = KazooClient(
+                hosts=config.hosts, timeout=config.session_timeout_secs, logger=_kazoo_log, **config.options
+            )
+        except (ValueError, TypeError, kz.ConfigurationError) as problem:
+            raise ConfigError(
+                "the ZooKeeper configuration", found=f"{config.hosts!r} ({problem})", expected="host:port,host:port"
+            ) from problem
+        self._client.add_listener(self._on_kazoo_state)
+
+    # -- connection ---------------------------------------------------------
+
+    def connect(self) -> None:
+        """Connect and see to it that the root exists.
+
+        Raises:
+            ZooKeeperUnreachable: no server answered within
+                ``connect_timeout_secs``.
+        """
+        timeout = self.config.connect_timeout_secs
+        self._client.start_async().wait(timeout)
+        if not self._client.connected:
+            self.close()
+            raise ZooKeeperUnreachable(
+                f"no ZooKeeper server answered within {timeout:g} s",
+                found=f"nobody at {self.config.hosts}",
+                expected="a ZooKeeper 3.5 or later that accepts this client",
+                action="check that it runs and that the host list, TLS and SASL settings are right",
+            )
+        try:
+            self.ensure_path(self._root)
+        except CoordinationError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the ZooKeeper session (its ephemeral znodes go) within a few seconds, whatever happens."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        # kazoo waits for its threads for up to the session timeout and
+        # forever for a callback that hangs: not in this thread.
+        closer = threading.Thread(target=self._stop_client, name="zookeeper-close", daemon=True)
+        closer.start()
+        closer.join(_CLOSE_SECS_MAX)
+        self._cancel_loss_timer()
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception as problem:  # a half-open connection: nothing is left to be done about it
+            _log.debug("closing the connection to ZooKeeper: %r", problem)
+
+    @property
+    def state(self) -> ConnectionState:
+        """The connection's state as listeners were last told."""
+        return self._state
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request sent now would reach a server at once."""
+        # kazoo clears this before it fails the pending requests, and calls
+        # the listeners only afterwards: our own state is too late here.
+        return self._client.connected and not self._closed
+
+    @property
+    def session_number(self) -> int:
+        """Grows whenever a ZooKeeper session is lost, so that "the same session" can be asked."""
+        return self._session_number
+
+    @property
+    def session_id(self) -> int | None:
+        """The ZooKeeper session's id, the ``ephemeral_owner`` of its ephemeral znodes."""
+        identity = self._client.client_id
+        return identity[0] if identity else None
+
+    def add_listener(self, listener: Callable[[ConnectionState], None]) -> None:
+        """Have every change of state told; the listener must not block nor call ZooKeeper."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[ConnectionState], None]) -> None:
+        """Undo :meth:`add_listener`."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+    def wait_connected(self, session_number: int | None = None, timeout_secs: float | None = None) -> bool:
+        """Wait for a connection; False when the session given was lost, on close and after the timeout."""
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        with self._changed:
+            while True:
+                if self._closed or session_number not in (None, self._session_number):
+                    return False
+                if self.connected:
+                    return True
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                # `connected` turns true slightly before the listeners are told.
+                self._changed.wait(0.05)
+
+    def recover(self, session_number: int, path: str) -> None:
+        """After an unknown outcome: from now on reads see what became of the write.
+
+        Raises:
+            OutcomeUnknown: the ZooKeeper session in which it was written is
+                lost; the caller must abandon what it does.
+        """
+        try:
+            if self.wait_connected(session_number):
+                self.sync(path)
+                if session_number == self._session_number:
+                    return
+        except ZooKeeperUnreachable:
+            pass
+        raise OutcomeUnknown(
+            f"the ZooKeeper session was lost while {path} was written",
+            action="abandon what is in flight, lead again, and go on from what is there",
+        )
+
+    # -- names --------------------------------------------------------------
+
+    def path(self, *names: str) -> str:
+        """The znode's path under the root.
+
+        Raises:
+            ConfigError: a name cannot be part of a path.
+        """
+        return "/".join([self._root, *(check_name(name, "this name") for name in names)])
+
+    # -- reads --------------------------------------------------------------
+
+    def get(self, path: str, watch: Callable[..., None] | None = None) -> tuple[bytes, Znode] | None:
+        """Data and state of a znode, None if it does not exist (then no watch is set).
+
+        Raises:
+            ZooKeeperUnreachable: not on this ZooKeeper session.
+        """
+        try:
+            data, stat = self._read(path, lambda: self._client.get_async(path, watch))
+        except kz.NoNodeError:
+            return None
+        return data, _znode(stat)
+
+    def exists(self, path: str, watch: Callable[..., None] | None = None) -> Znode | None:
+        """A znode's state, None if it does not exist; errors as in :meth:`get`."""
+        stat = self._read(path, lambda: self._client.exists_async(path, watch))
+        return None if stat is None else _znode(stat)
+
+    def children(self, path: str) -> list[str]:
+        """The names of a znode's children, sorted; none if it does not exist; errors as in :meth:`get`."""
+        try:
+            return sorted(self._read(path, lambda: self._client.get_children_async(path)))
+        except kz.NoNodeError:
+            return []
+
+    def sync(self, path: str) -> None:
+        """Have this connection's server catch up, so that a read sees every write finished before."""
+        self._read(path, lambda: self._client.sync_async(path))
+
+    def _read(self, path: str, start: Callable[[], Any]) -> Any:
+        session_number = self._session_number
+        retry = KazooRetry(
+            max_tries=-1,
+            delay=0.05,
+            max_delay=1.0,
+            deadline=self.config.session_timeout_secs,
+            ignore_expire=False,
+            interrupt=lambda: self._closed or session_number != self._session_number,
+        )
+        self._count(reads=1)
+        try:
+            return retry(lambda: self._answer(start(), session_number))
+        except (*_CONNECTION_ERRORS, InterruptedError) as problem:
+            raise ZooKeeperUnreachable(
+                f"znode {path} could not be read",
+                found=f"{type(problem).__name__} at {self.config.hosts}",
+                expected="an answer within the ZooKeeper session",
+            ) from problem
+        except (kz.NoAuthError, kz.AuthFailedError) as problem:
+            raise _not_allowed(path, problem) from problem
+
+    # -- writes -------------------------------------------------------------
+
+    def ensure_path(self, path: str) -> None:
+        """Create a znode and its ancestors, empty, unless they exist.
+
+        Raises:
+            ZooKeeperUnreachable: it is not known to exist.
+        """
+        if self.exists(path) is None:
+            self._count(writes=1)
+            # Repeating it is harmless, so it may be repeated as a read may.
+            self._read(path, lambda: self._client.ensure_path_async(path))
+
+    def multi(self, ops: Sequence[Op]) -> None:
+        """Do all operations or none, durably.
+
+        Raises:
+            Deposed: the check of a fence failed; nothing happened.
+            MultiRefused: another operation was refused; nothing happened.
+            ValueTooLarge: nothing was sent.
+            OutcomeUnknown: everything or nothing happened.
+        """
+        _check_sizes(ops)
+        request = self._client.transaction()
+        for op in ops:
+            if isinstance(op, Create):
+                request.create(op.path, op.value, ephemeral=op.ephemeral)
+            elif isinstance(op, SetData):
+                request.set_data(op.path, op.value, op.znode_version)
+            elif isinstance(op, Delete):
+                request.delete(op.path, op.znode_version)
+            else:
+                request.check(op.path, op.znode_version)
+        session_number = self._session_number
+        self._count(multis=1, writes=1)
+        try:
+            results = self._answer(request.commit_async(), session_number)
+        except _CONNECTION_ERRORS as problem:
+            raise OutcomeUnknown(
+                f"the connection was lost while {ops[0].path} and {len(ops) - 1} more were written",
+                found=type(problem).__name__,
+            ) from problem
+        except (kz.NoAuthError, kz.AuthFailedError) as problem:
+            raise _not_allowed(ops[0].path, problem) from problem
+        _raise_refusal(ops, results)
+
+    def _answer(self, pending: Any, session_number: int) -> Any:
+        while True:
+            try:
+                return pending.get(timeout=0.5)
+            except KazooTimeoutError:
+                # While the connection is away requests wait in kazoo's queue
+                # without end; ours end with the ZooKeeper session.
+                if self._closed or session_number != self._session_number:
+                    raise kz.SessionExpiredError() from None
+
+    def _count(self, multis: int = 0, writes: int = 0, reads: int = 0) -> None:
+        with self._lock:
+            self.counters.multis += multis
+            self.counters.writes += writes
+            self.counters.reads += reads
+
+    # -- connection state ---------------------------------------------------
+
+    def _on_kazoo_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._cancel_loss_timer()
+            self._tell(ConnectionState.CONNECTED)
+        elif state == KazooState.SUSPENDED:
+            self._start_loss_timer()
+            self._tell(ConnectionState.SUSPENDED)
+        else:
+            self._cancel_loss_timer()
+            self._lose(self._session_number)
+
+    def _start_loss_timer(self) -> None:
+        timer = threading.Timer(self.config.session_timeout_secs, self._lose, (self._session_number,))
+        timer.daemon = True
+        with self._lock:
+            if self._closed:
+                return
+            self._loss_timer, old = timer, self._loss_timer
+        if old:
+            old.cancel()
+        timer.start()
+
+    def _cancel_loss_timer(self) -> None:
+        with self._lock:
+            timer, self._loss_timer = self._loss_timer, None
+        if timer:
+            timer.cancel()
+
+    def _lose(self, session_number: int) -> None:
+        with self._changed:
+            # Told twice when kazoo learns later that what counted as lost
+            # here has indeed expired: nothing more is lost by that.
+            if session_number != self._session_number or self._state is ConnectionState.LOST:
+                return
+            self._session_number += 1
+        self._tell(ConnectionState.LOST)
+
+    def _tell(self, state: ConnectionState) -> None:
+        with self._changed:
+            if state is self._state:
+                return
+            self._state = state
+            listeners = list(self._listeners)
+            self._changed.notify_all()
+        for listener in listeners:
+            try:
+                listener(state)
+            except Exception:  # a listener's defect must not end kazoo's thread
+                _log.exception("a listener of the ZooKeeper connection failed")
+
+
+def _znode(stat: Any) -> Znode:
+    return Znode(stat.version, stat.ephemeralOwner, stat.numChildren)
+
+
+def _raise_refusal(ops: Sequence[Op], results: Sequence[Any]) -> None:
+    # Every operation of a refused multi has an error; the one at fault is the
+    # only one that does not merely say that the others were undone.
+    undone = (kz.RolledBackError, kz.RuntimeInconsistency)
+    for op, result in zip(ops, results):
+        if isinstance(result, Exception) and not isinstance(result, undone):
+            if isinstance(op, Check) and op.fence:
+                raise Deposed(
+                    "another coordinator leads now",
+                    found=f"{type(result).__name__} at {op.path}",
+                    expected=f"znode version {op.znode_version}",
+                    action="stop writing; this process is no longer the leader",
+                )
+            if isinstance(result, kz.NoAuthError):
+                raise _not_allowed(op.path, result)
+            raise MultiRefused(op, type(result).__name__)
+    failed = [result for result in results if isinstance(result, Exception)]
+    if failed:
+        raise OutcomeUnknown(f"ZooKeeper gave no reason for refusing {ops[0].path}", found=repr(failed[0]))
+
+
+def _not_allowed(path: str, problem: Exception) -> CoordinationError:
+    return CoordinationError(
+        f"ZooKeeper does not allow this client to use {path}",
+        found=type(problem).__name__,
+        action="check the ACLs and the SASL or auth settings",
+    )
+
+
+def _check_sizes(ops: Sequence[Op]) -> None:
+    total = 0
+    for op in ops:
+        value = op.value if isinstance(op, (Create, SetData)) else b""
+        if len(value) > VALUE_BYTES_MAX:
+            raise ValueTooLarge(
+                f"the value of {getattr(op, 'owner', '') or 'a znode'} is too large for ZooKeeper (znode {op.path})",
+                found=f"{len(value):,} bytes",
+                expected=f"at most {VALUE_BYTES_MAX:,} bytes",
+                action="keep the data elsewhere and only a reference to it in the metadata",
+            )
+        total += len(op.path.encode()) + len(value) + _OP_OVERHEAD_BYTES
+    if total > MULTI_BYTES_MAX:
+        largest = max(ops, key=lambda op: len(op.value) if isinstance(op, (Create, SetData)) else 0)
+        raise ValueTooLarge(
+            f"{len(ops)} writes that belong together are too large for ZooKeeper; the largest is"
+            f" {getattr(largest, 'owner', '') or 'a znode'} (znode {largest.path})",
+            found=f"{total:,} bytes",
+            expected=f"at most {MULTI_BYTES_MAX:,} bytes",
+        )

@@ -1,0 +1,232 @@
+"""The decisions of the log-structured keyed state: when to MERGE, drop and read.
+
+A keyed state is two Delta tables (DESIGN 4): a **log** to which each
+transaction appends, and a **table** with one row per key, brought up to
+transaction P by a MERGE in the background. This file decides, from versions
+that the caller has pinned, what may be merged, dropped and read; it does no I/O.
+``states/`` carries it out; ``tests/test_compaction_explorer.py`` runs exactly
+these functions in every interleaving of two compactors, a publisher and a reader.
+
+The invariants::
+
+    F ≤ P ≤ last advanced txid          F: log rows with txid ≤ F may be gone
+    a row of the table has _upto ≤ P    _upto: the P of the MERGE that wrote it
+    state as of N = table as of P, combined with the log rows of P < txid ≤ N
+
+What this rests on in Delta (each is tested against Delta itself, not here):
+a MERGE that was overtaken by another MERGE of the same table is rejected
+(both read and write the same SetTransaction application id); a Kernel commit
+without retries is a compare-and-set of the table version.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from coordinators.errors import TableError
+
+
+class ViewsDisagree(TableError):
+    """Two tables pinned at different moments do not fit: certainly nothing was done; read both again."""
+
+
+class SnapshotUnavailable(TableError):
+    """No reading of these tables gives the state as of the wanted transaction.
+
+    Attributes:
+        txid: the transaction that was asked for.
+        available: the transaction that can be read instead, when there is one.
+    """
+
+    def __init__(self, message: str, *, txid: int, available: int | None = None, **more: object) -> None:
+        super().__init__(message, **more)  # type: ignore[arg-type]
+        self.txid, self.available = txid, available
+
+
+class LogView(NamedTuple):
+    """A log at one table version: all of its files stay readable at that version.
+
+    Attributes:
+        table_version: the Delta version that is pinned.
+        control_txid: the txid of its control record: it holds every published row up to it.
+        floor: F, rows with txid ≤ floor may be gone.
+    """
+
+    table_version: int
+    control_txid: int
+    floor: int
+
+
+class TableView(NamedTuple):
+    """The keyed table at one table version.
+
+    Attributes:
+        table_version: the Delta version that is pinned.
+        merged_txid: P, its SetTransaction of the MERGEs (0: none yet).
+    """
+
+    table_version: int
+    merged_txid: int
+
+
+class MergePlan(NamedTuple):
+    """MERGE the log rows of ``after`` < txid ≤ ``upto``, read at ``log_version``.
+
+    The caller writes ``_upto = upto`` into each row it touches, lets the
+    statement raise where :func:`guard_condition` holds for a matched row, and
+    commits ``upto`` as SetTransaction in the same Delta commit.
+    """
+
+    after: int
+    upto: int
+    log_version: int
+    table_version: int
+
+
+class LiveRead(NamedTuple):
+    """How to read a group as of one transaction.
+
+    Attributes:
+        txid: N.
+        ranges: for each pair (after P, upto N): the table at its pinned
+            version, combined with the log rows of P < txid ≤ N.
+    """
+
+    txid: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class ReadAgain(enum.Enum):
+    """The pinned versions do not fit together: pin all of them again."""
+
+    READ_AGAIN = "read again"
+
+
+READ_AGAIN: Final = ReadAgain.READ_AGAIN
+
+
+def plan_merge(log: LogView, table: TableView, advanced_txid: int, every: int, force: bool = False) -> MergePlan | None:
+    """The MERGE that is due, if one is.
+
+    Args:
+        log, table: pinned by the caller, in any order.
+        advanced_txid: a txid that is known to have advanced. A transaction that is
+            only decided or published is never merged: a reader as of the
+            last advanced transaction could not go back behind it.
+        every: merge when at least this many transactions wait (transactions ≥ 1).
+        force: merge whatever there is, for ``stop()`` and ``trident compact``.
+
+    Raises:
+        ViewsDisagree: the log does not reach from P on (its floor is above P,
+            or it was pinned before rows that the table already holds). Pin
+            both again; when it persists, one of the tables was restored.
+    """
+    after = table.merged_txid
+    if log.floor > after or log.control_txid < after:
+        raise ViewsDisagree(
+            "the log and the table of a keyed state do not fit together",
+            found=f"log at version {log.table_version} with rows of {log.floor} < txid ≤ {log.control_txid}, "
+            f"table at version {table.table_version} merged up to {after}",
+            expected="floor ≤ merged txid ≤ control record's txid",
+            action="pin both versions again; if it stays so, a table was restored or truncated",
+        )
+    # Rows above the control record's txid may exist later; those at this version are complete up to it.
+    upto = min(advanced_txid, log.control_txid)
+    waiting = upto - after
+    if waiting <= 0 or (waiting < every and not force):
+        return None
+    return MergePlan(after, upto, log.table_version, table.table_version)
+
+
+def guard_condition(plan: MergePlan, upto_column: str) -> str:
+    """SQL that is true of a matched row that already holds part of this MERGE: raise then.
+
+    Two compactors that both read P can both pass Delta's SetTransaction, which
+    is monotone and not a compare-and-set. A row that the other one has touched
+    carries its ``_upto``, above the ``after`` of this plan.
+
+    Args:
+        plan: what is about to be merged.
+        upto_column: the matched row's ``_upto``, as the statement names it.
+    """
+    return f"{upto_column} > {plan.after}"
+
+
+def plan_drop(log: LogView, merged_txid_read_again: int, advanced_txid: int, retention_txids: int) -> int | None:
+    """The new floor of the log, or None when there is nothing to drop.
+
+    The caller removes the log files whose rows all have txid ≤ the floor, and
+    writes the floor into the control record, in one Kernel commit on exactly
+    ``log.table_version`` (a publisher that was faster makes it conflict: plan again).
+
+    Args:
+        log: the log, pinned.
+        merged_txid_read_again: P, read from the table **after** the MERGE was
+            seen committed; never the plan's own ``upto``, since Delta skips a
+            MERGE silently when its SetTransaction is not new.
+        advanced_txid: a txid that is known to have advanced.
+        retention_txids: this many transactions back can still be read (≥ 0).
+    """
+    floor = min(merged_txid_read_again, advanced_txid - retention_txids)
+    return floor if floor > log.floor else None
+
+
+def plan_live_read(
+    pairs: Sequence[tuple[LogView, TableView]],
+    append_controls: Iterable[int] = (),
+    want_txid: int | None = None,
+    advanced_txid: int | None = None,
+) -> LiveRead | ReadAgain:
+    """How to read all tables of a group as of one transaction.
+
+    N is the least txid in any control record: every table holds it, so it is
+    never half-published, and being decided it will advance.
+
+    Args:
+        pairs: (log, table) of each keyed state, pinned in any order.
+        append_controls: the control records' txids of the group's append tables, pinned.
+        want_txid: read as of this transaction instead. Its pair may have to be
+            pinned at an older version of the keyed table (P ≤ want_txid).
+        advanced_txid: the last advanced txid, read **before** anything was
+            pinned. Empty transactions leave no control record; knowing that
+            one has advanced tells that its state is that of the one before.
+
+    Returns:
+        the read, or READ_AGAIN when versions pinned at different moments do not fit.
+
+    Raises:
+        SnapshotUnavailable: want_txid is not published yet, is merged past in
+            the pinned table, or is below a log's floor.
+        ValueError: nothing to read.
+    """
+    controls = [log.control_txid for log, _ in pairs] + list(append_controls)
+    if not controls:
+        raise ValueError("a live read needs at least one table")
+    newest = min(controls)
+    txid = newest
+    if want_txid is not None:
+        if want_txid > max(newest, advanced_txid or 0):
+            raise SnapshotUnavailable(
+                f"transaction {want_txid} is not committed in every table yet",
+                found=f"committed in all of them: {newest}", action="wait for it, or read an earlier one",
+                txid=want_txid, available=newest,
+            )  # fmt: skip
+        txid = min(want_txid, newest)
+    for log, table in pairs:
+        if want_txid is not None and log.floor > txid:
+            raise SnapshotUnavailable(
+                f"transaction {want_txid} is no longer kept",
+                found=f"the log begins after {log.floor}", action="raise snapshot_retention_txids to keep more",
+                txid=want_txid, available=newest,
+            )  # fmt: skip
+        if want_txid is not None and txid < table.merged_txid <= log.control_txid:
+            raise SnapshotUnavailable(
+                f"the table at version {table.table_version} is past transaction {want_txid}",
+                found=f"merged up to {table.merged_txid}", expected=f"at most {txid}",
+                action="pin an older version of the table", txid=want_txid, available=newest,
+            )  # fmt: skip
+        if not log.floor <= table.merged_txid <= txid:
+            return READ_AGAIN
+    return LiveRead(txid, tuple((table.merged_txid, txid) for _, table in pairs))

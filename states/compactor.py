@@ -1,0 +1,423 @@
+"""Brings a keyed state's plain table up to its log, and drops what is merged (DESIGN 4).
+
+``states.compaction`` decides; this carries it out on Spark and Delta. None of
+it can double or lose a row, whoever runs it and however often, so it needs no
+fence: a deposed coordinator's compactor does the same work or fails.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+
+from coordinators import faults
+from coordinators.errors import CommitConflict, ForeignTable, Halted, TableError
+from states.compaction import LogView, MergePlan, TableView, ViewsDisagree, guard_condition, plan_drop, plan_merge
+from states.control import DOMAIN, ControlRecord, decode_control
+from states.delta_map import DeltaMapState
+from states.descriptor import StateDescriptor
+from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
+from states.kernel_files import LiveFile, commit_lock
+from states.log_merge import folded, merged_log, native_merge, quoted, require_combiner, same_key
+from states.table_versions import newest_version
+from states.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("trident.compactor")
+
+MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
+DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
+
+_GUARD = "trident: another compactor merged this row"
+_DROP_TRIES = 8
+_PLAN_TRIES = 5
+# So much compressed data makes one task of a MERGE; adaptive execution joins small ones.
+_BYTES_PER_TASK = 32 << 20
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """One MERGE that is in the table.
+
+    Attributes:
+        p_old, p_new: the transactions in it: ``p_old < txid <= p_new``.
+        seconds: how long it took.
+    """
+
+    p_old: int
+    p_new: int
+    seconds: float
+
+
+class Compactor:
+    """Merges and drops the log of one keyed state.
+
+    Any number may exist for a state, in any processes; of those that want the
+    same transactions one wins and the others find it done or raise
+    :class:`CommitConflict`. One object is used by one thread at a time.
+
+    Args:
+        spark: a session with Delta; MERGEs run in a session of their own beside it.
+        engine: Delta's Kernel on it.
+        warehouse: the folder of all tables.
+        state: the descriptor of a keyed state.
+        settings: when to merge and how much log to keep.
+        aggregator: of the state; needed for a Python combiner only.
+        pool: the FAIR pool of the jobs, None to leave it.
+
+    Raises:
+        ConfigError: a Python combiner is needed and was not given.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        engine: KernelEngine,
+        warehouse: Path | str,
+        state: StateDescriptor,
+        settings: DeltaMapState | None = None,
+        aggregator: Any = None,
+        pool: str | None = "trident-compaction",
+    ) -> None:
+        self._native = native_merge(state)
+        self._aggregator = None if self._native else require_combiner(state, aggregator)
+        self._spark, self._engine, self.state = spark, engine, state
+        self._settings = settings or DeltaMapState(state.name)
+        self.plain = str(Path(warehouse) / state.plain_path)
+        self.log = str(Path(warehouse) / state.published_path)
+        self._pool = pool
+        self.job_group = f"trident-compact-{state.topology}-{state.name}"
+        self._merge_session: "SparkSession | None" = None
+        self._merged: int | None = None
+        self._last_merge = time.monotonic()
+        # What the committer writes too: it must recognise the log drop as the topology's own.
+        self._engine_info = f"trident/{state.incarnation}"
+
+    # --- MERGE ----------------------------------------------------------------------------------
+
+    def merge_once(self, advanced: int, force: bool = False) -> MergeReport | None:
+        """One MERGE of everything that waits, up to the last advanced transaction.
+
+        Args:
+            advanced: the last advanced txid. Never more: what is published here
+                may not be published yet in another table of the group.
+            force: merge also when the settings do not ask for it yet.
+
+        Returns:
+            What was merged; None when it was not due or nothing waited. While
+            nothing waits, or not enough, no table is opened.
+
+        Raises:
+            CommitConflict: another compactor merged meanwhile; nothing was changed.
+            Halted: the log lacks rows that the table does not have.
+            TableError: the MERGE failed, or is not in the table after it was told as done.
+        """
+        interval_passed = time.monotonic() - self._last_merge >= self._settings.merge_interval_secs
+        force = force or interval_passed
+        waiting = None if self._merged is None else advanced - self._merged
+        if waiting is not None and (waiting <= 0 or waiting < self._settings.merge_every_txids and not force):
+            return None
+        planned = self.plan(advanced, force)
+        return None if planned is None else self.merge(*planned)
+
+    def plan(self, advanced: int, force: bool = True) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
+        """Reads P, then pins the log, and decides; with the snapshots that :meth:`merge` takes."""
+        for attempt in range(_PLAN_TRIES):
+            plain = self._open_plain()
+            log_snapshot = self._engine.load(self.log)
+            control = self._control(log_snapshot)
+            self._merged = merged_upto(self.state, plain, control.starts_at)
+            try:
+                plan = plan_merge(
+                    LogView(log_snapshot.version, control.txid, control.floor),
+                    TableView(plain.version, self._merged),
+                    advanced, self._settings.merge_every_txids, force,
+                )  # fmt: skip
+            except ViewsDisagree as error:
+                # Merged and dropped by another compactor between our two looks, unless it stays so.
+                disagreement = error
+                time.sleep(0.01 * 2**attempt)
+                continue
+            return None if plan is None else (plan, plain, log_snapshot)
+        raise Halted(f"state {self.state.name} cannot be merged: {disagreement}") from disagreement
+
+    def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
+        """Carries out a plan; the guard makes that safe however old the plan is."""
+        started = time.monotonic()
+        session = self._session(plan, plain, log_snapshot)
+        rows = _pinned(session, log_snapshot).where(
+            (quoted(TXID_COLUMN) > plan.after) & (quoted(TXID_COLUMN) <= plan.upto)
+        )
+        with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
+            # On a local disk Spark's commits to one table from two processes could both "win".
+            with commit_lock(self.plain), faults.fault_point(MERGE):
+                self._execute(session, plan, plain, rows)
+        merged = merged_upto(self.state, self._engine.load(self.plain), self.state.starts_at)
+        if merged < plan.upto:
+            # Delta passes over a write whose txnVersion it thinks it has, without a word.
+            raise TableError(
+                f"a MERGE into {self.plain} was told as done and is not in the table",
+                found=f"merged up to {merged}",
+                expected=plan.upto,
+                action="nothing is lost: the log has the rows, and the MERGE is tried again",
+            )
+        self._merged, self._last_merge = merged, time.monotonic()
+        return MergeReport(plan.after, plan.upto, time.monotonic() - started)
+
+    def _execute(self, session: "SparkSession", plan: MergePlan, plain: TableSnapshot, rows: "DataFrame") -> None:
+        from delta.tables import DeltaTable
+        from pyspark.sql import functions as F
+
+        state = self.state
+        if self._native is not None:
+            source = merged_log(state, rows, self._native)
+        else:
+            # The guard also proves that no row changed since this version was read.
+            source = folded(state, _pinned(session, plain), rows, self._aggregator)
+        kinds = {field.name: field.dataType for field in state.schema.fields}
+        p_new = F.lit(plan.upto).cast("bigint")
+        raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
+        # Written so that null, a row which we did not write, raises too.
+        changed = {_name(UPTO_COLUMN): F.when(~F.expr(guard_condition(plan, "t." + UPTO_COLUMN)), p_new).otherwise(raises)}
+        added = {_name(UPTO_COLUMN): p_new, **{_name(key): quoted(key, "s") for key in state.keys}}
+        for name in state.value_fields:
+            new = quoted(name, "s")
+            added[_name(name)] = new
+            if self._native is not None:
+                new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
+            changed[_name(name)] = new
+        merge = (
+            DeltaTable.forPath(session, self.plain).alias("t")
+            .merge(source.alias("s"), same_key(state.keys, "t", "s"))
+            .whenMatchedUpdate(set=changed)
+            .whenNotMatchedInsert(values=added)
+        )  # fmt: skip
+        try:
+            merge.execute()
+        except Exception as error:
+            raise _meaning(error, self.plain, plan) from error
+
+    def _session(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> "SparkSession":
+        """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
+        if self._merge_session is None:
+            self._merge_session = self._spark.newSession()
+        state, conf = self.state, self._merge_session.conf
+        size = sum(file.size for snap in (plain, log_snapshot) for file in self._engine.live_files(snap))
+        tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
+        marker = {"topology": state.topology, "group": state.group, "incarnation": state.incarnation}
+        settings = {
+            "spark.databricks.delta.write.txnAppId": state.merge_app,
+            "spark.databricks.delta.write.txnVersion": plan.upto,
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"trident": {**marker, "upto": plan.upto}}),
+            # The source is read twice, and combining the log twice costs more than keeping the result.
+            "spark.databricks.delta.merge.materializeSource": "all",
+            "spark.sql.shuffle.partitions": min(tasks, 2000),
+            # A MERGE joins the whole table; hashing the small side takes half the time of sorting both.
+            "spark.sql.join.preferSortMergeJoin": "false",
+            # A sum that no longer fits its column is an error, never null.
+            "spark.sql.ansi.enabled": "true",
+        }
+        for key, value in settings.items():
+            conf.set(key, str(value))
+        return self._merge_session
+
+    # --- log drop -------------------------------------------------------------------------------
+
+    def drop_once(self, advanced: int) -> int | None:
+        """Drops whole log files that are merged and out of retention.
+
+        Returns:
+            The log's new floor; None when there was nothing to drop.
+
+        Raises:
+            CommitConflict: publishing won every time; nothing was dropped.
+            TableError: the commit failed.
+        """
+        for attempt in range(_DROP_TRIES):
+            log_snapshot = self._engine.load(self.log)
+            control = self._control(log_snapshot)
+            floor = self._new_floor(LogView(log_snapshot.version, control.txid, control.floor), control, advanced)
+            if floor is None:
+                return None
+            try:
+                with faults.fault_point(DROP):
+                    dropped = self._engine.drop_files(
+                        log_snapshot,
+                        lambda file: _greatest_txid(file) <= floor,
+                        {DOMAIN: replace(control, floor=floor).encode()},
+                        self._engine_info,
+                    )
+                return None if dropped is None else floor
+            except (CommitConflict, CommitOutcomeUnknown) as error:
+                # A transaction was published meanwhile, or the answer was lost: both are seen in the table.
+                log.debug("dropping from %s met %s; reading again", self.log, error)
+                time.sleep(0.01 * 2**attempt)
+        raise CommitConflict(f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts", action="tried again later")
+
+    def _new_floor(self, view: LogView, control: ControlRecord, advanced: int) -> int | None:
+        def merged(snapshot: TableSnapshot) -> int:
+            return merged_upto(self.state, snapshot, control.starts_at)
+
+        retention = self._settings.snapshot_retention_txids
+        # P from the table itself, never what a MERGE was meant to reach.
+        plain = self._open_plain()
+        bound = plan_drop(view, merged(plain), advanced, retention)
+        if bound is None:
+            return None
+        # A snapshot of a kept transaction needs an older table version, and the
+        # log from there on: so the floor must be the P of a version, not lie between two.
+        older = newest_version(self._engine, plain, merged, bound)
+        return bound if older is None else plan_drop(view, merged(older), advanced, retention)
+
+    # --- the tables -------------------------------------------------------------------------------
+
+    def _open_plain(self) -> TableSnapshot:
+        return open_plain(self._engine, self.state, self.plain, self.log)
+
+    def _control(self, snapshot: TableSnapshot) -> ControlRecord:
+        return own_control(self.state, snapshot)
+
+    def _jobs(self, description: str) -> "_Jobs":
+        return _Jobs(self._spark, self.job_group, description, self._pool)
+
+    def cancel(self) -> None:
+        """Ends the jobs of a running MERGE; it then fails as a whole."""
+        self._spark.sparkContext.cancelJobGroup(self.job_group)
+
+
+class _Jobs:
+    """Gives this thread's jobs a group and a pool, and puts back what was set before."""
+
+    def __init__(self, spark: "SparkSession", group: str, description: str, pool: str | None) -> None:
+        self._context = spark.sparkContext
+        self._values = {
+            "spark.jobGroup.id": group, "spark.job.description": description, "spark.job.interruptOnCancel": "false",
+        }  # fmt: skip
+        if pool is not None:
+            self._values["spark.scheduler.pool"] = pool
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        for key, value in self._values.items():
+            self._before[key] = self._context.getLocalProperty(key)
+            self._context.setLocalProperty(key, value)
+
+    def __exit__(self, *_: object) -> None:
+        for key, value in self._before.items():
+            self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
+
+
+def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
+    """P of a version of the plain table; before its first MERGE all that was before the state."""
+    return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
+
+
+def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecord:
+    """The control record of one of the state's tables.
+
+    Raises:
+        ForeignTable: there is none, or it is of another topology, group or incarnation.
+    """
+    control = decode_control(snapshot.path, snapshot.control(DOMAIN))
+    found = (control.topology, control.group, control.incarnation)
+    if found != (state.topology, state.group, state.incarnation):
+        raise ForeignTable(
+            f"the table {snapshot.path} is not of the state that its descriptor names",
+            found="/".join(found),
+            expected=f"{state.topology}/{state.group}/{state.incarnation}",
+            action="start the topology that owns it (it writes the descriptor again), or choose another warehouse",
+        )
+    return control
+
+
+def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_path: str) -> TableSnapshot:
+    """The plain table of a keyed state, made when it is not there yet.
+
+    Raises:
+        ForeignTable: the table is not this state's.
+        TableError: it cannot be made or read.
+    """
+    try:
+        snapshot = engine.load(plain)
+    except TableMissing:
+        control = own_control(state, engine.load(log_path))
+        if control.floor >= control.starts_at:
+            raise TableError(
+                f"the table {plain} is gone, and its log no longer has all transactions",
+                found=f"a log kept above transaction {control.floor}",
+                expected=f"the table, or a log from transaction {control.starts_at} on",
+                action="bring the table back from a back-up, or begin again with `trident reset`",
+            ) from None
+        first = replace(control, txid=control.starts_at - 1, attempt_id=-1, digest="", floor=0)
+        try:
+            engine.create_table(
+                plain, plain_schema_json(state), (), PROPERTIES, {DOMAIN: first.encode()},
+                f"trident/{state.incarnation}",
+            )  # fmt: skip
+        except (CommitConflict, CommitOutcomeUnknown):
+            pass  # another compactor makes it, or has made it: loading it tells
+        snapshot = engine.load(plain)
+    own_control(state, snapshot)
+    return snapshot
+
+
+def plain_schema_json(state: StateDescriptor) -> str:
+    """The plain table's schema: keys, values and the hidden ``_upto``, all nullable."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    fields = [StructField(field.name, field.dataType, True) for field in state.schema.fields]
+    return StructType([*fields, StructField(UPTO_COLUMN, LongType(), True)]).json()
+
+
+def _pinned(session: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
+    """A frame of exactly this version: one without it moves on to later ones when used again."""
+    return session.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+
+
+def _greatest_txid(file: LiveFile) -> float:
+    """The greatest txid of a log file's rows; infinite when its statistics do not say."""
+    bounds = (file.stats or {}).get("maxValues")
+    value = bounds.get(TXID_COLUMN) if isinstance(bounds, dict) else None
+    return value if isinstance(value, int) else math.inf
+
+
+def _name(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"
+
+
+_CONFLICTS = ("ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "ConcurrentWrite", "DELTA_CONCURRENT_")
+
+
+def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
+    """What an exception of a MERGE says, as one of ours."""
+    text = _text(error)
+    if _GUARD in text or any(name in text for name in _CONFLICTS):
+        return CommitConflict(
+            f"another compactor merged into {path} meanwhile",
+            found=text.splitlines()[0][:300],
+            expected=f"a table merged up to {plan.after}",
+            action="nothing was changed; the MERGE is planned anew",
+        )
+    return TableError(
+        f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
+        found=text.splitlines()[0][:500],
+        action="nothing is lost: the log has the rows, and the MERGE is tried again",
+    )
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, Py4JJavaError):
+        return f"{error.java_exception}\n{error}"
+    return str(error)
+
+

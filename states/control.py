@@ -1,0 +1,84 @@
+"""The control record: what each table itself says about the last transaction it has.
+
+It is kept as Delta domain metadata and written with every commit, so it is the
+compare-and-set of publishing: SetTransaction alone would let a stale writer
+with a higher txid pass (DESIGN 2.5).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from coordinators.errors import ForeignTable
+from coordinators.records import TableMark
+
+DOMAIN = "trident"
+_SCHEMA = 1
+_KEYS = {
+    "schema": int, "topology": str, "group": str, "incarnation": str, "txid": int, "attempt_id": int,
+    "epoch": int, "digest": str, "starts_at": int, "floor": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ControlRecord:
+    """Attributes:
+    topology, group, incarnation: whose table this is.
+    txid, attempt_id, digest: the last transaction that the table has;
+        attempt_id −1 when the table has none yet.
+    epoch: of the coordinator that wrote it.
+    starts_at: the first txid that the state takes part in.
+    floor: log rows up to this txid may have been dropped.
+    """
+
+    topology: str
+    group: str
+    incarnation: str
+    txid: int
+    attempt_id: int
+    digest: str
+    epoch: int
+    starts_at: int
+    floor: int = 0
+
+    def encode(self) -> str:
+        return json.dumps({"schema": _SCHEMA, **self.__dict__}, sort_keys=True)
+
+    def same_batch(self, mark: TableMark) -> bool:
+        return (self.txid, self.attempt_id, self.digest) == (mark.txid, mark.attempt_id, mark.digest)
+
+    def mark(self, table_version: int) -> TableMark:
+        return TableMark(table_version, self.txid, self.attempt_id, self.digest)
+
+    def after(self, txid: int, attempt_id: int, digest: str, epoch: int) -> ControlRecord:
+        return replace(self, txid=txid, attempt_id=attempt_id, digest=digest, epoch=epoch)
+
+
+def decode_control(path: object, text: str | None) -> ControlRecord:
+    """Reads a table's control record, strictly.
+
+    Raises:
+        ForeignTable: there is none, or it is not one of this schema.
+    """
+    if text is None:
+        raise ForeignTable(
+            f"the Delta table {path} was not made by this framework",
+            found="no control record",
+            expected="the control record of a topology",
+            action="choose another state name, or pass adopt=True to take the table over",
+        )
+    try:
+        value = json.loads(text)
+        good = (
+            isinstance(value, dict)
+            and set(value) == set(_KEYS)
+            and all(type(value[key]) is kind for key, kind in _KEYS.items())
+            and value["schema"] == _SCHEMA
+        )
+    except ValueError:
+        good = False
+    if not good:
+        raise ForeignTable(f"the control record of {path} cannot be read", found=text, expected=f"the keys {sorted(_KEYS)}")
+    del value["schema"]
+    return ControlRecord(**value)

@@ -1,0 +1,31 @@
+"""A Delta table to which each transaction appends its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from states.names import check_name
+
+
+@dataclass(frozen=True)
+class DeltaAppend:
+    """A Delta table that every transaction appends its rows to, exactly once.
+
+    The table is ``<warehouse>/<name>``; any Delta reader may read it. Exactly
+    once with transactional spouts (SEMANTICS 5).
+
+    Args:
+        name: the state's name, and the table's folder.
+        partition_columns: fields by which the table is partitioned.
+        adopt: take over a table that exists and was not made by this topology.
+    """
+
+    name: str
+    partition_columns: Sequence[str] = ()
+    adopt: bool = False
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        columns = self.partition_columns
+        object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))

@@ -1,0 +1,181 @@
+"""What a Delta commit is made of, apart from the Java calls that make it.
+
+Action rows as JSON text, the files of a table version, and the lock that makes
+"only one commit takes a table version" true on a local disk. Knows no JVM, so
+that all of it can be tested and read without one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote, unquote, urlsplit
+
+from coordinators.errors import TableError
+from states.staged import StagedFile
+
+LOCK_NAME = "_trident.lock"
+# Characters that both Java's URI and Spark leave alone in the path of a file action.
+_SAFE = "/=:@!$&'()*+,;-._~"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """One data file of a table version.
+
+    Attributes:
+        path: relative to the table's root, not URL-encoded.
+        size: bytes.
+        partition_values: partition column -> value as Delta writes it, None for null.
+        stats: Delta's statistics as a dict, or None when the writer gave none.
+        num_records: rows in the file, or None when unknown.
+        modification_ms: milliseconds since the epoch.
+    """
+
+    path: str
+    size: int
+    partition_values: Mapping[str, str | None]
+    stats: Mapping[str, object] | None
+    num_records: int | None
+    modification_ms: int
+
+
+def add_action(file: StagedFile, *, data_change: bool = True) -> str:
+    """The ``add`` action that makes a staged file part of the table, as JSON."""
+    return json.dumps(
+        {
+            "add": {
+                "path": quote(file.path, safe=_SAFE),
+                "partitionValues": dict(file.partition_values),
+                "size": file.size,
+                "modificationTime": file.mtime_ms,
+                "dataChange": data_change,
+                "stats": file.stats,
+            }
+        },
+        ensure_ascii=False,
+    )
+
+
+def remove_action(file: LiveFile, *, data_change: bool) -> str:
+    """The ``remove`` action that takes a live file out of the table, as JSON."""
+    return json.dumps(
+        {
+            "remove": {
+                "path": quote(file.path, safe=_SAFE),
+                "deletionTimestamp": time.time_ns() // 1_000_000,
+                "dataChange": data_change,
+                "extendedFileMetadata": True,
+                "partitionValues": dict(file.partition_values),
+                "size": file.size,
+            }
+        },
+        ensure_ascii=False,
+    )
+
+
+def live_file(action: str) -> LiveFile:
+    """Read one ``add`` action, given as the JSON that Kernel prints."""
+    add = json.loads(action)["add"]
+    stats = json.loads(add["stats"]) if add.get("stats") else None
+    return LiveFile(
+        path=unquote(add["path"]),
+        size=add["size"],
+        partition_values=add.get("partitionValues") or {},
+        stats=stats,
+        num_records=None if stats is None else stats.get("numRecords"),
+        modification_ms=add["modificationTime"],
+    )
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine's file system, or None for another file system."""
+    parts = urlsplit(path)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return os.path.abspath(path) if not parts.scheme else None
+
+
+@contextmanager
+def commit_lock(path: str) -> Iterator[None]:
+    """Hold the table's commit lock: threads and processes commit one after the other.
+
+    On a local disk Hadoop renames over an existing file: Delta first looks
+    whether the log entry exists and then renames, and two writers that look at
+    the same moment both "win"; the loser's commit is gone and nobody is told.
+    A file lock round the two steps makes the winner unique among all who take
+    it. The kernel releases it when its holder dies, so a SIGKILL leaves nothing
+    behind but the empty file.
+
+    Not re-entrant: a thread that holds it and commits to the same table waits
+    for itself. On other file systems this does nothing: their log stores put if absent.
+
+    Args:
+        path: the table's root.
+
+    Raises:
+        TableError: the lock file cannot be opened.
+    """
+    root = local_path(path)
+    if root is None:
+        yield
+        return
+    lock = os.path.join(root, LOCK_NAME)
+    while True:
+        try:
+            os.makedirs(root, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise TableError(
+                f"the commit lock of table {path} cannot be opened", found=error, action="check the permissions"
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # The table's folder may have been deleted and made again while we
+            # waited: then we hold the lock of a file that nobody else opens.
+            if _same_file(handle, lock):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def settle_log_entry(path: str, version: int) -> None:
+    """Make a log entry outlive a power cut, and remove Hadoop's checksum beside it.
+
+    Call it with :func:`commit_lock` held: an entry that is durable before the
+    one below it would leave a hole in the log. Delta's protocol knows no
+    checksum file of that name, and a stale one makes the entry unreadable.
+
+    Raises:
+        OSError: the disk refused; whether the entry is durable is not known.
+    """
+    root = local_path(path)
+    if root is None:
+        return
+    folder = os.path.join(root, "_delta_log")
+    entry = f"{version:020d}.json"
+    try:
+        os.unlink(os.path.join(folder, f".{entry}.crc"))
+    except FileNotFoundError:
+        pass
+    for name in (os.path.join(folder, entry), folder):
+        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _same_file(handle: int, path: str) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(handle)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

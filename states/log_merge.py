@@ -1,0 +1,185 @@
+"""Combines the partial values of a keyed state's log, as Spark plans.
+
+Used by the background MERGE and by live reads alike, so both give the same
+value for the same transactions. Native aggregators stay in Spark; a Python
+combiner folds rows that Spark has sorted, in txid order, in constant memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinators.errors import ConfigError
+from states.descriptor import StateDescriptor
+from states.native import NATIVE, NativeMerge
+from states.tables import TXID_COLUMN, UPTO_COLUMN
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+
+def native_merge(state: StateDescriptor) -> NativeMerge | None:
+    """The native merging of a state, None when its aggregator is a Python combiner."""
+    return NATIVE.get(state.aggregator or "")
+
+
+def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
+    """The Python combiner of a state.
+
+    Raises:
+        ConfigError: none was given, or one that is not the state's.
+    """
+    if aggregator is None or not callable(getattr(aggregator, "combine", None)):
+        raise ConfigError(
+            f"state {state.name} is combined by Python code, which its tables do not hold",
+            found="no aggregator" if aggregator is None else repr(aggregator),
+            expected=f"the aggregator {state.aggregator}",
+            action="pass aggregator=..., the object that the topology gives to persistent_aggregate; "
+            "or read the table itself, as of its last MERGE",
+        )
+    kind = type(aggregator)
+    name = f"python:{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
+    if name != state.aggregator:
+        raise ConfigError(
+            f"state {state.name} is combined by another aggregator", found=name, expected=state.aggregator,
+            action="pass the aggregator of the topology",
+        )  # fmt: skip
+    return aggregator
+
+
+def quoted(name: str, side: str | None = None) -> "Column":
+    """A column by its exact name, whatever characters are in it."""
+    from pyspark.sql import functions as F
+
+    text = "`" + name.replace("`", "``") + "`"
+    return F.col(f"{side}.{text}" if side else text)
+
+
+def same_key(keys: Sequence[str], left: str, right: str) -> "Column":
+    """Whether two sides have the same key: null is a key like any other; without keys always true."""
+    from functools import reduce
+
+    from pyspark.sql import functions as F
+
+    equal = [quoted(key, left).eqNullSafe(quoted(key, right)) for key in keys]
+    return reduce(lambda a, b: a & b, equal) if equal else F.lit(True)
+
+
+def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -> "DataFrame":
+    """One row per key: the combination of log rows. No rows give none, also without keys."""
+    from pyspark.sql import functions as F
+
+    kinds = {field.name: field.dataType for field in state.schema.fields}
+    values = [native.merge(quoted(name)).cast(kinds[name]).alias(name) for name in state.value_fields]
+    if state.keys:
+        return rows.groupBy(*[quoted(key) for key in state.keys]).agg(*values)
+    # A global aggregate gives one row also for none, and a state without a transaction has none.
+    return rows.agg(*values, F.count(F.lit(1)).alias(TXID_COLUMN)).where(quoted(TXID_COLUMN) > 0).drop(TXID_COLUMN)
+
+
+def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge) -> "DataFrame":
+    """The table's rows with the log rows on top, for a native aggregator.
+
+    The log is combined first and is small beside the table: with a hash join
+    the table's keys are neither sorted nor aggregated again.
+    """
+    from pyspark.sql import functions as F
+
+    kinds = {field.name: field.dataType for field in state.schema.fields}
+    # Hidden columns, whose names no field has, tell a side that is absent from one whose fields are null.
+    there = base.withColumn(UPTO_COLUMN, F.lit(True)).alias("t")
+    new = merged_log(state, rows, native).withColumn(TXID_COLUMN, F.lit(True)).alias("s")
+    if state.keys:
+        new = new.hint("shuffle_hash")
+    joined = there.join(new, same_key(state.keys, "t", "s"), "full_outer")
+    in_table, in_log = quoted(UPTO_COLUMN, "t").isNotNull(), quoted(TXID_COLUMN, "s").isNotNull()
+    columns = [F.when(in_table, quoted(key, "t")).otherwise(quoted(key, "s")).alias(key) for key in state.keys]
+    for name in state.value_fields:
+        both = native.combine_columns(quoted(name, "t"), quoted(name, "s")).cast(kinds[name])
+        value = F.when(in_table & in_log, both).when(in_table, quoted(name, "t")).otherwise(quoted(name, "s"))
+        columns.append(value.alias(name))
+    return joined.select(*columns).select(*[quoted(field.name) for field in state.schema.fields])
+
+
+def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """New values of the keys that have log rows, for a Python combiner.
+
+    Args:
+        base: keys and values of the plain table.
+        rows: keys, values and ``_txid`` of the log.
+    """
+    from pyspark.sql import functions as F
+
+    names = [field.name for field in state.schema.fields]
+    touched = rows.select(*[quoted(key) for key in state.keys]).distinct() if state.keys else None
+    if touched is not None:
+        base = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_semi")
+    old = base.select(*[quoted(name) for name in names], F.lit(0).cast("bigint").alias(TXID_COLUMN))
+    union = old.unionByName(rows.select(*[quoted(name) for name in names], quoted(TXID_COLUMN)))
+    keys = [quoted(key) for key in state.keys]
+    spread = union.repartition(*keys) if keys else union.repartition(1)
+    ordered = spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
+    fold = _fold_of(aggregator.combine, state.keys, state.value_fields, names)
+    return ordered.mapInArrow(fold, _nullable(state.schema))
+
+
+def overlaid(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The table's rows with the log rows on top, for a Python combiner."""
+    new = folded(state, base, rows, aggregator)
+    if not state.keys:
+        return new
+    touched = rows.select(*[quoted(key) for key in state.keys]).distinct()
+    untouched = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
+    return untouched.unionByName(new)
+
+
+def _nullable(schema: "StructType") -> "StructType":
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+
+
+def _fold_of(combine: Any, keys: Sequence[str], values: Sequence[str], names: Sequence[str]) -> Any:
+    """The function for mapInArrow: rows sorted by key and txid in, one row per key out."""
+
+    def fold(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        current: tuple | None = None
+        value: tuple = ()
+        schema = None
+        for batch in batches:
+            schema = pa.schema([batch.schema.field(name) for name in names])
+            done: list[tuple] = []
+            key_columns = [batch.column(name).to_pylist() for name in keys]
+            value_columns = [batch.column(name).to_pylist() for name in values]
+            row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
+            for key, partial in zip(row_keys, zip(*value_columns)):
+                if current is not None and _same(current, key):
+                    value = tuple(combine(a, b) for a, b in zip(value, partial))
+                    continue
+                if current is not None:
+                    done.append((current, value))
+                current, value = key, partial
+            if done:
+                yield _batch(done, schema, keys, values)
+        if current is not None:
+            yield _batch([(current, value)], schema, keys, values)
+
+    return fold
+
+
+def _same(a: tuple, b: tuple) -> bool:
+    # NaN is one key in Spark and never equal to itself in Python.
+    return a == b or all(x == y or (x != x and y != y) for x, y in zip(a, b))
+
+
+def _batch(rows: list[tuple], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}
+    columns.update({name: [value[index] for _, value in rows] for index, name in enumerate(values)})
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)

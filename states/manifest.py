@@ -1,0 +1,202 @@
+"""The manifest: everything that is needed to publish one decided batch, in one file.
+
+It is written create-exclusive and flushed before the decision names its path,
+size and digest, so a decision can always be finished from the manifest alone:
+without the topology, its functions or its source (DESIGN 2.3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinators import faults
+from coordinators.errors import Halted, TableError
+from coordinators.records import Decision
+from coordinators.transactions import TransactionAttempt
+from states.parquet_files import fsync
+from states.staged import StagedFile
+
+WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ManifestTable:
+    """One table's part of a batch.
+
+    Attributes:
+        state: the state's name.
+        kind: "append", "keyed" or "memory".
+        path: the folder, relative to the warehouse.
+        table_id: Delta's id of the table ("" for memory).
+        schema_hash: of the table's schema when the rows were staged.
+        files: the staged files, relative to the folder.
+        details: what a state needs besides (memory: keys and fields).
+    """
+
+    state: str
+    kind: str
+    path: str
+    table_id: str
+    schema_hash: str
+    files: tuple[StagedFile, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.num_records for file in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state, "kind": self.kind, "path": self.path, "table_id": self.table_id,
+            "schema_hash": self.schema_hash, "rows": self.rows, "details": dict(self.details),
+            "files": [file.to_json() for file in self.files],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> ManifestTable:
+        return cls(
+            value["state"], value["kind"], value["path"], value["table_id"], value["schema_hash"],
+            tuple(StagedFile.from_json(file) for file in value["files"]), value["details"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One batch as it will be published.
+
+    Attributes:
+        topology, group, incarnation: whose batch it is.
+        attempt: the attempt that was processed.
+        parent: the attempt of txid − 1 that it builds on.
+        tables: in the order in which they are published.
+        spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}.
+    """
+
+    topology: str
+    group: str
+    incarnation: str
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+    tables: tuple[ManifestTable, ...]
+    spouts: Mapping[str, Mapping[str, Any]]
+
+    def encode(self) -> bytes:
+        value = {
+            "schema": _SCHEMA,
+            "topology": self.topology,
+            "group": self.group,
+            "incarnation": self.incarnation,
+            "attempt": list(self.attempt),
+            "parent": list(self.parent) if self.parent else None,
+            "tables": [table.to_json() for table in self.tables],
+            "spouts": {tx_id: dict(spout) for tx_id, spout in self.spouts.items()},
+        }
+        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Reads what encode() gave; the digest has been checked before.
+
+        Raises:
+            TableError: it is not a manifest of this schema.
+        """
+        try:
+            value = json.loads(data)
+            if value["schema"] != _SCHEMA:
+                raise TableError("the manifest is of another schema", found=value["schema"], expected=_SCHEMA)
+            return cls(
+                value["topology"], value["group"], value["incarnation"], TransactionAttempt(*value["attempt"]),
+                TransactionAttempt(*value["parent"]) if value["parent"] else None,
+                tuple(ManifestTable.from_json(table) for table in value["tables"]), value["spouts"],
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError("the manifest cannot be read", found=data[:200], expected=f"schema {_SCHEMA}") from error
+
+
+class ManifestStore:
+    """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests``."""
+
+    def __init__(self, warehouse: Path, topology: str, group: str) -> None:
+        self._warehouse = warehouse
+        self._folder = warehouse / "_trident" / topology / group / "manifests"
+
+    def write(self, manifest: Manifest) -> Decision:
+        """Makes the manifest durable and returns the decision that would name it.
+
+        The name carries the attempt; attempt ids are never used again, so the
+        name is new. Should a try of this very attempt have died half-way, its
+        torn file keeps the name, and this one takes another.
+        """
+        data = manifest.encode()
+        with faults.fault_point(WRITE):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            attempt = manifest.attempt
+            path = self._folder / f"{attempt.txid}-{attempt.attempt_id}.json"
+            try:
+                _create(path, data)
+            except FileExistsError:
+                path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
+                _create(path, data)
+            fsync(str(self._folder))
+        relative = path.relative_to(self._warehouse).as_posix()
+        return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
+
+    def read(self, decision: Decision) -> Manifest:
+        """Reads the manifest that a decision names.
+
+        Raises:
+            Halted: it is gone or is not the one that was decided.
+        """
+        path = self._warehouse / decision.manifest
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise Halted(
+                f"transaction {decision.txid} is decided but its manifest {path} cannot be read: {error}",
+                action="bring the file back from a back-up of the warehouse, then start again",
+            ) from error
+        digest = hashlib.sha256(data).hexdigest()
+        if len(data) != decision.size or digest != decision.sha256:
+            raise Halted(
+                f"the manifest {path} is not the one that was decided",
+                found=f"{len(data)} bytes, sha256 {digest[:16]}…",
+                expected=f"{decision.size} bytes, sha256 {decision.sha256[:16]}…",
+                action="bring the file back from a back-up of the warehouse, then start again",
+            )
+        return Manifest.decode(data)
+
+    def clean(self, published_txid: int, keep: str | None) -> list[Path]:
+        """Removes manifests up to published_txid but the one kept; returns what is gone.
+
+        Args:
+            published_txid: the last advanced transaction.
+            keep: file name of the manifest of ``last_published``: it stays.
+        """
+        removed = []
+        if not self._folder.is_dir():
+            return removed
+        for path in self._folder.iterdir():
+            txid = path.name.split("-", 1)[0]
+            if path.name != keep and txid.isdigit() and int(txid) <= published_txid:
+                path.unlink(missing_ok=True)
+                removed.append(path)
+        return removed
+
+
+def _create(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+            file.flush()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

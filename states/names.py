@@ -1,0 +1,30 @@
+"""Names that become folders, znodes and SQL identifiers are allow-listed here."""
+
+from __future__ import annotations
+
+import re
+
+from coordinators.errors import TopologyError
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+_STATE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+
+
+def check_name(kind: str, name: object) -> str:
+    """Returns the name when it may be used, for "topology", "stream" or "state".
+
+    A state's name is also a table's: no "-" in it, and no "__", which this
+    framework uses for the tables that it adds.
+
+    Raises:
+        TopologyError: the name is not of the form.
+    """
+    pattern = _STATE if kind == "state" else _NAME
+    if not isinstance(name, str) or not pattern.fullmatch(name) or (kind == "state" and "__" in name):
+        extra = ", without '__'" if kind == "state" else " or -"
+        raise TopologyError(
+            f"the {kind} name cannot be used",
+            found=repr(name),
+            expected=f"a letter, then at most 99 letters, digits, _{extra}",
+        )
+    return name

@@ -1,0 +1,308 @@
+"""Snapshot reads: the states of a batch group, all as of one transaction (DESIGN 4).
+
+Needs no running topology and no ZooKeeper. What was published to only some of
+a group's tables is never read: without a txid a read gives the last transaction
+that *every* table of the group has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinators.errors import TableError
+from states.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
+from states.compactor import merged_upto, own_control
+from states.control import ControlRecord
+from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from states.kernel import KernelEngine, TableMissing, TableSnapshot
+from states.log_merge import combined, native_merge, overlaid, quoted, require_combiner
+from states.table_versions import newest_version
+from states.tables import TXID_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """One state's tables at fixed table versions.
+
+    Attributes:
+        published: the log of a keyed state, or the append table.
+        control: its control record.
+        plain: the plain table; None when it was not made yet, or for an append.
+        merged: P of the plain table; None for an append.
+    """
+
+    state: StateDescriptor
+    published: TableSnapshot
+    control: ControlRecord
+    plain: TableSnapshot | None = None
+    merged: int | None = None
+
+    @property
+    def pair(self) -> tuple[LogView, TableView] | None:
+        """The pinned log and table of a keyed state; None for an append."""
+        if self.merged is None:
+            return None
+        view = LogView(self.published.version, self.control.txid, self.control.floor)
+        return view, TableView(-1 if self.plain is None else self.plain.version, self.merged)
+
+
+def read_state(
+    spark: "SparkSession",
+    engine: KernelEngine,
+    warehouse: Path | str,
+    name: str,
+    txid: int | None = None,
+    aggregator: Any = None,
+    advanced_txid: int | None = None,
+) -> "DataFrame":
+    """A state as of one transaction: exact, and fixed for as long as the frame lives.
+
+    A keyed state gives its keys and values, one row per key; an append gives
+    its rows. A state that takes part in no transaction up to ``txid`` is empty:
+    also a global aggregate, which has its row from its first transaction on.
+
+    Args:
+        spark: a session with Delta.
+        engine: Delta's Kernel on it.
+        warehouse: the folder of all tables.
+        name: the state's name.
+        txid: the transaction; None for the last that every table of the group
+            has. One that committed nothing reads as the one before it.
+        aggregator: of the topology; needed for a Python combiner only, and
+            only while part of the log is not merged.
+        advanced_txid: the last advanced txid, when the caller knows it (from
+            before this call): transactions that committed nothing leave no
+            trace in the tables, and a txid above the last trace is else "not
+            committed yet".
+
+    Raises:
+        SnapshotUnavailable: the transaction is not committed yet, or is older
+            than what is kept (the error names the oldest that can be read).
+        TableError: there is no such state, or a table of it is missing.
+        ForeignTable: a table is not of the state that the descriptor names.
+        ConfigError: a Python combiner is needed and was not given.
+    """
+    frames, _ = read_group(spark, engine, warehouse, [name], txid, {name: aggregator}, advanced_txid)
+    return frames[name]
+
+
+def read_group(
+    spark: "SparkSession",
+    engine: KernelEngine,
+    warehouse: Path | str,
+    names: Sequence[str],
+    txid: int | None = None,
+    aggregators: Mapping[str, Any] | None = None,
+    advanced_txid: int | None = None,
+) -> tuple[dict[str, "DataFrame"], int]:
+    """Several states of one batch group, all as of the same transaction.
+
+    Returns:
+        The frame of each name, and the txid.
+
+    Raises:
+        TableError: the states are not of one group; else as :func:`read_state`.
+    """
+    states = [_load(warehouse, name) for name in names]
+    _require_one_group(states)
+    views, asked = _pin(engine, warehouse, states, txid, advanced_txid)
+    given = aggregators or {}
+    return {name: _frame(spark, views[name], asked, given.get(name)) for name in names}, asked
+
+
+def latest_txid(engine: KernelEngine, warehouse: Path | str, name: str) -> int:
+    """The last transaction that every table of the state's group has; 0 before the first.
+
+    Raises:
+        TableError: there is no such state, or a table of it is missing.
+    """
+    return _pin(engine, warehouse, [_load(warehouse, name)], None, None)[1]
+
+
+def _load(warehouse: Path | str, name: str) -> StateDescriptor:
+    try:
+        return load_descriptor(warehouse, name)
+    except FileNotFoundError:
+        known = sorted(path.stem for path in (Path(warehouse) / "_trident" / "states").glob("*.json"))
+        raise TableError(
+            f"there is no state {name!r} in the warehouse {warehouse}",
+            found=f"the states {', '.join(known)}" if known else "no state at all",
+            action="check the name and the warehouse folder; a state exists from its topology's first start on",
+        ) from None
+
+
+def _require_one_group(states: Sequence[StateDescriptor]) -> None:
+    groups = {(state.topology, state.group) for state in states}
+    if len(groups) != 1:
+        raise TableError(
+            "only the states of one batch group are committed as one, and can be read as one",
+            found=", ".join(f"{state.name} of {state.topology}/{state.group}" for state in states),
+            expected="states of one group",
+            action="read each group on its own",
+        )
+
+
+def _pin(
+    engine: KernelEngine, warehouse: Path | str, states: Sequence[StateDescriptor], txid: int | None,
+    advanced_txid: int | None,
+) -> tuple[dict[str, _Pinned], int]:  # fmt: skip
+    """Pins the states' tables at versions that can be read as of one transaction; and which one.
+
+    Raises:
+        SnapshotUnavailable: the transaction is not in all tables yet, or not kept any more.
+        TableError: the tables never fitted together.
+    """
+    for attempt in range(_TRIES):
+        controls, pinned = _look(engine, Path(warehouse), states)
+        newest = min(controls)
+        asked = newest if txid is None else min(txid, newest)
+        views = {name: _as_of(engine, table, asked) for name, table in pinned.items()}
+        pairs = [view.pair for view in views.values() if view.pair is not None and asked >= view.control.starts_at]
+        try:
+            plan = plan_live_read(pairs, controls, txid, advanced_txid)
+        except SnapshotUnavailable as error:
+            if txid is not None and txid < newest:
+                raise _too_old(engine, pinned, txid) from error
+            raise
+        if plan is not READ_AGAIN:
+            return views, plan.txid
+        if any(view.merged != pinned[name].merged for name, view in views.items()):
+            # An older table version was wanted, and the log no longer reaches back to its P.
+            raise _too_old(engine, pinned, asked)
+        # Merged and dropped between our looks at the two tables: look again.
+        time.sleep(0.01 * 2**attempt)
+    raise TableError(
+        f"the tables of batch group {states[0].group} of {states[0].topology} do not fit together",
+        found="; ".join(f"{name}: {view.pair}" for name, view in views.items()),
+        expected="floor <= merged <= the last common transaction, for each keyed state",
+        action="if a table was restored from a copy, bring all from the same moment",
+    )
+
+
+def _look(
+    engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]
+) -> tuple[list[int], dict[str, _Pinned]]:
+    """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
+    wanted = {state.name for state in states}
+    # Plain tables before any log: what is merged is published everywhere by the time a log is looked at.
+    plains = {state.name: _try_load(engine, root / state.plain_path) for state in states if state.kind == "keyed"}
+    controls: list[int] = []
+    detached: list[int] = []
+    pinned = {}
+    for state in descriptors_of_group(root, states[0].topology, states[0].group):
+        published = _try_load(engine, root / state.published_path)
+        if published is None:
+            if state.name in wanted:
+                raise TableError(
+                    f"the table {root / state.published_path} of state {state.name} does not exist",
+                    action="start the topology that writes it, or bring the table back from a back-up",
+                )
+            continue  # a state that is just being made: no transaction has it yet
+        control = own_control(state, published)
+        (controls if state.ends_at is None else detached).append(control.txid)
+        if state.name in wanted:
+            pinned[state.name] = _pinned(state, published, control, plains.get(state.name))
+    return controls or detached, pinned
+
+
+def _pinned(
+    state: StateDescriptor, published: TableSnapshot, control: ControlRecord, plain: TableSnapshot | None
+) -> _Pinned:
+    if state.kind == "append":
+        return _Pinned(state, published, control)
+    if plain is None:
+        return _Pinned(state, published, control, None, control.starts_at - 1)
+    own_control(state, plain)
+    return _Pinned(state, published, control, plain, merged_upto(state, plain, control.starts_at))
+
+
+def _try_load(engine: KernelEngine, path: Path) -> TableSnapshot | None:
+    try:
+        return engine.load(str(path))
+    except TableMissing:
+        return None
+
+
+def _as_of(engine: KernelEngine, table: _Pinned, txid: int) -> _Pinned:
+    """The state's tables, at older versions where txid is older than what they hold."""
+    state, starts_at = table.state, table.control.starts_at
+    if txid < starts_at:
+        return table
+    if table.merged is None:
+        version = newest_version(engine, table.published, lambda snap: own_control(state, snap).txid, txid)
+        if version is None:
+            raise _too_old(engine, {state.name: table}, txid)
+        return replace(table, published=version)
+    if table.plain is None or table.merged <= txid:
+        return table
+    plain = newest_version(engine, table.plain, lambda snap: merged_upto(state, snap, starts_at), txid)
+    if plain is None:
+        raise _too_old(engine, {state.name: table}, txid)
+    return replace(table, plain=plain, merged=merged_upto(state, plain, starts_at))
+
+
+def _too_old(engine: KernelEngine, tables: Mapping[str, _Pinned], txid: int) -> SnapshotUnavailable:
+    oldest = max(_oldest(engine, table) for table in tables.values())
+    return SnapshotUnavailable(
+        f"transaction {txid} is no longer kept for {', '.join(tables)}",
+        txid=txid,
+        available=oldest,
+        found=f"the oldest that can be read is {oldest}",
+        action=f"read transaction {oldest} or a newer one; snapshot_retention_txids of a state sets how many are kept",
+    )
+
+
+def _oldest(engine: KernelEngine, table: _Pinned) -> int:
+    """The least transaction that a state can be read as of, when not all can."""
+
+    def measure(snapshot: TableSnapshot) -> int:
+        if table.merged is None:
+            return own_control(table.state, snapshot).txid
+        return merged_upto(table.state, snapshot, table.control.starts_at)
+
+    newest = table.published if table.merged is None else table.plain
+    if newest is None:
+        return table.control.txid
+    best = measure(newest)
+    while best > table.control.floor:
+        older = newest_version(engine, newest, measure, best - 1)
+        if older is None or measure(older) < table.control.floor:
+            break
+        best = measure(older)
+    return best
+
+
+def _frame(spark: "SparkSession", table: _Pinned, txid: int, aggregator: Any) -> "DataFrame":
+    state = table.state
+    columns = [quoted(field.name) for field in state.schema.fields]
+    nothing = _load_frame(spark, table.published).select(*columns).where("false")
+    if txid < table.control.starts_at:
+        return nothing
+    if table.merged is None:
+        return _load_frame(spark, table.published).select(*columns)
+    base = nothing if table.plain is None else _load_frame(spark, table.plain).select(*columns)
+    if table.merged == txid:
+        return base
+    rows = _load_frame(spark, table.published).where(
+        (quoted(TXID_COLUMN) > table.merged) & (quoted(TXID_COLUMN) <= txid)
+    )
+    native = native_merge(state)
+    if native is not None:
+        return combined(state, base, rows, native)
+    return overlaid(state, base, rows, require_combiner(state, aggregator))
+
+
+def _load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
+    return spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+
+
+__all__ = ["SnapshotUnavailable", "latest_txid", "read_group", "read_state"]

@@ -1,0 +1,138 @@
+"""Stages the rows of one attempt: durable files that no reader sees yet (DESIGN 2.2)."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinators import faults
+from coordinators.errors import StagedFileMissing, TableError
+from coordinators.transactions import TransactionAttempt
+from states.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
+from states.staged import StagedFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STAGE = faults.register("stage.write", "the Spark job that stages an attempt's rows")
+
+
+@dataclass(frozen=True)
+class StagingTarget:
+    """A table that an attempt's rows are staged for.
+
+    Attributes:
+        name: the state's name.
+        root: the table's folder.
+        partition_columns: of the table.
+        txid_column: a hidden bigint column that holds the txid, or None.
+    """
+
+    name: str
+    root: Path
+    partition_columns: Sequence[str] = ()
+    txid_column: str | None = None
+
+
+def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
+    """A folder that no other attempt, and no other try at this one, has had."""
+    return f"data/{incarnation}/{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}"
+
+
+def stage(
+    frames: Mapping[str, "DataFrame"],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    codec: str = "snappy",
+) -> dict[str, list[StagedFile]]:
+    """Writes each target's rows with one Spark job and returns the files of committed tasks.
+
+    Every file and every folder above it is on disk (fsync) when this returns.
+    Nothing of it is visible: no Delta log names it.
+
+    Args:
+        frames: the rows by target name; a target without rows gets no file.
+        targets: where they go.
+        incarnation: of the topology.
+        attempt: whose rows these are.
+        codec: the Parquet codec.
+
+    Returns:
+        target name → its files, every target present.
+    """
+    if not targets:
+        return {}
+    folder = attempt_folder(incarnation, attempt)
+    reports = []
+    for target in targets:
+        file_target = FileTarget(
+            name=target.name,
+            root=str(target.root),
+            folder=folder,
+            partition_columns=tuple(target.partition_columns),
+            constants={target.txid_column: attempt.txid} if target.txid_column else {},
+            codec=codec,
+        )
+        reports.append(frames[target.name].mapInArrow(writer_of(file_target), REPORT_SCHEMA))
+    with faults.fault_point(STAGE):
+        rows = reduce(lambda left, right: left.union(right), reports).collect()
+    staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
+    for row in rows:
+        staged[row.target].append(staged_file(row.asDict()))
+    for target in targets:
+        files = staged[target.name]
+        files.sort(key=lambda file: file.path)
+        if files:
+            fsync_folders(target.root, folder)
+    return staged
+
+
+def staged_file(report: Mapping[str, Any]) -> StagedFile:
+    """The file that a task's report row is about."""
+    values = {name: report[name] for name in ("path", "size", "mtime_ms", "num_records", "stats")}
+    return StagedFile(**values, partition_values=json.loads(report["partition_values"]))
+
+
+def fsync_folders(root: Path, folder: str) -> None:
+    """Flushes the entries of every folder from root/folder up to root."""
+    path = root / folder
+    while True:
+        fsync(str(path))
+        if path == root:
+            return
+        path = path.parent
+
+
+def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
+    """Checks that every staged file is there with its size.
+
+    Raises:
+        TableError: one is not (the caller decides whether that halts).
+    """
+    for file in files:
+        path = root / file.path
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            raise StagedFileMissing(
+                f"the staged file {path} is gone",
+                found="no such file",
+                expected=f"{file.size} bytes",
+                action="bring it back from a back-up; nothing else can complete a decided batch",
+            ) from None
+        except OSError as error:
+            raise TableError(f"the staged file {path} cannot be read: {error}") from error
+        if size != file.size:
+            raise StagedFileMissing(
+                f"the staged file {path} is not the one that was staged",
+                found=f"{size} bytes",
+                expected=f"{file.size} bytes",
+                action="bring it back from a back-up; nothing else can complete a decided batch",
+            )

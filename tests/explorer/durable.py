@@ -1,0 +1,158 @@
+"""What survives a crash, as a model: ZooKeeper's znodes and two tables (DESIGN 2).
+
+Each function below is one atomic effect: one multi, or one table commit. It
+checks the claims at the moment of the effect, from what is durable alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coordinators.transactions import TransactionAttempt
+from tests.explorer.search import Violation
+
+TABLES = 2
+
+
+class Rejected(Exception):
+    """The effect did not happen: the attempt is superseded."""
+
+
+class Deposed(Exception):
+    """The effect did not happen: the fence has another epoch."""
+
+
+class Record(NamedTuple):
+    """The znodes ``coordinator`` and ``decided``."""
+
+    current: int = 1
+    attempts: tuple[tuple[int, int], ...] = ()
+    last: TransactionAttempt | None = None
+    last_published: TransactionAttempt | None = None
+    decided: TransactionAttempt | None = None
+
+    def greatest(self, txid: int) -> int:
+        return dict(self.attempts).get(txid, -1)
+
+
+class Durable(NamedTuple):
+    """``tables``: of each, the attempts whose rows it holds, in commit order."""
+
+    epoch: int = 0
+    record: Record = Record()
+    tables: tuple[tuple[TransactionAttempt, ...], ...] = ((),) * TABLES
+
+
+class Rules(NamedTuple):
+    """The protocol outside the coordinator. Each False is a defect that the search must find."""
+
+    fence: bool = True  # leader znode checked in each multi
+    control_record: bool = True  # table commits compare the control record
+    attempts_checked: bool = True  # a begin must exceed the greatest attempt id known
+
+
+class Writer(NamedTuple):
+    """Who writes: its epoch, and the record as it last saw or wrote it."""
+
+    epoch: int
+    view: Record
+
+
+def _multi(durable: Durable, writer: Writer, rules: Rules, after: Record) -> Durable:
+    if writer.epoch != durable.epoch and rules.fence:
+        raise Deposed
+    if writer.view != durable.record:
+        # The znode versions do not fit. Under the fence this cannot happen to the leader.
+        if writer.epoch == durable.epoch:
+            raise Violation(f"somebody else wrote the leader's record: {durable.record}")
+        raise Deposed
+    return durable._replace(record=after)
+
+
+def begin(
+    durable: Durable, writer: Writer, rules: Rules, attempt: TransactionAttempt, parent: TransactionAttempt | None
+) -> Durable:
+    """Step 1: in order, with a greater attempt id, not of a decided transaction."""
+    seen = writer.view
+    txid = attempt.txid
+    if txid == seen.current:
+        expected = seen.last
+    elif txid > seen.current and seen.greatest(txid - 1) >= 0:
+        expected = TransactionAttempt(txid - 1, seen.greatest(txid - 1))
+    else:
+        raise Rejected(f"{attempt} begins out of order: current {seen.current}, begun {seen.attempts}")
+    if rules.attempts_checked and attempt.attempt_id <= seen.greatest(txid):
+        raise Rejected(f"{attempt} is begun with an attempt id that was used: {seen.attempts}")
+    if parent != expected:
+        raise Rejected(f"{attempt} is begun on {parent}, not on {expected}")
+    if seen.decided is not None and seen.decided.txid == txid:
+        raise Rejected(f"{attempt} begins, but {seen.decided} is decided")
+    attempts = tuple(sorted({**dict(seen.attempts), txid: attempt.attempt_id}.items()))
+    return _multi(durable, writer, rules, seen._replace(attempts=attempts))
+
+
+def decide(durable: Durable, writer: Writer, rules: Rules, attempt: TransactionAttempt) -> Durable:
+    """Step 4: the commit point of the group."""
+    seen = writer.view
+    after = _multi(durable, writer, rules, seen._replace(decided=attempt))
+    if seen.decided is not None:
+        raise Violation(f"{attempt} is decided while {seen.decided} is")
+    if attempt.txid != seen.current:
+        raise Violation(f"{attempt} is decided while {seen.current} is current")
+    if attempt.attempt_id != seen.greatest(attempt.txid):
+        raise Violation(f"{attempt} is decided, not the attempt begun last: {seen.attempts}")
+    return after
+
+
+def publish(durable: Durable, writer: Writer, rules: Rules, number: int, attempt: TransactionAttempt) -> Durable:
+    """Step 5 for one table: compare the control record and set it with the rows."""
+    rows = durable.tables[number]
+    control = rows[-1] if rows else None
+    if rules.control_record:
+        if control == attempt:
+            return durable
+        if control != writer.view.last_published:
+            if writer.epoch != durable.epoch:
+                raise Deposed
+            raise Violation(f"HALT: table {number} holds {control}, expected {writer.view.last_published} or {attempt}")
+    if any(row.txid == attempt.txid for row in rows):
+        raise Violation(f"table {number} gets the rows of {attempt} but holds {rows}")
+    if control is not None and control.txid >= attempt.txid:
+        raise Violation(f"table {number} gets {attempt} after {control}: out of order")
+    if durable.record.decided != attempt:
+        raise Violation(f"table {number} gets {attempt}, which is not decided: {durable.record.decided}")
+    tables = (*durable.tables[:number], (*rows, attempt), *durable.tables[number + 1 :])
+    return durable._replace(tables=tables)
+
+
+def advance(
+    durable: Durable, writer: Writer, rules: Rules, attempt: TransactionAttempt, published: bool, empty: bool
+) -> Durable:
+    """Step 6: the next transaction is current, and the decision is gone."""
+    seen = writer.view
+    after = _multi(
+        durable, writer, rules,
+        Record(
+            current=attempt.txid + 1,
+            attempts=tuple(entry for entry in seen.attempts if entry[0] > attempt.txid),
+            last=attempt,
+            last_published=attempt if published else seen.last_published,
+        ),
+    )  # fmt: skip
+    if attempt.txid != seen.current:
+        raise Violation(f"{attempt} advances while {seen.current} is current")
+    if published == empty:
+        raise Violation(f"{attempt} advances as published={published}")
+    if not empty and (seen.decided != attempt or any(attempt not in rows for rows in durable.tables)):
+        raise Violation(f"{attempt} advances before it is published: decided {seen.decided}, tables {durable.tables}")
+    return after
+
+
+def check_recovery(durable: Durable) -> None:
+    """What a new leader may find (DESIGN 2, recovery); anything else is a HALT."""
+    record = durable.record
+    allowed = {record.last_published, record.decided or record.last_published}
+    for number, rows in enumerate(durable.tables):
+        control = rows[-1] if rows else None
+        if control not in allowed:
+            raise Violation(f"HALT at recovery: table {number} holds {control}, ZooKeeper {record}")

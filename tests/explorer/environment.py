@@ -1,0 +1,432 @@
+"""What surrounds the coordinator, as a model: driver, Spark, spouts, crashes, a second one.
+
+A process runs the production ``step``. Its commands are carried out in small
+pieces: an effect on what is durable, and the delivery of the event about it.
+A crash, or a second coordinator that takes over, can come between any two, so
+each effect happens with and without its event being heard. The first
+coordinator then lives on as a *zombie* with a stale fence, and goes on in
+every interleaving until something stops it.
+
+As in the driver there is one thread that begins attempts in order (one that was
+cancelled may be carried out all the same), one that commits, and one per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from coordinators import master
+from coordinators.master import CoordinatorState, Limits, Mode, TimerKind
+from coordinators.transactions import TransactionAttempt
+from tests.explorer import durable as store
+from tests.explorer.durable import TABLES, Durable, Record, Rules, Writer
+from tests.explorer.search import Action, Violation
+
+REPORTS = (
+    master.Began, master.Processed, master.Prepared, master.Decided, master.Committed, master.Advanced, master.Failed,
+)  # fmt: skip
+
+
+class Budget(NamedTuple):
+    """How many of each fault may still happen."""
+
+    failures: int = 0
+    crashes: int = 0
+    takeovers: int = 0
+    not_ready: int = 0
+    stops: int = 0
+    suspensions: int = 0
+    pauses: int = 0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One bounded world.
+
+    Attributes:
+        transactions: the spouts have this many batches.
+        empty: the txids whose batches are empty.
+        timeouts: the failures are timeouts.
+    """
+
+    transactions: int
+    budget: Budget
+    limits: Limits = Limits(max_spout_pending=2)
+    empty: frozenset[int] = frozenset()
+    timeouts: bool = False
+    rules: Rules = Rules()
+
+
+class Brain:
+    """A coordinator's state, known by identity; its steps are remembered."""
+
+    __slots__ = ("state", "steps")
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self.state = state
+        self.steps: dict[object, tuple[Brain, tuple[master.Command, ...]]] = {}
+
+
+class Beginning(NamedTuple):
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+    live: bool = True
+    stored: bool = False
+
+
+class Process(NamedTuple):
+    """One coordinator process.
+
+    Attributes:
+        begun_to: the greatest txid that this process knows to have begun.
+        told: the greatest txid whose success it has told.
+        heard: (txid, failures) that it was told of.
+        commit: (command, pieces done) on the commit thread.
+    """
+
+    writer: Writer
+    brain: Brain
+    begun_to: int
+    asked: int | None = None
+    begins: tuple[Beginning, ...] = ()
+    emits: frozenset[TransactionAttempt] = frozenset()
+    commit: tuple[master.Command, int] | None = None
+    timers: frozenset[master.Timer] = frozenset()
+    told: int = 0
+    heard: tuple[tuple[int, int], ...] = ()
+    suspended: bool = False
+    paused: bool = False
+    ended: Mode | None = None
+
+
+class World(NamedTuple):
+    durable: Durable
+    budget: Budget
+    leader: Process | None = None
+    zombie: Process | None = None
+
+
+class Environment:
+    """The model for :func:`tests.explorer.search.explore`."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rules = scenario.rules
+        self.initial = World(Durable(), scenario.budget)
+        self._brains: dict[CoordinatorState, Brain] = {}
+
+    def finished(self, world: World) -> bool:
+        """Everything is committed once and told, or the leader ended as it should."""
+        leader = world.leader
+        if leader is None:
+            return False
+        if leader.ended is not None:
+            return leader.ended in (Mode.STOPPED, Mode.GAVE_UP)
+        wanted = [txid for txid in range(1, self.scenario.transactions + 1) if txid not in self.scenario.empty]
+        return (
+            world.durable.record.current == self.scenario.transactions + 1
+            and leader.told == self.scenario.transactions
+            and all([row.txid for row in rows] == wanted for rows in world.durable.tables)
+        )
+
+    # --- what can happen ----------------------------------------------------------------
+
+    def actions(self, world: World) -> Iterator[Action]:
+        if world.leader is None:
+            yield Action("a coordinator starts", partial(self._start, world))
+        else:
+            yield from self._process_actions(world, "leader")
+            yield from self._faults(world)
+        if world.zombie is not None:
+            yield from self._process_actions(world, "zombie")
+
+    def _faults(self, world: World) -> Iterator[Action]:
+        budget, leader = world.budget, world.leader
+        if leader.ended is not None:
+            return
+        if budget.crashes:
+            dead = world._replace(leader=None, budget=budget._replace(crashes=budget.crashes - 1))
+            yield Action("the coordinator is killed", lambda: dead, fault=True)
+        if budget.takeovers and world.zombie is None:
+            left = world._replace(zombie=leader, leader=None, budget=budget._replace(takeovers=budget.takeovers - 1))
+            yield Action("another coordinator takes over, the old one lives on", partial(self._start, left), fault=True)
+        if budget.stops:
+            spent = world._replace(budget=budget._replace(stops=0))
+            yield Action("stop is requested", partial(self._tell, spent, "leader", master.StopRequested()), fault=True)
+        if budget.suspensions and not leader.suspended:
+            spent = world._replace(
+                leader=leader._replace(suspended=True), budget=budget._replace(suspensions=budget.suspensions - 1)
+            )
+            yield Action("ZooKeeper suspended", partial(self._tell, spent, "leader", master.Suspended()), fault=True)
+        if budget.pauses and not leader.paused:
+            spent = world._replace(leader=leader._replace(paused=True), budget=budget._replace(pauses=budget.pauses - 1))
+            yield Action("pause", partial(self._tell, spent, "leader", master.Paused()), fault=True)
+
+    def _process_actions(self, world: World, who: str) -> Iterator[Action]:
+        process: Process = getattr(world, who)
+        if process.ended is not None:
+            return
+        tell = partial(self._tell_after, world, who)
+        if process.suspended:
+            yield Action(f"{who}: reconnected", partial(tell, master.Reconnected(), suspended=False))
+        if process.paused:
+            yield Action(f"{who}: resume", partial(tell, master.Resumed(), paused=False))
+        if process.asked is not None and process.asked <= self.scenario.transactions:
+            txid = process.asked
+            yield Action(f"{who}: ready for {txid}", partial(tell, master.Ready(txid, True), asked=None))
+            if world.budget.not_ready and who == "leader":
+                spent = world._replace(budget=world.budget._replace(not_ready=world.budget.not_ready - 1))
+                answer = partial(self._tell_after, spent, who, master.Ready(txid, False), asked=None)
+                yield Action(f"{who}: not ready for {txid}", answer, fault=True)
+        for timer in process.timers:
+            rest = process.timers - {timer}
+            yield Action(f"{who}: {timer.kind.value} timer fires", partial(tell, master.TimerFired(timer), timers=rest))
+        if process.begins:
+            yield from self._begin_actions(world, who, process)
+        for attempt in process.emits:
+            rest = process.emits - {attempt}
+            yield Action(f"{who}: {attempt} processed", partial(tell, master.Processed(attempt), emits=rest))
+            yield from self._failure(world, who, attempt, f"{attempt} fails in Spark", emits=rest)
+        if process.commit is not None:
+            yield from self._commit_actions(world, who, process)
+
+    def _failure(
+        self, world: World, who: str, attempt: TransactionAttempt, label: str, **changes: object
+    ) -> Iterator[Action]:
+        if who != "leader" or not world.budget.failures:
+            return
+        heard = dict(world.leader.heard)
+        heard[attempt.txid] = heard.get(attempt.txid, 0) + 1
+        spent = world._replace(budget=world.budget._replace(failures=world.budget.failures - 1))
+        event = master.Failed(attempt, self.scenario.timeouts)
+        run = partial(self._tell_after, spent, who, event, heard=tuple(sorted(heard.items())), **changes)
+        yield Action(f"{who}: {label}", run, fault=True)
+
+    def _begin_actions(self, world: World, who: str, process: Process) -> Iterator[Action]:
+        head, rest = process.begins[0], process.begins[1:]
+        if head.stored:
+            run = partial(self._tell_after, world, who, master.Began(head.attempt), begins=rest)
+            yield Action(f"{who}: hears that {head.attempt} began", run)
+            return
+        yield Action(f"{who}: begin {head.attempt} is stored", partial(self._begin, world, who, head, rest))
+        if head.live:
+            yield from self._failure(world, who, head.attempt, f"{head.attempt} cannot be pinned", begins=rest)
+        else:
+            skipped = _put(world, who, process._replace(begins=rest))
+            yield Action(f"{who}: begin {head.attempt} is skipped", lambda: skipped)
+
+    def _commit_actions(self, world: World, who: str, process: Process) -> Iterator[Action]:
+        command, done = process.commit
+        attempt = command.attempt
+        tell = partial(self._tell_after, world, who)
+        if isinstance(command, master.Prepare):
+            event = master.Prepared(attempt, attempt.txid in self.scenario.empty)
+            yield Action(f"{who}: {attempt} prepared", partial(tell, event, commit=None))
+            yield from self._failure(world, who, attempt, f"{attempt} cannot be prepared", commit=None)
+            return
+        pieces = TABLES if isinstance(command, master.Commit) else 1
+        name = type(command).__name__
+        if done < pieces:
+            part = f" table {done}" if isinstance(command, master.Commit) else ""
+            yield Action(f"{who}: {name} {attempt}{part}", partial(self._effect, world, who, command, done))
+            return
+        event = {master.Decide: master.Decided, master.Commit: master.Committed, master.Advance: master.Advanced}[
+            type(command)
+        ](attempt)
+        yield Action(f"{who}: hears of {name} {attempt}", partial(tell, event, commit=None))
+
+    # --- effects ---------------------------------------------------------------------------
+
+    def _start(self, world: World) -> World:
+        """The fence is bumped, then everything is read."""
+        durable = world.durable._replace(epoch=world.durable.epoch + 1)
+        store.check_recovery(durable)
+        record = durable.record
+        leader = Process(
+            Writer(durable.epoch, record),
+            self._brain(master.initial(self.scenario.limits)),
+            begun_to=max([record.current - 1, *(txid for txid, _ in record.attempts)]),
+        )
+        world = world._replace(durable=durable, leader=leader)
+        event = master.Recovered(record.current, dict(record.attempts), record.last, record.decided)
+        return self._tell(world, "leader", event)
+
+    def _begin(self, world: World, who: str, head: Beginning, rest: tuple[Beginning, ...]) -> World:
+        process: Process = getattr(world, who)
+        if who == "leader" and head.attempt.attempt_id <= world.durable.record.greatest(head.attempt.txid):
+            raise Violation(f"attempt id used again: {head.attempt} after {world.durable.record.attempts}")
+        try:
+            durable = store.begin(world.durable, process.writer, self.rules, head.attempt, head.parent)
+        except store.Rejected as rejected:
+            if head.live:
+                raise Violation(f"{who}: {rejected}") from rejected
+            return _put(world, who, process._replace(begins=rest))
+        except store.Deposed:
+            return self._tell(world, who, master.LostLeadership())
+        begins = (head._replace(stored=True), *rest) if head.live else rest
+        return self._wrote(world, who, durable, begins=begins)
+
+    def _effect(self, world: World, who: str, command: master.Command, done: int) -> World:
+        writer: Writer = getattr(world, who).writer
+        durable, attempt = world.durable, command.attempt
+        try:
+            if isinstance(command, master.Decide):
+                after = store.decide(durable, writer, self.rules, attempt)
+            elif isinstance(command, master.Commit):
+                after = store.publish(durable, writer, self.rules, done, attempt)
+                return _put(world._replace(durable=after), who, getattr(world, who)._replace(commit=(command, done + 1)))
+            else:
+                empty = attempt.txid in self.scenario.empty
+                after = store.advance(durable, writer, self.rules, attempt, command.published, empty)
+        except store.Deposed:
+            return self._tell(world, who, master.LostLeadership())
+        return self._wrote(world, who, after, commit=(command, 1))
+
+    def _wrote(self, world: World, who: str, durable: Durable, **changes: object) -> World:
+        process: Process = getattr(world, who)
+        process = process._replace(writer=process.writer._replace(view=durable.record), **changes)
+        return _put(world._replace(durable=durable), who, process)
+
+    # --- the coordinator --------------------------------------------------------------------
+
+    def _tell_after(self, world: World, who: str, event: master.Event, **changes: object) -> World:
+        return self._tell(_put(world, who, getattr(world, who)._replace(**changes)), who, event)
+
+    def _tell(self, world: World, who: str, event: master.Event) -> World:
+        process: Process = getattr(world, who)
+        key = event if not isinstance(event, master.Recovered) else repr(event)  # it holds a dict
+        known = process.brain.steps.get(key)
+        if known is None:
+            state, commands = master.step(process.brain.state, event)
+            known = process.brain.steps[key] = (self._brain(state), commands)
+        brain, commands = known
+        process = process._replace(brain=brain)
+        for command in commands:
+            process = self._carry_out(world, who, process, command)
+        return _put(world, who, process)
+
+    def _carry_out(self, world: World, who: str, process: Process, command: master.Command) -> Process:
+        """Hands one command over; checks the claims that hold when it is issued."""
+        record: Record = world.durable.record
+        leads = who == "leader"
+        if isinstance(command, master.AskReady):
+            _claim(process.asked is None, f"{command.txid} is asked while {process.asked} is")
+            _claim(command.txid > process.begun_to, f"a replay of {command.txid} waits for readiness")
+            _claim(not process.suspended and not process.paused, f"{command} while suspended or paused")
+            return process._replace(asked=command.txid)
+        if isinstance(command, master.Begin):
+            return self._hand_over_begin(record, process, command)
+        if isinstance(command, master.EmitBatch):
+            decided = record.decided
+            if leads and decided is not None and decided.txid == command.attempt.txid:
+                raise Violation(f"{command.attempt} is emitted though {decided} is decided")
+            _claim(
+                not leads or record.greatest(command.attempt.txid) == command.attempt.attempt_id,
+                f"{command.attempt} is emitted before it began: {record.attempts}",
+            )
+            return process._replace(emits=process.emits | {command.attempt})
+        if isinstance(command, master.Cancel):
+            return _cancel(process, command.attempt)
+        if isinstance(command, (master.Prepare, master.Decide, master.Commit, master.Advance)):
+            _claim(process.commit is None, f"two commits at once: {command} beside {process.commit}")
+            _claim(not (process.suspended and isinstance(command, master.Prepare)), f"{command} while suspended")
+            return process._replace(commit=(command, 0))
+        if isinstance(command, master.Success):
+            attempt = command.attempt
+            _claim(attempt.txid < record.current, f"success of {attempt} is told, but {record.current} is current")
+            held = all(attempt in rows for rows in world.durable.tables) or attempt.txid in self.scenario.empty
+            _claim(held, f"success of {attempt} is told, but the tables hold {world.durable.tables}")
+            return process._replace(told=attempt.txid)
+        if isinstance(command, master.StartTimer):
+            _claim(command.timer not in process.timers, f"{command.timer} is started twice")
+            return process._replace(timers=process.timers | {command.timer})
+        return self._end(world, leads, process, command)
+
+    def _hand_over_begin(self, record: Record, process: Process, command: master.Begin) -> Process:
+        txid = command.attempt.txid
+        _claim(not process.suspended, f"{command} while suspended")
+        _claim(not process.paused or txid <= process.begun_to, f"{command}, a new one, while paused")
+        _claim(txid <= process.begun_to + 1, f"{command} leaves one out: begun to {process.begun_to}")
+        _claim(
+            txid < process.writer.view.current + self.scenario.limits.max_spout_pending,
+            f"{command} is beyond the window of {process.writer.view.current}",
+        )
+        if process.heard:
+            timeouts = dict(process.heard).get(txid, 0) if self.scenario.timeouts else 0
+            _claim(command.timeout_factor == 2**timeouts, f"{command} after {timeouts} timeouts")
+        begins = (*process.begins, Beginning(command.attempt, command.parent))
+        return process._replace(begins=begins, begun_to=max(process.begun_to, txid))
+
+    def _end(self, world: World, leads: bool, process: Process, command: master.End) -> Process:
+        record = world.durable.record
+        if command.mode is Mode.STOPPED:
+            _claim(not leads or record.decided is None, f"stopped with {record.decided} decided and not published")
+        elif command.mode is Mode.GAVE_UP:
+            failures = dict(process.heard).get(command.txid, 0)
+            _claim(failures >= self.scenario.limits.max_attempts, f"gave {command.txid} up after {failures} failures")
+            _claim(not leads or record.current == command.txid, f"gave up before {record.current} was finished")
+            _claim(not leads or record.decided is None, f"gave up with {record.decided} decided")
+        elif command.mode is Mode.DEPOSED:
+            _claim(process.writer.epoch != world.durable.epoch, "the leader was deposed")
+        else:
+            raise Violation(f"{command}")
+        return Process(process.writer, process.brain, 0, ended=command.mode)
+
+    # --- every state of the coordinator, once ---------------------------------------------------
+
+    def _brain(self, state: CoordinatorState) -> Brain:
+        brain = self._brains.get(state)
+        if brain is None:
+            brain = self._brains[state] = Brain(state)
+            check_late_reports(state)
+        return brain
+
+
+def check_late_reports(state: CoordinatorState) -> None:
+    """Late and repeated reports change nothing, in this state (SEMANTICS 1).
+
+    A report on an attempt that was dropped can therefore come at any moment,
+    and any number of times, without the search having to deliver it.
+    """
+    if state.mode is Mode.NEW:
+        return
+    live = {entry.attempt for entry in state.live}
+    known = {attempt_txid: greatest for attempt_txid, greatest in state.greatest}
+    for txid in range(max(1, state.current - 1), state.current + len(state.live) + 2):
+        for attempt_id in range(known.get(txid, 0) + 1):
+            attempt = TransactionAttempt(txid, attempt_id)
+            if attempt in live:
+                continue
+            for report in REPORTS:
+                _claim(master.step(state, report(attempt)) == (state, ()), f"a late {report(attempt)} changed {state}")
+    for entry in state.live:
+        if entry.stage >= master.Stage.DECIDING:
+            failed = master.Failed(entry.attempt, timed_out=True)
+            _claim(master.step(state, failed) == (state, ()), f"{failed} was heard after the decision: {state}")
+
+
+def _cancel(process: Process, attempt: TransactionAttempt) -> Process:
+    begins = tuple(
+        entry._replace(live=False) if entry.attempt == attempt else entry
+        for entry in process.begins
+        if not (entry.attempt == attempt and entry.stored)
+    )
+    commit = process.commit
+    if commit is not None and commit[0].attempt == attempt and isinstance(commit[0], master.Prepare):
+        commit = None
+    return process._replace(begins=begins, emits=process.emits - {attempt}, commit=commit)
+
+
+def _put(world: World, who: str, process: Process) -> World:
+    return world._replace(**{who: process})
+
+
+def _claim(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Violation(otherwise)
+
+
+__all__ = ["Budget", "Environment", "Scenario", "TimerKind", "check_late_reports"]

@@ -1,0 +1,170 @@
+"""Publishes transactions to the tables of a batch group by hand, and says what they must hold.
+
+Files are written with pyarrow and committed with Kernel, as publishing does.
+What a state must hold is computed here in plain Python, from the rows alone:
+no code under test takes part in it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from states.binding import StateBinding
+from states.control import DOMAIN, ControlRecord
+from states.delta_append import DeltaAppend
+from states.delta_map import DeltaMapState
+from states.descriptor import StateDescriptor
+from states.kernel import KernelEngine, TableSnapshot
+from states.parquet_files import FileTarget, write_partition
+from states.staged import StagedFile
+from states.tables import plain_table, published_table
+
+COUNT_SCHEMA = "word string, count bigint"
+
+
+class Native:
+    """As much of a native aggregator as states/ looks at."""
+
+    def __init__(self, name: str) -> None:
+        self.native_name = name
+
+
+class Longest:
+    """A Python combiner: the longer text, of equals the later."""
+
+    def combine(self, a: str, b: str) -> str:
+        return b if len(b) >= len(a) else a
+
+
+class Concat:
+    """A Python combiner that is not commutative: shows the order of transactions."""
+
+    def combine(self, a: str, b: str) -> str:
+        return a + b
+
+
+def keyed(name: str = "counts", schema: str = COUNT_SCHEMA, keys: Sequence[str] = ("word",),
+          aggregator: Any = None, **settings: Any) -> StateBinding:  # fmt: skip
+    """The binding of a keyed state; counts words unless told."""
+    struct = StructType.fromDDL(schema)
+    values = tuple(field.name for field in struct.fields if field.name not in keys)
+    return StateBinding(
+        DeltaMapState(name, **settings), "keyed", tuple(keys), struct, values, aggregator or Native("count")
+    )
+
+
+def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:
+    """The binding of an append table."""
+    struct = StructType.fromDDL(schema)
+    return StateBinding(DeltaAppend(name, partition_columns), "append", (), struct, tuple(struct.fieldNames()))
+
+
+class Group:
+    """The states of one batch group, published to by hand.
+
+    Args:
+        starts_at: the first txid of its states.
+    """
+
+    def __init__(
+        self, spark: SparkSession, engine: KernelEngine, warehouse: Path, *bindings: StateBinding,
+        topology: str = "top", group: str = "g", incarnation: str = "inc1", starts_at: int = 1,
+    ) -> None:  # fmt: skip
+        self.spark, self.engine, self.warehouse = spark, engine, Path(warehouse)
+        self.topology, self.group, self.incarnation = topology, group, incarnation
+        self.bindings: dict[str, StateBinding] = {}
+        self.snapshots: dict[str, TableSnapshot] = {}
+        self.rows: dict[str, list[tuple[int, tuple]]] = {}
+        for binding in bindings:
+            self.add(binding, starts_at)
+
+    def add(self, binding: StateBinding, starts_at: int = 1) -> StateDescriptor:
+        """Makes a state's tables and descriptor, as at its topology's start."""
+        name = binding.name
+        control = ControlRecord(
+            self.topology, self.group, self.incarnation, starts_at - 1, -1, "", 1, starts_at, starts_at - 1
+        )
+        for spec in (published_table(binding), plain_table(binding)):
+            if spec is not None:
+                made = self.engine.create_table(
+                    str(self.warehouse / spec.path), spec.schema_json, spec.partition_columns, spec.properties,
+                    {DOMAIN: control.encode()}, f"trident/{self.incarnation}",
+                )  # fmt: skip
+                self.snapshots.setdefault(name, made)
+        self.bindings[name], self.rows[name] = binding, []
+        descriptor = StateDescriptor.of(binding, self.topology, self.group, self.incarnation, starts_at)
+        descriptor.save(self.warehouse)
+        return descriptor
+
+    def descriptor(self, name: str) -> StateDescriptor:
+        binding = self.bindings[name]
+        control = json.loads(self.snapshots[name].control(DOMAIN) or "{}")
+        return StateDescriptor.of(binding, self.topology, self.group, self.incarnation, control["starts_at"])
+
+    def publish(self, txid: int, states: Mapping[str, Sequence[tuple]], only: Sequence[str] | None = None) -> None:
+        """One transaction: a row per key and state, or no rows; in every state, or in some to show it half done."""
+        for name in only or self.bindings:
+            rows = states.get(name, [])
+            self._publish(name, txid, rows)
+            self.rows[name] += [(txid, tuple(row)) for row in rows]
+
+    def _publish(self, name: str, txid: int, rows: Sequence[tuple]) -> None:
+        snapshot = self.engine.load(self.snapshots[name].path)
+        control = json.loads(snapshot.control(DOMAIN) or "{}")
+        control.update(txid=txid, attempt_id=0, digest=f"d{txid}")
+        self.snapshots[name] = self.engine.commit_files(
+            snapshot, self.write(name, txid, rows), (f"trident/{self.topology}/{self.group}", txid),
+            {DOMAIN: json.dumps(control)}, f"trident/{self.incarnation}",
+        )  # fmt: skip
+
+    def write(self, name: str, txid: int, rows: Sequence[tuple]) -> list[StagedFile]:
+        """Stages rows in one file, none for no rows."""
+        binding = self.bindings[name]
+        spec = published_table(binding)
+        assert spec is not None
+        schema = to_arrow_schema(binding.schema)
+        columns = list(zip(*rows)) if rows else [[] for _ in schema]
+        batch = pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
+        target = FileTarget(
+            name, str(self.warehouse / spec.path), f"data/{self.incarnation}/{txid}-0-x",
+            spec.partition_columns, {spec.txid_column: txid} if spec.txid_column else {},
+        )  # fmt: skip
+        return [
+            StagedFile(r["path"], r["size"], r["mtime_ms"], r["num_records"], r["stats"], json.loads(r["partition_values"]))
+            for r in write_partition(target, [batch])
+        ]
+
+    def expected(self, name: str, txid: int, combine: Callable[[Any, Any], Any] | None = None) -> dict[tuple, tuple]:
+        """Key → values as of txid, by folding the rows of each transaction in order."""
+        binding = self.bindings[name]
+        fold = combine or (lambda a, b: a + b)
+        width, found = len(binding.keys), {}
+        for row_txid, row in sorted(self.rows[name], key=lambda pair: pair[0]):
+            if row_txid <= txid:
+                key, value = row[:width], row[width:]
+                old = found.get(key)
+                found[key] = value if old is None else tuple(fold(a, b) for a, b in zip(old, value))
+        return found
+
+    def copy_of_table(self, relative: str, to: Path) -> Path:
+        """A copy of a table's folder, to look at or to bring back later."""
+        shutil.copytree(self.warehouse / relative, to)
+        return to
+
+
+def as_map(binding: StateBinding, frame: Any) -> dict[tuple, tuple]:
+    """Key → values of a frame; fails when a key has two rows."""
+    assert frame.columns == binding.schema.fieldNames()
+    width, rows = len(binding.keys), [tuple(row) for row in frame.collect()]
+    found = {row[:width]: row[width:] for row in rows}
+    assert len(found) == len(rows), "a key has more than one row"
+    return found

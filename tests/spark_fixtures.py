@@ -1,0 +1,54 @@
+"""The Spark session that all tests of one process share.
+
+The conftest makes them known: ``pytest_plugins = [..., "tests.spark_fixtures"]``.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from trident.session import make_session
+
+
+@functools.lru_cache(maxsize=1)
+def shared_session() -> SparkSession:
+    """The one session, made when a test first needs it; its JVM ends with the process."""
+    return make_session("tests", spark_confs(_folder()))
+
+
+def spark_confs(folder: str) -> dict[str, str]:
+    """Spark settings of the tests: two cores, a small heap, everything in one folder."""
+    return {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "1g",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        "spark.local.dir": f"{folder}/local",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> str:
+    return tempfile.mkdtemp(prefix="trident-tests-")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The shared session: local[2], FAIR, no UI, its warehouse in a temporary folder.
+
+    Tests must not stop it: the tests after them use it too.
+    """
+    yield shared_session()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remove_folder() -> Iterator[None]:
+    yield
+    shutil.rmtree(_folder(), ignore_errors=True)

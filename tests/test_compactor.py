@@ -1,0 +1,444 @@
+"""The background MERGE and the log drop: each row counted once, whoever merges, whatever fails."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import shutil
+import threading
+import time
+from decimal import Decimal
+
+import pytest
+
+from coordinators import faults
+from coordinators.errors import CommitConflict, ConfigError, Halted, TableError
+from states import compactor as compactor_module
+from states.background_compactor import BackgroundCompactor
+from states.compactor import Compactor
+from states.control import DOMAIN, decode_control
+from states.kernel import KernelEngine
+from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+
+
+@pytest.fixture(autouse=True)
+def no_fault_left():
+    yield
+    faults.disarm()
+
+
+@pytest.fixture
+def counts(spark, engine, tmp_path):
+    """A group with one state that counts words."""
+    return Group(spark, engine, tmp_path, keyed())
+
+
+def compactor_of(group, name="counts", session=None, **settings):
+    binding = group.bindings[name]
+    state = type(binding.state)(name, **settings) if settings else binding.state
+    spark = session or group.spark
+    return Compactor(spark, group.engine, group.warehouse, group.descriptor(name), state, binding.aggregator)
+
+
+def plain(group, name="counts"):
+    """The plain table, as any Spark reader sees it, without its hidden column."""
+    return as_map(
+        group.bindings[name], group.spark.read.format("delta").load(str(group.warehouse / name)).drop("_upto")
+    )
+
+
+def control(group, name="counts"):
+    snapshot = group.engine.load(str(group.warehouse / f"{name}__log"))
+    return decode_control(snapshot.path, snapshot.control(DOMAIN))
+
+
+def log_txids(group, name="counts"):
+    rows = group.spark.read.format("delta").load(str(group.warehouse / f"{name}__log")).select("_txid").distinct()
+    return sorted(row[0] for row in rows.collect())
+
+
+def publish_words(group, txids):
+    for txid in txids:
+        group.publish(txid, {"counts": [("the", 2), (f"w{txid}", 1), (None, txid)]})
+
+
+# --- what a MERGE does -----------------------------------------------------------------------------
+
+
+def test_merges_exactly_the_advanced_transactions_and_no_published_one_above(counts):
+    publish_words(counts, range(1, 6))
+    merging = compactor_of(counts)
+    first = merging.merge_once(3, force=True)
+    assert (first.p_old, first.p_new) == (0, 3)
+    assert plain(counts) == counts.expected("counts", 3)
+    second = merging.merge_once(5, force=True)
+    assert (second.p_old, second.p_new) == (3, 5)
+    assert plain(counts) == counts.expected("counts", 5)
+    assert merging.merge_once(5, force=True) is None
+
+
+def test_the_commit_carries_p_and_says_whose_it_is(counts):
+    publish_words(counts, [1, 2])
+    compactor_of(counts).merge_once(2, force=True)
+    table = str(counts.warehouse / "counts")
+    assert counts.engine.load(table).txn_version("trident/top/g/merge") == 2
+    last = counts.spark.sql(f"describe history delta.`{table}`").first()
+    assert (last.operation, last.version) == ("MERGE", 1)
+    assert '"incarnation": "inc1"' in last.userMetadata and '"upto": 2' in last.userMetadata
+    upto = counts.spark.read.format("delta").load(table).select("_upto").distinct().collect()
+    assert [row[0] for row in upto] == [2]
+
+
+def test_an_advanced_transaction_that_left_no_trace_is_waited_for_no_longer(counts):
+    publish_words(counts, [1])
+    counts.publish(2, {})
+    merging = compactor_of(counts)
+    assert merging.merge_once(4, force=True).p_new == 2  # 3 and 4 committed nothing
+    assert plain(counts) == counts.expected("counts", 2)
+    assert merging.merge_once(4, force=True) is None
+
+
+NOW = datetime.datetime(2024, 2, 29, 23, 59, 59, 123457)
+KINDS = {
+    "several keys with nulls": (
+        "a string, b bigint, n bigint", ("a", "b"), "sum",
+        [[("x", 1, 1), ("x", None, 2), (None, None, 3)], [("x", None, 5), (None, None, None), ("y", 1, 7)]],
+        lambda a, b: a if b is None else a + b,
+    ),
+    "decimals": (
+        "k decimal(20,4), v decimal(38,6)", ("k",), "sum",
+        [[(Decimal("1.5000"), Decimal("0.000001")), (None, Decimal("99999999999999999999999999999999.000000"))],
+         [(Decimal("1.5"), Decimal("-3.25")), (None, Decimal("0.999999"))]],
+        lambda a, b: a + b,
+    ),
+    "timestamps": (
+        "k timestamp_ntz, v timestamp_ntz", ("k",), "max",
+        [[(NOW, NOW)], [(NOW, NOW + datetime.timedelta(microseconds=1)), (None, NOW)]],
+        max,
+    ),
+    "dates and binary": (
+        "k date, l binary, v string", ("k", "l"), "min",
+        [[(NOW.date(), b"\x00\xff", "b")], [(NOW.date(), b"\x00\xff", "a"), (NOW.date(), b"", None)]],
+        lambda a, b: min(a, b),
+    ),
+    "a global aggregate": (
+        "n bigint, m bigint", (), "count", [[(3, 1)], [], [(4, 0)]], lambda a, b: a + b,
+    ),
+    "odd column names": ("`the.word` string, `s` bigint", ("the.word",), "count", [[("a", 1)], [("a", 2)]],
+        lambda a, b: a + b),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
+def test_any_type_of_key_and_value(spark, engine, tmp_path, case):
+    schema, keys, aggregator, batches, fold = case
+    group = Group(spark, engine, tmp_path, keyed("counts", schema, keys, Native(aggregator)))
+    merging = compactor_of(group)
+    for txid, rows in enumerate(batches, 1):
+        group.publish(txid, {"counts": rows})
+        merging.merge_once(txid, force=True)
+        assert plain(group) == group.expected("counts", txid, fold)
+
+
+def test_a_python_combiner_folds_in_the_order_of_transactions(spark, engine, tmp_path):
+    binding = keyed("counts", "k string, v string", ("k",), Concat())
+    group = Group(spark, engine, tmp_path, binding)
+    for txid in range(1, 6):
+        group.publish(txid, {"counts": [("a", f"{txid}"), (None, f"<{txid}>")] + [(f"k{txid}", "x")]})
+    merging = compactor_of(group)
+    for advanced in (2, 5):
+        merging.merge_once(advanced, force=True)
+        assert plain(group) == group.expected("counts", advanced, Concat().combine)
+    assert plain(group)[("a",)] == ("12345",)
+
+
+@pytest.mark.parametrize("aggregator", [None, Longest()], ids=["none", "another"])
+def test_a_python_combiner_must_be_the_states_own(spark, engine, tmp_path, aggregator):
+    group = Group(spark, engine, tmp_path, keyed("counts", "k string, v string", ("k",), Concat()))
+    with pytest.raises(ConfigError, match="Concat"):
+        Compactor(spark, engine, tmp_path, group.descriptor("counts"), None, aggregator)
+
+
+def test_merging_waits_until_enough_transactions_or_time(counts):
+    publish_words(counts, range(1, 4))
+    assert compactor_of(counts, merge_every_txids=4).merge_once(3) is None
+    assert compactor_of(counts, merge_every_txids=3).merge_once(3).p_new == 3
+    publish_words(counts, [4])
+    patient = compactor_of(counts, merge_every_txids=50, merge_interval_secs=0.3)
+    assert patient.merge_once(4) is None
+    time.sleep(0.3)
+    assert patient.merge_once(4).p_new == 4
+
+
+# --- two compactors ----------------------------------------------------------------------------------
+
+
+def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard(counts):
+    publish_words(counts, range(1, 4))
+    first, second = compactor_of(counts), compactor_of(counts)
+    plan_of_first, plan_of_second = first.plan(2), second.plan(3)
+    first.merge(*plan_of_first)
+    before = counts.engine.load(str(counts.warehouse / "counts")).version
+    with pytest.raises(CommitConflict, match="another compactor"):
+        second.merge(*plan_of_second)
+    assert counts.engine.load(str(counts.warehouse / "counts")).version == before
+    assert plain(counts) == counts.expected("counts", 2)
+    assert second.merge_once(3, force=True).p_old == 2
+    assert plain(counts) == counts.expected("counts", 3)
+
+
+def test_a_stale_plan_up_to_the_same_or_an_older_transaction_changes_nothing(counts):
+    publish_words(counts, range(1, 4))
+    first, second = compactor_of(counts), compactor_of(counts)
+    stale = [second.plan(2), second.plan(3)]
+    first.merge_once(3, force=True)
+    for plan in stale:
+        assert second.merge(*plan).p_new == plan[0].upto
+    assert plain(counts) == counts.expected("counts", 3)
+    assert counts.engine.load(str(counts.warehouse / "counts")).version == 1
+
+
+def test_a_row_that_is_not_ours_stops_the_merge(counts):
+    publish_words(counts, [1])
+    counts.spark.sql(f"insert into delta.`{counts.warehouse}/counts` values ('the', 1000, null)")
+    with pytest.raises(CommitConflict):
+        compactor_of(counts).merge_once(1, force=True)
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["with the commit lock", "on Delta's conflict detection alone"])
+def test_two_compactors_racing_never_count_twice(counts, monkeypatch, locked):
+    if not locked:
+        monkeypatch.setattr(compactor_module, "commit_lock", lambda path: contextlib.nullcontext())
+    racers = [compactor_of(counts, session=counts.spark.newSession()) for _ in range(2)]
+    merged: list[object] = []
+    for round_ in range(3):
+        txids = range(3 * round_ + 1, 3 * round_ + 4)
+        publish_words(counts, txids)
+        start = threading.Barrier(2)
+
+        def race(racer: Compactor, advanced: int) -> None:
+            planned = racer.plan(advanced)
+            start.wait()  # both have read the same P
+            try:
+                merged.append(racer.merge(*planned))
+            except CommitConflict as error:
+                merged.append(error)
+            except BaseException as error:
+                merged.append(error)
+                raise
+
+        # One wants fewer transactions than the other: SetTransaction alone would let both in.
+        threads = [threading.Thread(target=race, args=pair) for pair in zip(racers, (txids[-1] - 1, txids[-1]))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for racer in racers:
+            racer.merge_once(txids[-1], force=True)
+        assert plain(counts) == counts.expected("counts", txids[-1])
+    assert len(merged) == 6
+    assert all(isinstance(one, (CommitConflict, compactor_module.MergeReport)) for one in merged)
+
+
+# --- failures -----------------------------------------------------------------------------------------
+
+
+def test_a_merge_whose_answer_is_lost_is_not_done_again(counts):
+    publish_words(counts, [1, 2])
+    faults.arm("compact.merge:do_then_fail")
+    with pytest.raises(faults.InjectedFault):
+        compactor_of(counts).merge_once(2, force=True)
+    assert compactor_of(counts).merge_once(2, force=True) is None
+    assert plain(counts) == counts.expected("counts", 2)
+
+
+def test_a_crash_between_merge_and_drop_costs_only_space(counts):
+    publish_words(counts, range(1, 4))
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(3, force=True)
+    faults.arm("compact.drop:fail_before")
+    with pytest.raises(faults.InjectedFault):
+        merging.drop_once(3)
+    assert log_txids(counts) == [1, 2, 3]
+    after = compactor_of(counts, snapshot_retention_txids=0)
+    assert after.merge_once(3, force=True) is None
+    assert after.drop_once(3) == 3
+    assert log_txids(counts) == []
+    publish_words(counts, [4])
+    after.merge_once(4, force=True)
+    assert plain(counts) == counts.expected("counts", 4)
+
+
+def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(counts):
+    counts.publish(1, {"counts": [("a", 2**62), ("b", 1)]})
+    merging = compactor_of(counts)
+    merging.merge_once(1, force=True)
+    counts.publish(2, {"counts": [("a", 2**62), ("b", 1)]})  # the sum does not fit a bigint
+    with pytest.raises(TableError, match="(?i)overflow"):
+        merging.merge_once(2, force=True)
+    assert plain(counts) == counts.expected("counts", 1)
+    assert log_txids(counts) == [1, 2]
+
+
+def test_a_table_restored_to_before_what_the_log_dropped_halts(counts, tmp_path):
+    publish_words(counts, [1, 2])
+    copy = counts.copy_of_table("counts", tmp_path / "copy")
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(2, force=True)
+    assert merging.drop_once(2) == 2
+    shutil.rmtree(counts.warehouse / "counts")
+    shutil.copytree(copy, counts.warehouse / "counts")
+    publish_words(counts, [3])
+    with pytest.raises(Halted, match="restored"):
+        compactor_of(counts).merge_once(3, force=True)
+
+
+def test_a_missing_plain_table_is_made_again_only_while_the_log_has_everything(counts):
+    publish_words(counts, [1, 2])
+    shutil.rmtree(counts.warehouse / "counts")
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(2, force=True)
+    assert plain(counts) == counts.expected("counts", 2)
+    merging.drop_once(2)
+    shutil.rmtree(counts.warehouse / "counts")
+    with pytest.raises(TableError, match="back-up"):
+        compactor_of(counts).merge_once(3, force=True)
+
+
+# --- dropping -------------------------------------------------------------------------------------------
+
+
+def test_drops_what_is_merged_and_out_of_retention_and_keeps_the_control_record(counts):
+    publish_words(counts, range(1, 7))
+    merging = compactor_of(counts, snapshot_retention_txids=3)
+    assert merging.drop_once(6) is None  # nothing is merged
+    merging.merge_once(2, force=True)
+    merging.merge_once(5, force=True)
+    before = control(counts)
+    assert merging.drop_once(4) is None  # 1 is not the P of any table version
+    assert merging.drop_once(6) == 2  # the P at or below 6 - 3
+    assert log_txids(counts) == [3, 4, 5, 6]
+    after = control(counts)
+    assert after.floor == 2
+    assert {**after.__dict__, "floor": before.floor} == before.__dict__
+
+
+def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(counts):
+    publish_words(counts, [1, 2])
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(2, force=True)
+    published = []
+
+    class Busy(KernelEngine):
+        """The same engine; a transaction is published after the drop has looked and before it commits."""
+
+        def drop_files(self, *args, **more):
+            if not published:
+                published.append(3)
+                publish_words(counts, [3])
+            return super().drop_files(*args, **more)
+
+    merging._engine = Busy(counts.spark)
+    assert merging.drop_once(2) == 2
+    assert log_txids(counts) == [3]
+    assert (control(counts).txid, control(counts).floor) == (3, 2)
+
+
+def test_publishing_and_dropping_at_once_loses_nothing(counts):
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    publish_words(counts, range(1, 4))
+    merging.merge_once(3, force=True)
+    errors: list[BaseException] = []
+
+    def drop() -> None:
+        try:
+            assert merging.drop_once(3) == 3
+        except BaseException as error:
+            errors.append(error)
+
+    dropper = threading.Thread(target=drop)
+    dropper.start()
+    for txid in range(4, 12):
+        while True:
+            try:
+                publish_words(counts, [txid])
+                break
+            except CommitConflict:
+                pass
+    dropper.join()
+    assert not errors
+    assert log_txids(counts) == list(range(4, 12))
+
+
+# --- any reader -----------------------------------------------------------------------------------------
+
+
+def test_delta_rs_reads_the_table_and_the_log(counts):
+    deltalake = pytest.importorskip("deltalake")
+    publish_words(counts, range(1, 5))
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(2, force=True)
+    merging.drop_once(2)
+    merging.merge_once(4, force=True)
+    table = deltalake.DeltaTable(str(counts.warehouse / "counts")).to_pyarrow_table().to_pylist()
+    assert {(row["word"],): (row["count"],) for row in table} == counts.expected("counts", 4)
+    log = deltalake.DeltaTable(str(counts.warehouse / "counts__log")).to_pyarrow_table().to_pylist()
+    assert sorted((row["_txid"], row["count"]) for row in log if row["word"] == "the") == [(3, 2), (4, 2)]
+
+
+# --- in the background ------------------------------------------------------------------------------------
+
+
+def wait_for(condition, secs=30.0):
+    end = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_the_background_merges_when_due_and_stopping_brings_the_table_up_to_the_last(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed(), append())
+    publish_words(group, range(1, 6))
+    merges = []
+    background = BackgroundCompactor(
+        [compactor_of(group, merge_every_txids=4, merge_interval_secs=3600.0)],
+        on_merge=lambda name, report: merges.append((name, report.p_new)), poll_secs=0.05,
+    )  # fmt: skip
+    background.start(advanced=3)
+    time.sleep(0.3)
+    assert merges == []
+    background.advanced(4)
+    wait_for(lambda: merges == [("counts", 4)])
+    background.advanced(5)
+    assert background.stop(compact=True, timeout_secs=30.0)
+    assert merges == [("counts", 4), ("counts", 5)]
+    assert plain(group) == group.expected("counts", 5)
+
+
+def test_an_error_in_the_background_is_told_and_tried_again(counts):
+    publish_words(counts, [1])
+    told = []
+    background = BackgroundCompactor(
+        [compactor_of(counts, merge_every_txids=1)],
+        on_error=lambda name, error: told.append((name, type(error))), poll_secs=0.05,
+    )  # fmt: skip
+    faults.arm("compact.merge:fail_before")
+    background.start(advanced=1)
+    wait_for(lambda: counts.engine.load(str(counts.warehouse / "counts")).version == 1)
+    assert background.stop(compact=False)
+    assert told == [("counts", faults.InjectedFault)]
+    assert background.fatal is None
+    assert plain(counts) == counts.expected("counts", 1)
+
+
+def test_stopping_does_not_wait_for_ever(counts):
+    publish_words(counts, [1])
+    background = BackgroundCompactor([compactor_of(counts)], poll_secs=0.05)
+    faults.arm("compact.merge:hang")
+    background.start(advanced=1)
+    started = time.monotonic()
+    try:
+        assert not background.stop(compact=True, timeout_secs=0.5)
+        assert time.monotonic() - started < 15
+    finally:
+        faults.disarm()

@@ -1,0 +1,103 @@
+"""``import trident``: the public names, nothing heavy, and a clear word about a shadowed package."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import coordinators.errors
+import trident
+import trident.errors
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PUBLIC = """
+Aggregator Backlog BatchCoordinator Combiner Count DeltaAppend DeltaMapState Emitted Emitter FailedException FileSpout
+FixedBatchSpout Max MemoryMapState Min Reducer SpoutContext SpoutKind Sum TopologyQuery TransactionAttempt
+TridentConfig TridentError TridentSpout TridentTopology configure_spark errors expr read
+""".split()
+
+
+def run(script: str, *, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_public_names_are_these():
+    assert sorted(trident.__all__) == sorted(PUBLIC)
+    assert set(trident._HOME) | {"errors"} == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_can_be_imported(name):
+    assert getattr(trident, name) is not None
+    assert name in dir(trident)
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(trident.__file__).read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imported = {
+        alias.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert set(imported) == set(PUBLIC)
+    for name, module in imported.items():
+        home = trident._HOME.get(name, "trident")
+        assert module == home or (home, module) == ("coordinators.errors", "trident.errors"), name
+
+
+def test_an_unknown_name_is_an_ordinary_attribute_error():
+    with pytest.raises(AttributeError, match="'trident' has no attribute 'Topology'"):
+        trident.Topology
+    with pytest.raises(ImportError):
+        exec("from trident import Topology")
+
+
+def test_importing_it_loads_neither_pyspark_nor_kazoo_nor_a_jvm(tmp_path):
+    heavy = ("pyspark", "py4j", "kazoo", "pyarrow", "pandas", "numpy", "delta", "rich")
+    script = f"import trident, sys; print(sorted(set(sys.modules) & set({heavy!r})))"
+    done = run(script, cwd=tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_error_module_has_the_whole_tree():
+    tree = {
+        name
+        for name, value in vars(coordinators.errors).items()
+        if isinstance(value, type) and issubclass(value, coordinators.errors.TridentError)
+    }
+    assert set(trident.errors.__all__) == tree
+    assert all(getattr(trident.errors, name) is getattr(coordinators.errors, name) for name in tree)
+
+
+@pytest.mark.parametrize("name", ["states", "coordinators"])
+@pytest.mark.parametrize("form", ["module", "package"])
+def test_a_file_that_shadows_a_package_is_named(tmp_path, name, form):
+    shadow = tmp_path / (f"{name}.py" if form == "module" else f"{name}/__init__.py")
+    shadow.parent.mkdir(exist_ok=True)
+    shadow.write_text("")
+    done = run("import trident", cwd=tmp_path)
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {shadow} hides the package '{name}'"), done.stderr
+
+
+def test_a_shadow_that_is_imported_already_is_named_too(tmp_path):
+    shadow = tmp_path / "states.py"
+    shadow.write_text("")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import states; sys.path.pop(0); import trident"
+    done = run(script, cwd=ROOT)
+    assert f"{shadow} hides the package 'states'" in done.stderr
+
+
+def test_a_file_of_that_name_elsewhere_is_no_matter(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "states.py").write_text("")
+    assert run("import trident", cwd=tmp_path).returncode == 0

@@ -1,0 +1,126 @@
+"""Fault points do what their outcome says, once, at the entry asked for, and nothing when off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from coordinators import faults
+from coordinators.errors import ConfigError, TridentError
+from coordinators.faults import InjectedFault, fault_point
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    faults.disarm()
+    yield
+    faults.disarm()
+
+
+def entries(point: str, times: int) -> list[str]:
+    """What happened at each of several entries."""
+    seen = []
+    for _ in range(times):
+        done = False
+        try:
+            with fault_point(point):
+                done = True
+            seen.append("done")
+        except InjectedFault:
+            seen.append("done, failed" if done else "failed")
+    return seen
+
+
+def test_when_off_a_point_is_one_shared_context_that_does_nothing():
+    assert fault_point("a.b") is fault_point("c.d")
+    assert entries("a.b", 2) == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("armed", "expected"),
+    [
+        ("t.x:fail_before", ["failed", "done", "done"]),
+        ("t.x:do_then_fail", ["done, failed", "done", "done"]),
+        ("t.x:fail_before:2", ["done", "failed", "done"]),
+        ("t.x:fail_before:1,t.x:do_then_fail:3", ["failed", "done", "done, failed"]),
+        (" t.x:fail_before , t.y:fail_before", ["failed", "done", "done"]),
+        ("t.y:fail_before", ["done", "done", "done"]),
+    ],
+)
+def test_a_fault_fires_once_at_its_entry(armed, expected):
+    faults.arm(armed)
+    assert entries("t.x", 3) == expected
+
+
+def test_an_injected_fault_is_an_ordinary_error_that_names_its_point():
+    faults.arm("t.x:fail_before")
+    with pytest.raises(TridentError, match="fail_before at t.x") as raised, fault_point("t.x"):
+        pass
+    assert raised.value.point == "t.x"
+
+
+def test_the_error_of_the_io_itself_is_not_hidden():
+    faults.arm("t.x:do_then_fail")
+    with pytest.raises(OSError, match="real"), fault_point("t.x"):
+        raise OSError("real")
+    assert faults.unfired() == ["t.x:do_then_fail:1"]
+
+
+def test_unfired_faults_are_listed():
+    faults.arm("t.x:fail_before:2,t.y:do_then_fail")
+    entries("t.x", 2)
+    assert faults.unfired() == ["t.y:do_then_fail:1"]
+
+
+def test_a_hanging_point_waits_until_disarmed_and_then_fails():
+    faults.arm("t.x:hang")
+    seen: list[str] = []
+    thread = threading.Thread(target=lambda: seen.extend(entries("t.x", 1)))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive() and seen == []
+    faults.disarm()
+    thread.join(5)
+    assert seen == ["failed"]
+
+
+@pytest.mark.parametrize("text", ["t.x", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"])
+def test_a_fault_that_cannot_be_read_is_an_error_and_arms_nothing(text):
+    with pytest.raises(ConfigError, match="point:outcome"):
+        faults.arm(f"t.y:fail_before,{text}")
+    assert entries("t.y", 1) == ["done"]
+
+
+def test_a_point_is_declared_once_with_one_meaning():
+    assert faults.register("test.declared", "a") == "test.declared"
+    faults.register("test.declared", "a")
+    assert faults.registered()["test.declared"] == "a"
+    with pytest.raises(ConfigError, match="declared twice"):
+        faults.register("test.declared", "b")
+
+
+def test_the_environment_arms_and_do_then_die_kills_after_the_io():
+    program = (
+        "from coordinators.faults import fault_point\n"
+        "with fault_point('t.x'): print('first', flush=True)\n"
+        "with fault_point('t.x'): print('second', flush=True)\n"
+        "print('alive', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TRIDENT_FAULTS": "t.x:do_then_die:2"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.split() == ["first", "second"]

@@ -1,0 +1,154 @@
+"""Who may import whom (DESIGN 7), read from the source: ``if TYPE_CHECKING`` and functions included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SPARK_AND_DELTA = {"pyspark", "py4j", "delta", "deltalake", "pyarrow", "pandas", "numpy"}
+NOT_INSTALLED = {"tests", "examples", "benchmarks"}
+# What each package may never import. A name with a dot forbids that module alone.
+FORBIDDEN = {
+    "coordinators": {"trident", "states", *SPARK_AND_DELTA, *NOT_INSTALLED},
+    "states": {"trident", "kazoo", "deltalake", *NOT_INSTALLED},
+    "trident": {"deltalake", *NOT_INSTALLED},
+}
+# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points.
+STATES_MAY_USE = {
+    "coordinators.errors", "coordinators.transactions", "coordinators.faults", "coordinators.records",
+    "coordinators.ports",
+}  # fmt: skip
+# Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
+IMPURE = {
+    "asyncio", "concurrent", "io", "kazoo", "logging", "msgspec", "multiprocessing", "os", "pathlib", "queue", "random",
+    "secrets", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", *SPARK_AND_DELTA,
+}  # fmt: skip
+PURE = {
+    "coordinators/master.py": {"coordinators.transactions", "coordinators.errors"},
+    "coordinators/transactions.py": set(),
+    "coordinators/errors.py": set(),
+    "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
+    "states/names.py": {"coordinators.errors"},
+}
+# Each of these is talked to in these modules alone.
+ONLY_IN = {
+    # trident/config.py: the constant for an ACL.
+    "kazoo": {"coordinators/zookeeper.py", "trident/config.py"},
+}
+# Users import from `trident`; so do the examples, which show them how.
+EXAMPLES_MAY_NOT = {"coordinators", "states"}
+
+
+def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import statement; relative ones made absolute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            # `from states import committer` imports a module too.
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "import_module"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def within(module: str, names: set[str]) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in names)
+
+
+def violations(file: str, source: str) -> list[str]:
+    """What the source of ``file`` (relative to the repository) imports though it may not."""
+    package = file.partition("/")[0]
+    found = []
+    for line, module in imports(source, file.rpartition("/")[0].replace("/", ".")):
+        top = module.partition(".")[0]
+        reason = None
+        if within(module, FORBIDDEN.get(package, set())):
+            reason = f"{package} may not know {top}"
+        elif package == "states" and top == "coordinators" and module != "coordinators":
+            if not within(module, STATES_MAY_USE):
+                reason = "states may use only the pure parts of coordinators"
+        elif package == "examples" and top in EXAMPLES_MAY_NOT:
+            reason = "users import from trident alone"
+        if file in PURE and reason is None:
+            ours = top in ("coordinators", "states", "trident") and module != top
+            if top in IMPURE or (ours and not within(module, PURE[file])):
+                reason = "this module is pure"
+        if top in ONLY_IN and package in FORBIDDEN and file not in ONLY_IN[top]:
+            reason = reason or f"only {', '.join(sorted(ONLY_IN[top]))} may talk to {top}"
+        if reason:
+            found.append(f"{file}:{line} imports {module}: {reason}")
+    return found
+
+
+def source_files() -> list[str]:
+    packages = [*FORBIDDEN, "examples"]
+    return sorted(path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py"))
+
+
+def test_the_packages_are_all_there():
+    files = set(source_files())
+    assert PURE.keys() <= files
+    assert {"coordinators/zookeeper.py", "trident/config.py"} <= files  # else the rules check nothing
+
+
+@pytest.mark.parametrize("file", source_files())
+def test_no_import_crosses_the_layers(file):
+    assert violations(file, (ROOT / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("coordinators/driver.py", "from trident.query import TopologyQuery"),
+        ("coordinators/driver.py", "import states"),
+        ("coordinators/driver.py", "def f():\n    from states import committer"),
+        ("coordinators/driver.py", "if TYPE_CHECKING:\n    from pyspark.sql import DataFrame"),
+        ("coordinators/driver.py", "from ..trident import query"),
+        ("coordinators/driver.py", "import importlib\nimportlib.import_module('delta.tables')"),
+        ("coordinators/records.py", "import kazoo.client"),
+        ("coordinators/master.py", "import time"),
+        ("coordinators/master.py", "from concurrent.futures import ThreadPoolExecutor"),
+        ("coordinators/master.py", "from coordinators.driver import GroupDriver"),
+        ("coordinators/master.py", "from . import zookeeper"),
+        ("states/committer.py", "from coordinators.zookeeper import ZooKeeper"),
+        ("states/committer.py", "from coordinators import driver"),
+        ("states/committer.py", "from trident.config import TridentConfig"),
+        ("states/names.py", "import pyspark"),
+        ("trident/query.py", "from tests.helpers import x"),
+        ("trident/query.py", "from kazoo.client import KazooClient"),
+        ("examples/01_word_count.py", "from states.delta_map import DeltaMapState"),
+    ],
+)
+def test_a_planted_violation_is_found(file, source):
+    assert violations(file, source)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
+        ("coordinators/driver.py", "from coordinators import faults, master"),
+        ("coordinators/master.py", "from coordinators.transactions import TransactionAttempt"),
+        ("states/committer.py", "from coordinators.errors import Halted\nfrom coordinators import faults"),
+        ("trident/query.py", "from coordinators.driver import GroupDriver\nfrom states.committer import x"),
+        ("examples/01_word_count.py", "from trident import TridentTopology"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(file, source):
+    assert violations(file, source) == []

@@ -1,0 +1,290 @@
+"""The connection to a real ZooKeeper, and the small maps kept in it (SEMANTICS 2)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinators.errors import (
+    ConfigError,
+    CorruptZnode,
+    Deposed,
+    OutcomeUnknown,
+    StaleState,
+    ValueTooLarge,
+    ZooKeeperUnreachable,
+)
+from coordinators.transactional_state import (
+    Existing,
+    Initialize,
+    RotatingTransactionalState,
+    StoreNone,
+    TransactionalState,
+    plan,
+    previous_of,
+)
+from coordinators.zookeeper import (
+    VALUE_BYTES_MAX,
+    Check,
+    ConnectionState,
+    Create,
+    Delete,
+    MultiRefused,
+    SetData,
+    ZooKeeper,
+    ZooKeeperConfig,
+)
+from tests.zk_fixtures import eventually
+
+txid_sets = st.sets(st.integers(1, 12)).map(sorted)
+
+# -- the order of txids, without ZooKeeper ----------------------------------
+
+
+@given(txid_sets, st.integers(1, 13))
+def test_lenient_order(stored, txid):
+    step = plan(stored, txid)
+    if txid in stored:
+        assert step == Existing()
+    elif any(other > txid for other in stored):
+        assert step == StoreNone()
+    else:
+        assert step == Initialize(max(stored) if stored else None)
+
+
+@given(txid_sets, st.integers(1, 13))
+def test_strict_order(stored, txid):
+    follows = txid == 1 if not stored else txid - 1 == max(stored)
+    if txid in stored:
+        assert plan(stored, txid, strict=True) == Existing()
+    elif follows:
+        assert plan(stored, txid, strict=True) == Initialize(txid - 1 if stored else None)
+    else:
+        with pytest.raises(StaleState, match="out of order"):
+            plan(stored, txid, strict=True)
+
+
+@given(txid_sets, st.integers(1, 13))
+def test_the_previous_value_is_that_of_the_greatest_txid_below(stored, txid):
+    below = [other for other in range(1, txid) if other in stored]
+    assert previous_of(stored, txid) == (below[-1] if below else None)
+
+
+# -- maps in ZooKeeper ------------------------------------------------------
+
+
+def test_a_map_survives_its_writer(zk, zk_connect):
+    state = TransactionalState(zk, zk.path("map"))
+    state.load()
+    state.put("current", {"txid": 3})
+    state.put("current", {"txid": 4})
+    state.put("gone", 1)
+    state.delete("gone")
+    again = TransactionalState(zk_connect(), zk.path("map"))
+    again.load()
+    assert again.keys() == ["current"] and again.get("current") == {"txid": 4} and again.get("gone", "no") == "no"
+
+
+def test_rotating_state_against_its_reading_by_another(zk, zk_connect):
+    calls = []
+
+    def init(txid, before):
+        calls.append((txid, before))
+        return {"from": before, "txid": txid}
+
+    state = RotatingTransactionalState(zk, zk.path("pins"))
+    state.load()
+    first = state.get_state(3, init)
+    assert state.get_state(3, init) == first == {"from": None, "txid": 3}
+    assert state.get_state(5, init) == {"from": first, "txid": 5}
+    assert state.get_state(4, init) is None
+    assert calls == [(3, None), (5, first)]
+    state.override_state(4, "four")
+    assert state.get_previous_state(5) == "four" and state.get_previous_state(3) is None
+    state.remove(5)
+    state.cleanup_before(4)
+    again = RotatingTransactionalState(zk_connect(), zk.path("pins"))
+    again.load()
+    assert again.list_states() == state.list_states() == {4: "four"}
+
+
+def test_a_stored_none_is_a_value(zk):
+    state = RotatingTransactionalState(zk, zk.path("pins"))
+    state.load()
+    state.get_state(5, lambda txid, before: 5)
+    assert state.get_state(4, lambda txid, before: "never") is None
+    state.remove(5)
+    assert state.get_state(4, lambda txid, before: "never") is None
+
+
+def test_strict_state_refuses_a_gap_and_stores_nothing(zk):
+    state = RotatingTransactionalState(zk, zk.path("pins"), strict=True)
+    state.load()
+    with pytest.raises(StaleState):
+        state.get_state(2, lambda txid, before: 2)
+    state.get_state(1, lambda txid, before: 1)
+    with pytest.raises(StaleState):
+        state.get_state(3, lambda txid, before: 3)
+    assert zk.children(zk.path("pins")) == ["1"]
+
+
+def test_a_value_that_cannot_be_read_is_never_absent(zk):
+    state = RotatingTransactionalState(zk, zk.path("pins"))
+    state.load()
+    state.override_state(1, "one")
+    zk.multi([SetData(zk.path("pins") + "/1", b"garbage", -1)])
+    with pytest.raises(CorruptZnode, match="/pins/1"):
+        state.load()
+    zk.multi([Delete(zk.path("pins") + "/1"), Create(zk.path("pins") + "/first", b'{"schema":1,"value":1}')])
+    with pytest.raises(CorruptZnode, match="/pins/first"):
+        state.load()
+
+
+def test_two_writers_of_one_map_are_noticed(zk):
+    one, other = (TransactionalState(zk, zk.path("map")) for _ in range(2))
+    one.load()
+    other.load()
+    one.put("key", 1)
+    with pytest.raises(StaleState, match="somebody else"):
+        other.put("key", 2)
+
+
+def test_a_guarded_map_is_closed_to_a_deposed_writer(zk):
+    zk.multi([Create(zk.path("leader"))])
+    state = TransactionalState(
+        zk, zk.path("map"), guard=lambda ops: ops.append(Check(zk.path("leader"), 0, fence=True))
+    )
+    state.load()
+    state.put("key", 1)
+    zk.multi([SetData(zk.path("leader"), b"", 0)])
+    with pytest.raises(Deposed):
+        state.put("key", 2)
+    state.load()
+    assert state.get("key") == 1
+
+
+@pytest.mark.parametrize("lose", ["request", "answer"])
+def test_a_map_resolves_a_lost_connection_to_one_write(cutting_proxy, zk_connect, lose):
+    zk = zk_connect(cutting_proxy.hosts)
+    state = TransactionalState(zk, zk.path("map"))
+    state.load()
+    state.put("key", 1)
+    cutting_proxy.cut_next_multi(lose)
+    state.put("key", 2)
+    assert cutting_proxy.cuts == 1
+    assert zk.get(zk.path("map", "key"))[1].znode_version == 1
+    state.put("key", 3)
+    assert state.get("key") == 3
+
+
+# -- the connection ---------------------------------------------------------
+
+
+def test_nobody_there_is_told_within_the_connect_timeout_with_the_place():
+    zk = ZooKeeper(ZooKeeperConfig("127.0.0.1:1,127.0.0.1:2", connect_timeout_secs=0.5))
+    started = time.monotonic()
+    with pytest.raises(ZooKeeperUnreachable, match="127.0.0.1:1,127.0.0.1:2.*") as raised:
+        zk.connect()
+    assert time.monotonic() - started < 4
+    assert "0.5 s" in str(raised.value)
+
+
+def test_a_refused_multi_says_which_operation_and_does_nothing(zk):
+    a, b = zk.path("a"), zk.path("b")
+    zk.multi([Create(a, b"1")])
+    for ops, path, reason in [
+        ([Create(b), SetData(a, b"2", 7)], a, "BadVersionError"),
+        ([Create(b), Create(a)], a, "NodeExistsError"),
+        ([Create(b), Delete(zk.path("c"))], zk.path("c"), "NoNodeError"),
+        ([SetData(a, b"2", 0), Check(a, 0), Create(b)], a, "BadVersionError"),
+    ]:
+        with pytest.raises(MultiRefused, match=reason) as raised:
+            zk.multi(ops)
+        assert (raised.value.op.path, raised.value.reason) == (path, reason)
+        assert zk.get(b) is None and zk.get(a)[0] == b"1"
+
+
+def test_the_check_of_a_fence_is_told_as_deposed_even_if_more_is_wrong(zk):
+    zk.multi([Create(zk.path("a"))])
+    with pytest.raises(Deposed, match="/a"):
+        zk.multi([Check(zk.path("a"), 1, fence=True), Create(zk.path("a"))])
+    with pytest.raises(Deposed):
+        zk.multi([Check(zk.path("none"), 0, fence=True)])
+
+
+def test_too_large_values_are_refused_before_they_are_sent(zk):
+    sent = zk.counters.multis
+    with pytest.raises(ValueTooLarge, match="spout lines.*524,289 bytes.*524,288 bytes"):
+        zk.multi([Create(zk.path("a"), b"x" * (VALUE_BYTES_MAX + 1), owner="spout lines")])
+    with pytest.raises(ValueTooLarge, match="belong together.*spout big"):
+        zk.multi([
+            Create(zk.path("a"), b"x" * 300_000),
+            Create(zk.path("b"), b"x" * 400_000, owner="spout big"),
+            Create(zk.path("c"), b"x" * 300_000),
+        ])  # fmt: skip
+    assert zk.counters.multis == sent
+    zk.multi([Create(zk.path("a"), b"x" * VALUE_BYTES_MAX), Create(zk.path("b"), b"x" * 470_000)])
+    assert len(zk.get(zk.path("a"))[0]) == VALUE_BYTES_MAX
+
+
+def test_a_connection_away_for_the_session_timeout_is_lost_and_unknown(cutting_proxy, zk_connect):
+    zk = zk_connect(cutting_proxy.hosts, session_secs=1.5)
+    told: list[ConnectionState] = []
+    zk.add_listener(told.append)
+    session_number = zk.session_number
+    cutting_proxy.go_down()
+    assert eventually(lambda: not zk.connected)
+    started = time.monotonic()
+    with pytest.raises(OutcomeUnknown):
+        zk.multi([Create(zk.path("a"))])
+    with pytest.raises(OutcomeUnknown):
+        zk.recover(session_number, zk.path("a"))
+    with pytest.raises(ZooKeeperUnreachable, match="/a"):
+        zk.get(zk.path("a"))
+    assert time.monotonic() - started < 8
+    assert eventually(lambda: told == [ConnectionState.SUSPENDED, ConnectionState.LOST])
+    assert zk.session_number == session_number + 1
+    started = time.monotonic()
+    zk.close()
+    assert time.monotonic() - started < 6
+
+
+def test_reads_survive_a_lost_connection_of_the_same_session(cutting_proxy, zk_connect):
+    zk = zk_connect(cutting_proxy.hosts)
+    zk.multi([Create(zk.path("a"), b"1")])
+    session_number = zk.session_number
+    cutting_proxy.cut_next_multi("answer")
+    with pytest.raises(OutcomeUnknown):
+        zk.multi([Create(zk.path("b"), b"2")])
+    zk.recover(session_number, zk.path("b"))
+    assert zk.get(zk.path("b"))[0] == b"2" and zk.session_number == session_number
+
+
+def test_close_does_not_wait_for_a_callback_that_hangs(zk_connect):
+    zk = zk_connect()
+    release = threading.Event()
+    zk.multi([Create(zk.path("a"))])
+    zk.get(zk.path("a"), lambda event: release.wait(30))
+    zk.multi([SetData(zk.path("a"), b"", -1)])
+    started = time.monotonic()
+    zk.close()
+    assert time.monotonic() - started < 7
+    release.set()
+
+
+@pytest.mark.parametrize("root", ["trident", "/", "", "/a//b", "/a/../b"])
+def test_a_root_that_cannot_be_one(root):
+    with pytest.raises(ConfigError):
+        ZooKeeperConfig("h:1", root)
+
+
+def test_an_unknown_option_and_an_impossible_name_are_refused(zk):
+    with pytest.raises(ConfigError, match="use_tls"):
+        ZooKeeperConfig("h:1", options={"use_tls": True})
+    for name in ("", ".", "..", "a/b", "a\0b"):
+        with pytest.raises(ConfigError):
+            zk.path("topology", name)

@@ -1,0 +1,289 @@
+"""What the command line does to a topology that is not running: compact, skip, reset."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from coordinators.driver import GroupDriver
+from coordinators.errors import CoordinationError, TopologyError, TridentError
+from coordinators.group_store import GroupStore, delete_topology
+from coordinators.registration import Registration
+from coordinators.leadership import Lease, Leadership
+from coordinators.master import Limits
+from coordinators.ports import ProcessedBatch
+from coordinators.transactions import TransactionAttempt
+from coordinators.zookeeper import ZooKeeper
+from states.binding import StateBinding
+from states.committer import DeltaCommitter
+from states.dead_letters import DEAD_LETTERS, dead_letter_binding, dead_letter_file
+from states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
+from states.kernel import KernelEngine
+from trident.config import TridentConfig
+from trident.query import open_zookeeper
+from trident.session import make_session
+
+_TAKE_SECS = 5.0
+
+
+def compact(name: str, config: TridentConfig | None = None) -> str:
+    """Brings the plain tables of a topology's keyed states up to their last transaction.
+
+    May be called while the topology runs: a MERGE counts each transaction once,
+    whoever does it.
+
+    Returns:
+        what was done, a line a state.
+
+    Raises:
+        TopologyError: the warehouse has no such topology, or a state's aggregator
+            is Python code, which only the running topology has.
+    """
+    from states.compactor import Compactor
+    from states.reading import latest_txid
+
+    config = config or TridentConfig()
+    warehouse = Path(config.warehouse).resolve()
+    descriptors = _descriptors(warehouse, name)
+    spark = make_session(f"trident compact {name}", {"spark.master": config.spark_master})
+    engine = KernelEngine(spark)
+    lines = []
+    for descriptor in descriptors:
+        if descriptor.kind != "keyed":
+            continue
+        txid = latest_txid(engine, warehouse, descriptor.name)
+        compactor = Compactor(spark, engine, warehouse, descriptor)
+        report = compactor.merge_once(txid, force=True)
+        compactor.drop_once(txid)
+        what = f"merged transactions {report.p_old + 1} to {report.p_new}" if report else "was up to date"
+        lines.append(f"{descriptor.name}: {what} (transaction {txid})")
+    return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
+
+
+def skip(name: str, txid: int, config: TridentConfig | None = None, group: str | None = None) -> str:
+    """Commits one transaction as empty and writes its metadata to the dead-letter table, together.
+
+    For a batch that can never be processed (SEMANTICS 1). The topology must not
+    be running, and txid must be its current transaction.
+
+    Returns:
+        what was done.
+
+    Raises:
+        CoordinationError: the topology runs, or txid is not the current transaction.
+        TopologyError: no such topology or group.
+    """
+    config = config or TridentConfig()
+    warehouse = Path(config.warehouse).resolve()
+    zk = open_zookeeper(config, warehouse)
+    try:
+        registered = Registration(zk, name).read()
+        if registered is None:
+            raise TopologyError(f"ZooKeeper knows no topology {name!r}", action="check the name and zookeeper_root")
+        incarnation, identity = registered
+        groups: dict[str, list[str]] = identity["groups"]
+        if group is None and len(groups) > 1:
+            raise TopologyError(f"{name} has several batch groups", expected=f"--group, one of {sorted(groups)}")
+        group = group or next(iter(groups))
+        if group not in groups:
+            raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
+        spark = make_session(f"trident skip {name}", {"spark.master": config.spark_master})
+        with _leading(zk, name, list(groups)) as lease:
+            return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, groups[group], incarnation, txid)
+    finally:
+        zk.close()
+
+
+def _skip(
+    engine: KernelEngine, zk: ZooKeeper, lease: Lease, warehouse: Path, name: str, group: str, tx_ids: list[str],
+    incarnation: str, txid: int,
+) -> str:  # fmt: skip
+    fence = lease.fences[group]
+    store = GroupStore(zk, name, group, tx_ids, fence)
+    record, decision, pins = store.load()
+    if record is None or decision is not None or record.current_txid != txid or txid not in record.attempts:
+        current = record.current_txid if record else None
+        raise CoordinationError(
+            f"transaction {txid} of {name} cannot be skipped",
+            found=f"current transaction {current}" + (", which is decided" if decision else ""),
+            expected="the current transaction, begun and not decided",
+            action="start the topology to finish what is decided; `trident status` shows the current transaction",
+        )
+    metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
+    dead_letters = dead_letter_binding(name, group)
+    bindings = [*(_binding(engine, warehouse, found) for found in descriptors_of_group(warehouse, name, group)), dead_letters]
+    committer = DeltaCommitter(
+        engine, warehouse, name, group, incarnation, fence.epoch, bindings, lambda: fence.verify(zk)
+    )
+    committer.open(record)
+    runner = _SkipRunner(committer, warehouse, incarnation, metadata, _last_error(warehouse, name, group))
+    done = _Advanced()
+    driver = GroupDriver(store, _Pinned(txid, metadata), runner, committer, done, Limits(max_spout_pending=1), None)
+    driver.start()
+    while not driver.wait(0.02) and not done.done.is_set():
+        if lease.lost.is_set():
+            driver.abandon()
+    driver.stop()
+    driver.wait()
+    driver.close()
+    if driver.error is not None:
+        raise driver.error
+    if not done.done.is_set():
+        raise CoordinationError(f"the lease of {name} was lost; transaction {txid} was not skipped")
+    where = warehouse / DEAD_LETTERS.format(topology=name, group=group)
+    return f"{name}: transaction {txid} is committed as empty; its metadata is in {where}"
+
+
+def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor) -> StateBinding:
+    """What a descriptor and its table say of a state: enough to commit nothing to it."""
+    partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
+    state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
+    return StateBinding(state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields)
+
+
+class _Pinned:
+    """The spout host of a skip: the transaction's own metadata, and no other transaction."""
+
+    def __init__(self, txid: int, metadata: dict[str, Any]) -> None:
+        self._txid, self._metadata = txid, metadata
+
+    def is_ready(self, txid: int) -> bool:
+        return False
+
+    def initialize(self, txid: int, pins: Any, shrink: bool) -> dict[str, Any]:
+        if txid != self._txid:
+            raise TridentError("only one transaction is skipped; later ones stay for the topology")
+        return {tx_id: value for tx_id, value in self._metadata.items() if value is not None}
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """The topology tells its spouts at its next start."""
+
+    def backlog(self) -> dict[str, Any]:
+        return {}
+
+
+class _SkipRunner:
+    """Stages nothing but one dead letter."""
+
+    def __init__(
+        self, committer: DeltaCommitter, warehouse: Path, incarnation: str, metadata: dict[str, Any], error: str
+    ) -> None:
+        self._committer, self._warehouse, self._incarnation = committer, warehouse, incarnation
+        self._metadata, self._error = metadata, error
+
+    def process(self, attempt: TransactionAttempt, metadata: Any, timeout_secs: float | None) -> ProcessedBatch:
+        targets = self._committer.staging_targets
+        staged: dict[str, list[Any]] = {target.name: [] for target in targets}
+        letters = targets[-1]
+        text = json.dumps(self._metadata)
+        staged[letters.name] = [dead_letter_file(letters.root, self._incarnation, attempt, text, self._error)]
+        spouts = {tx_id: {"spout": "", "kind": "", "metadata": value, "commit_data": None}
+                  for tx_id, value in self._metadata.items()}  # fmt: skip
+        return ProcessedBatch(staged, spouts)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """It takes no time."""
+
+
+class _Advanced:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def advanced(self, attempt: TransactionAttempt, info: Any) -> None:
+        self.done.set()
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """The driver keeps the error."""
+
+    def event(self, text: str) -> None:
+        """Nobody watches."""
+
+
+def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = None) -> str:
+    """Forgets a topology's transactions: its next start begins at transaction 1 of a new incarnation.
+
+    Without drop_tables its tables stay; the next start refuses them unless the
+    states say ``adopt=True`` or have other names.
+
+    Returns:
+        what was done.
+
+    Raises:
+        CoordinationError: the topology runs.
+        TopologyError: nothing is known of it.
+    """
+    config = config or TridentConfig()
+    warehouse = Path(config.warehouse).resolve()
+    descriptors = list_descriptors(warehouse, topology=name)
+    folder = warehouse / "_trident" / name
+    zk = open_zookeeper(config, warehouse)
+    try:
+        known = delete_topology(zk, name)
+    finally:
+        zk.close()
+    if not known and not descriptors and not folder.exists():
+        raise TopologyError(f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper")
+    shutil.rmtree(folder, ignore_errors=True)
+    for descriptor in descriptors:
+        if drop_tables:
+            for path in {warehouse / descriptor.published_path, warehouse / descriptor.plain_path}:
+                shutil.rmtree(path, ignore_errors=True)
+        descriptor.remove(warehouse)
+    tables = ", ".join(descriptor.name for descriptor in descriptors) or "none"
+    what = "dropped" if drop_tables else "kept; the next start refuses them unless their states have adopt=True"
+    return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
+
+
+def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
+    found = list_descriptors(warehouse, topology=name)
+    if not found:
+        raise TopologyError(
+            f"the warehouse {warehouse} has no state of a topology {name!r}",
+            action="check the name, or name the warehouse with --set warehouse=…",
+        )
+    return found
+
+
+@contextmanager
+def _leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+    """The lease, or an error at once when somebody else leads."""
+    give_up = threading.Event()
+    waits_for: list[str] = []
+
+    def waiting(holder: Any) -> None:
+        waits_for.append(f"{holder.host} pid {holder.pid}")
+        if time.monotonic() > deadline:
+            give_up.set()
+
+    deadline = time.monotonic() + _TAKE_SECS
+    timer = threading.Timer(_TAKE_SECS, give_up.set)
+    timer.start()
+    try:
+        lease = Leadership(zk, name, groups).acquire(give_up, on_waiting=waiting)
+    finally:
+        timer.cancel()
+    if lease is None:
+        raise CoordinationError(
+            f"{name} is running", found=waits_for[-1] if waits_for else "no lease", action="stop it first"
+        )
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _last_error(warehouse: Path, name: str, group: str) -> str:
+    from trident.status import read_status
+
+    try:
+        status = read_status(warehouse, name)
+    except TridentError:
+        return ""
+    return next((of.last_error or "" for of in status.groups if of.name == group), "")

@@ -1,0 +1,186 @@
+"""Grouping and folding in Python on a worker: one dict of groups per Spark partition.
+
+Steps of a :class:`trident.arrow_ops.Chain` that see a whole partition before
+they give anything. Imported by every worker: keep its imports light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from trident.arrow_ops import Frame, Label, Meter, call_rows, fail, output_arrays
+from trident.arrow_values import Values
+
+_GROUPS_PER_BATCH = 50_000
+_NOTHING: Any = object()
+# NaN is not equal to itself, yet it is one group in SQL: every NaN becomes this one object.
+_NAN = float("nan")
+
+Fold = Callable[[Any, tuple], Any]
+
+
+class Folds:
+    """How one row goes into the value of its group, by the aggregator's contract."""
+
+    def __init__(self, aggregator: Any, mode: str, batch_id: Any = None) -> None:
+        self._aggregator, self._mode, self._batch_id = aggregator, mode, batch_id
+
+    def initial(self) -> Any:
+        """The value of a group that had no row."""
+        if self._mode in ("combine", "merge"):
+            return self._aggregator.zero()
+        return self._aggregator.init(self._batch_id) if self._mode == "aggregate" else self._aggregator.init()
+
+    def fold(self) -> Fold:
+        """(value so far or _NOTHING, the row's input values) → value."""
+        aggregator, batch_id = self._aggregator, self._batch_id
+        if self._mode == "combine":
+            init, combine = aggregator.init, aggregator.combine
+            return lambda old, row: init(*row) if old is _NOTHING else combine(old, init(*row))
+        if self._mode == "merge":
+            merge = aggregator.combine
+            return lambda old, row: row[0] if old is _NOTHING else merge(old, row[0])
+        if self._mode == "reduce":
+            begin, reduce_ = aggregator.init, aggregator.reduce
+            return lambda old, row: reduce_(begin() if old is _NOTHING else old, *row)
+        start, aggregate = aggregator.init, aggregator.aggregate
+
+        def into(old: Any, row: tuple) -> Any:
+            state = start(batch_id) if old is _NOTHING else old
+            new = aggregate(state, *row)
+            return state if new is None else new
+
+        return into
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Folds the rows of a partition by key; gives one result per group, or those of ``complete``.
+
+    Attributes:
+        label: the operation.
+        aggregator: of the user.
+        mode: "combine" (rows to partial values), "merge" (partial values), "reduce" or "aggregate".
+        keys: the grouping fields; none: the whole partition is one group.
+        inputs: the fields that the aggregator takes.
+        outputs: the fields that it makes, with their types.
+        types: of the outputs.
+        many: of an aggregator's ``complete``: as in Rows.
+        always: without keys: give a result even when there was no row.
+        batch_id: what an aggregator's ``init`` is given.
+    """
+
+    label: Label
+    aggregator: Any
+    mode: str
+    keys: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    many: bool | None = False
+    always: bool = False
+    batch_id: Any = None
+
+    def for_batch(self, batch_id: Any) -> "Groups":
+        return replace(self, batch_id=batch_id)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        folds = Folds(self.aggregator, self.mode, self.batch_id)
+        fold = folds.fold()
+        groups: dict[Any, Any] = {}
+        originals: dict[Any, tuple] = {}  # only for keys that had to be changed to be hashed
+        key_types: list[pa.DataType] = []
+        for frame in frames:
+            if frame.length:
+                key_types = key_types or [frame.array(name).type for name in self.keys]
+                self._fold(frame, fold, groups, originals)
+        if self.always and not groups:
+            try:
+                groups[()] = folds.initial()
+            except (Exception, SystemExit) as error:
+                fail(self.label, error, {})
+        yield from self._results(groups, originals, key_types)
+
+    def _fold(self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]) -> None:
+        columns = [frame.values(name) for name in self.inputs]
+        rows = zip(*columns) if columns else iter([()] * frame.length)
+        get = groups.get
+        at = 0
+        try:
+            for at, (key, row) in enumerate(zip(self._group_keys(frame, originals), rows)):
+                groups[key] = fold(get(key, _NOTHING), row)
+        except (Exception, SystemExit) as error:
+            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
+            fail(self.label, error, row_of)
+
+    def _group_keys(self, frame: Frame, originals: dict[Any, tuple]) -> Values:
+        """A hashable key per row, always a tuple."""
+        if not self.keys:
+            return [()] * frame.length
+        hashable, changed = [], False
+        for name in self.keys:
+            values, kind = frame.values(name), frame.array(name).type
+            if pa.types.is_floating(kind):
+                values = [_NAN if value != value else value for value in values]
+            elif pa.types.is_nested(kind):
+                values, changed = [_frozen(value) for value in values], True
+            hashable.append(values)
+        keys = list(zip(*hashable))
+        if changed:
+            for key, original in zip(keys, zip(*(frame.values(name) for name in self.keys))):
+                originals.setdefault(key, original)
+        return keys
+
+    def _results(
+        self, groups: dict[Any, Any], originals: dict[Any, tuple], key_types: Sequence[pa.DataType]
+    ) -> Iterator[Frame]:
+        meter = Meter()
+        items = iter(groups.items())
+        complete = self.aggregator.complete if self.mode == "aggregate" else _itself
+        while chunk := list(islice(items, _GROUPS_PER_BATCH)):
+            keys = [originals.get(key, key) for key, _ in chunk]
+            # many=False with drop_none=False: one result per group, and None is a null value.
+            results = call_rows(
+                self.label, complete, [[state for _, state in chunk]], ("state",), len(chunk),
+                self.many, len(self.outputs) > 1, self.mode == "aggregate",
+            )  # fmt: skip
+
+            def row_at(group: int, keys: list[tuple] = keys) -> dict[str, Any]:
+                return dict(zip(self.keys, keys[group]))
+
+            arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
+            index = results.index()
+            kept = keys if index is None else [keys[group] for group in index]
+            for position, (name, kind) in enumerate(zip(self.keys, key_types)):
+                arrays[name] = pa.array([key[position] for key in kept], kind)
+            yield Frame(arrays, len(results.rows), meter, values)
+
+
+class Folded:
+    """Combines a list of partial values, each in a struct so that a null one is not lost."""
+
+    def __init__(self, aggregator: Any) -> None:
+        self._aggregator = aggregator
+
+    def __call__(self, partials: list[dict[str, Any]]) -> Any:
+        value = _NOTHING
+        for partial in partials:
+            value = partial["value"] if value is _NOTHING else self._aggregator.combine(value, partial["value"])
+        return self._aggregator.zero() if value is _NOTHING else value
+
+
+def _itself(state: Any) -> Any:
+    return state
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in value.items())
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return _NAN if value != value else value

@@ -1,0 +1,474 @@
+"""What Python operations do on a worker: a fused chain of steps over Arrow batches.
+
+One :class:`Chain` is one pass of Spark's ``mapInArrow``, however many
+operations it holds. Only columns that a function reads become Python values;
+the others stay Arrow and follow by ``take``. Columns that nobody needs later
+are not made. Imported by every worker: keep its imports light.
+
+A failure of a user's function travels to the driver as text, since that is all
+that Spark carries: :func:`fail` writes it, ``trident.functions.translate_failure``
+reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sysconfig
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat, starmap
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinators.errors import FailedException
+from trident.arrow_values import Values, WrongValue, python_values, to_arrow
+
+# A batch is worked on in pieces that are expected to give about so many rows,
+# so that a function that makes a thousand rows of one does not fill the memory.
+_ROWS_PER_PIECE = 100_000
+_FIRST_PIECE = 2_000
+_CUT = 120
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a step comes from, for messages.
+
+    Attributes:
+        operation: the operation as plans name it.
+        location: "file:line" of the user's function.
+    """
+
+    operation: str
+    location: str
+
+
+class UserCodeFailed(Exception):
+    """A user's function failed; its text carries the report to the driver."""
+
+
+class Meter:
+    """The widest that one piece of a batch has become."""
+
+    rows = 0
+
+
+class Frame:
+    """Columns of equal length by name; Python values are made when first asked for."""
+
+    __slots__ = ("_columns", "length", "meter", "_values")
+
+    def __init__(
+        self, columns: dict[str, pa.Array], length: int, meter: Meter, values: dict[str, Values] | None = None
+    ) -> None:
+        self._columns, self.length, self.meter, self._values = columns, length, meter, values or {}
+
+    def array(self, name: str) -> pa.Array:
+        return self._columns[name]
+
+    def values(self, name: str) -> Values:
+        if name not in self._values:
+            self._values[name] = python_values(self._columns[name])
+        return self._values[name]
+
+    def only(self, names: Sequence[str], index: Sequence[int] | None = None) -> dict[str, pa.Array]:
+        """The named columns, repeated or thinned by index."""
+        if index is None:
+            return {name: self._columns[name] for name in names}
+        if not names:
+            return {}
+        positions = pa.array(index, pa.int64())
+        return {name: self._columns[name].take(positions) for name in names}
+
+
+# --- failures ----------------------------------------------------------------------------
+
+_LIBRARIES = tuple(
+    {os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {os.path.join(os.path.dirname(os.path.abspath(__file__)), "")}
+)
+
+
+def fail(label: Label, error: BaseException, row: Mapping[str, Any], **wrong: str) -> NoReturn:
+    """Raises the report of a failed function, in a form that survives the way through Spark."""
+    report = {
+        "kind": "failed" if isinstance(error, FailedException) else "error",
+        "operation": label.operation,
+        "location": _own_line(error, label.location),
+        "error": _text(error) if not isinstance(error, WrongValue) else str(error),
+        "row": describe_row(row),
+        **wrong,
+    }
+    mark = base64.b64encode(json.dumps(report).encode()).decode()
+    raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} <<trident-failure:{mark}>>")
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, FailedException):
+        return str(error)[:2000] or "FailedException"
+    return f"{type(error).__name__}: {str(error)[:2000]}"
+
+
+def _own_line(error: BaseException, location: str) -> str:
+    """The innermost line of the user's own code, not of a library that it called."""
+    own_file = location.rpartition(":")[0]
+    found = location
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        own = file == own_file or not (file.startswith(_LIBRARIES) or file.startswith("<frozen"))
+        # The pass itself may be shipped to a worker under another path: told by its module.
+        if own and not trace.tb_frame.f_globals.get("__name__", "").startswith("trident.arrow_"):
+            found = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{name}: {_cut(value)}" for name, value in row.items()) + "}"
+
+
+def _cut(value: Any) -> str:
+    if isinstance(value, (str, bytes)) and len(value) > _CUT:
+        return repr(value[:_CUT]) + "…"
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's __repr__
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return text if len(text) <= _CUT else text[:_CUT] + "…"
+
+
+# --- calling a function for every row ----------------------------------------------------
+
+_NOT_ROWS = frozenset({str, bytes, bytearray, dict})
+
+
+@dataclass(frozen=True)
+class Results:
+    """What calling a function once per row gave.
+
+    Attributes:
+        rows: the results of all calls.
+        ends: how many results there were after each call.
+    """
+
+    rows: list[Any]
+    ends: Sequence[int]
+
+    def index(self) -> list[int] | None:
+        """The input row of each result; None when each row gave exactly one."""
+        ends = self.ends
+        if isinstance(ends, range):
+            return None
+        index: list[int] = []
+        start = 0
+        for row, end in enumerate(ends):
+            if end == start + 1:
+                index.append(row)
+            elif end > start:
+                index.extend(repeat(row, end - start))
+            start = end
+        return index
+
+
+def call_rows(
+    label: Label,
+    function: Callable[..., Any],
+    columns: Sequence[Values],
+    names: Sequence[str],
+    length: int,
+    many: bool | None,
+    several: bool,
+    drop_none: bool,
+) -> Results:
+    """Calls the function for each row and gathers what it returns.
+
+    Args:
+        label: the operation.
+        function: takes one positional argument per column.
+        columns: its arguments, and their names.
+        names: of the columns.
+        length: rows.
+        many: True: each result is an iterable of rows; False: it is one; None: told by its type.
+        several: a row has several values, so a tuple is one row.
+        drop_none: None means no row (else it is a null value).
+    """
+    calls = map(function, *columns) if columns else starmap(function, repeat((), length))
+    rows: list[Any] = []
+    ends: list[int] = []
+    result: Any = ()
+    try:
+        if many is False:
+            for result in calls:
+                rows.append(result)
+            done = len(rows)
+        else:
+            gather = _gather_many if many else _gather_any
+            result = gather(calls, rows, ends, several)
+            done = len(ends)
+        if done != length:
+            raise StopIteration("a function may not raise StopIteration: rows would be lost")
+    except (Exception, SystemExit) as error:
+        at = len(rows) if many is False else len(ends)
+        fail(label, error, {name: column[at] for name, column in zip(names, columns)} if at < length else {},
+             **(error.details if isinstance(error, WrongValue) else {}))  # fmt: skip
+    if many is not False:
+        return Results(rows, ends)
+    if not drop_none or all(row is not None for row in rows):
+        return Results(rows, range(1, length + 1))
+    count = 0
+    for row in rows:
+        count += row is not None
+        ends.append(count)
+    return Results([row for row in rows if row is not None], ends)
+
+
+def _gather_many(calls: Iterable[Any], rows: list[Any], ends: list[int], several: bool) -> None:
+    extend, append = rows.extend, ends.append
+    for result in calls:
+        if result is not None:
+            # A text is iterable too, but nobody means its characters.
+            if result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__"):
+                raise WrongValue("the function returned a single value", repr(result)[:_CUT], "an iterable of rows")
+            extend(result)
+        append(len(rows))
+
+
+def _gather_any(calls: Iterable[Any], rows: list[Any], ends: list[int], several: bool) -> None:
+    for result in calls:
+        if result is not None:
+            one = result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__")
+            if one or (several and isinstance(result, tuple)):
+                rows.append(result)
+            else:
+                rows.extend(result)
+        ends.append(len(rows))
+
+
+def output_arrays(
+    label: Label,
+    results: Results,
+    outputs: Sequence[str],
+    types: Sequence[pa.DataType],
+    row_at: Callable[[int], Mapping[str, Any]],
+) -> tuple[dict[str, pa.Array], dict[str, Values]]:
+    """The results as typed columns, and their Python values where these are the same as the typed ones."""
+    columns: Sequence[Sequence[Any]] = [results.rows]
+    try:
+        if len(outputs) > 1:
+            columns = _transpose(results.rows, outputs)
+        arrays, values = {}, {}
+        for name, kind, column in zip(outputs, types, columns):
+            arrays[name], exact = to_arrow(column, kind, name)
+            if exact:
+                values[name] = column
+    except WrongValue as error:
+        fail(label, error, row_at(bisect_right(results.ends, error.position)), **error.details)
+    return arrays, values
+
+
+def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence[Any]]:
+    count = len(outputs)
+    kinds = set(map(type, rows))
+    if not all(issubclass(kind, (tuple, list)) for kind in kinds) or set(map(len, rows)) - {count}:
+        for position, row in enumerate(rows):
+            if not isinstance(row, (tuple, list)) or len(row) != count:
+                raise WrongValue(
+                    "a result has another number of values than there are outputs",
+                    _cut(row), f"a tuple of {count} for {', '.join(outputs)}", position,
+                )  # fmt: skip
+    return list(zip(*rows)) if rows else [()] * count
+
+
+# --- steps -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """each, map and flat_map: new columns from a function, the kept ones repeated beside them.
+
+    Attributes:
+        label: the operation.
+        function: of the user.
+        inputs: the fields that it takes.
+        outputs: the fields that it makes, with their types.
+        types: of the outputs.
+        many: whether a call returns many rows (None: told by the result).
+        keep: the earlier fields that are needed later.
+        drop_none: None means no row.
+    """
+
+    label: Label
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    many: bool | None
+    keep: tuple[str, ...]
+    drop_none: bool
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if frame.length:
+                yield self._apply(frame)
+
+    def _apply(self, frame: Frame) -> Frame:
+        columns = [frame.values(name) for name in self.inputs]
+        results = call_rows(
+            self.label, self.function, columns, self.inputs, frame.length,
+            self.many, len(self.outputs) > 1, self.drop_none,
+        )  # fmt: skip
+
+        def row_at(row: int) -> dict[str, Any]:
+            return {name: column[row] for name, column in zip(self.inputs, columns)}
+
+        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
+        kept = frame.only(self.keep, results.index() if self.keep else None)
+        length = len(results.rows)
+        frame.meter.rows = max(frame.meter.rows, length)
+        return Frame({**kept, **arrays}, length, frame.meter, values)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """filter: the rows for which a function returns something true."""
+
+    label: Label
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if not frame.length:
+                continue
+            columns = [frame.values(name) for name in self.inputs]
+            verdicts = call_rows(
+                self.label, self.function, columns, self.inputs, frame.length, False, False, False
+            ).rows  # fmt: skip
+            index = [row for row, verdict in enumerate(verdicts) if verdict]
+            whole = len(index) == frame.length
+            yield Frame(frame.only(self.keep, None if whole else index), len(index), frame.meter)
+
+
+@dataclass(frozen=True)
+class Peek:
+    """peek: calls a function for each row; what it returns does not matter."""
+
+    label: Label
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            columns = [frame.values(name) for name in self.inputs]
+            call_rows(self.label, self.function, columns, self.inputs, frame.length, False, False, False)
+            yield frame
+
+
+@dataclass(frozen=True)
+class WithoutMarker:
+    """Drops the row that was added so that even an empty batch has a Spark partition."""
+
+    marker: str
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            names = [name for name in frame._columns if name != self.marker]
+            index = [row for row, marked in enumerate(frame.values(self.marker)) if not marked]
+            yield Frame(frame.only(names, index), len(index), frame.meter)
+
+
+@dataclass(frozen=True)
+class CountRows:
+    """Count, done before the rows leave Python: fewer of them then go to the JVM.
+
+    The counts are partial: a key may come more than once.
+
+    Attributes:
+        keys: the grouping fields; at least one.
+        output: the field of the counts.
+    """
+
+    keys: tuple[str, ...]
+    output: str
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        held: pa.Table | None = None
+        meter = Meter()
+        for frame in frames:
+            if not frame.length:
+                continue
+            table = pa.table(frame.only(self.keys))
+            # One thread: the cores are Spark's, which runs a task on each.
+            counts = table.group_by(list(self.keys), use_threads=False).aggregate([([], "count_all")])
+            counts = counts.select([*self.keys, "count_all"]).rename_columns([*self.keys, self.output])
+            held = counts if held is None else self._merged(pa.concat_tables([held, counts]))
+            if held.num_rows > _ROWS_PER_PIECE:
+                yield from self._frames(held, meter)
+                held = None
+        if held is not None:
+            yield from self._frames(held, meter)
+
+    def _merged(self, table: pa.Table) -> pa.Table:
+        merged = table.group_by(list(self.keys), use_threads=False).aggregate([(self.output, "sum")])
+        return merged.select([*self.keys, f"{self.output}_sum"]).rename_columns([*self.keys, self.output])
+
+    def _frames(self, table: pa.Table, meter: Meter) -> Iterator[Frame]:
+        for batch in table.combine_chunks().to_batches():
+            yield Frame(dict(zip(batch.schema.names, batch.columns)), batch.num_rows, meter)
+
+
+# --- the chain ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One pass over a Spark partition: what ``mapInArrow`` calls.
+
+    Attributes:
+        steps: in order.
+        schema: of the batches that come out.
+    """
+
+    steps: tuple[Any, ...]
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        frames: Iterator[Frame] = _pieces(batches)
+        for step in self.steps:
+            frames = step.run(frames)
+        for frame in frames:
+            if frame.length:
+                arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def for_batch(self, batch_id: Any) -> "Chain":
+        """The chain with the batch's id, for steps that give it to user code."""
+        return replace(
+            self, steps=tuple(step.for_batch(batch_id) if hasattr(step, "for_batch") else step for step in self.steps)
+        )
+
+
+def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # Timestamps come in the session's time zone and may leave in UTC: the same instants.
+    return array if array.type == kind else pc.cast(array, kind)
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[Frame]:
+    size, meter = _FIRST_PIECE, Meter()
+    for batch in batches:
+        start = 0
+        names = batch.schema.names
+        while start < batch.num_rows:
+            piece = batch.slice(start, size)
+            meter.rows = 0
+            yield Frame(dict(zip(names, piece.columns)), piece.num_rows, meter)
+            start += piece.num_rows
+            widening = max(1.0, meter.rows / piece.num_rows)
+            size = max(1, int(_ROWS_PER_PIECE / widening))

@@ -1,0 +1,89 @@
+"""How many rows the next batch should have: pure, no clock, no I/O (DESIGN 5).
+
+Several small batches in flight have the least latency; large ones have the
+most throughput. So the size follows the backlog:
+
+===================================  =========================================
+a batch is planned, the backlog is   the size becomes
+===================================  =========================================
+many sizes                           backlog / in flight at once
+more than the size, batches quick    twice itself
+more than the size, batches slow     stays
+less than the size                   half itself, and the batch takes what is there
+===================================  =========================================
+
+A batch that timed out halves the size and puts a ceiling on it, which every
+batch that succeeds lifts by a quarter: a source that times out at 80,000 rows is not
+asked for 80,000 again at once. What is chosen is pinned with the batch's
+metadata, so none of this needs to be remembered over a restart.
+"""
+
+from __future__ import annotations
+
+from coordinators.errors import TopologyError
+
+
+class AdaptiveBatchSize:
+    """The size of the next batch between bounds that the user sets.
+
+    Args:
+        min_rows: the size when nothing waits; at least 1.
+        max_rows: the size that is never exceeded.
+        in_flight: batches that may be active at once (max_spout_pending).
+        target_secs: batches that took longer are not made larger.
+
+    Raises:
+        TopologyError: the bounds are impossible.
+    """
+
+    def __init__(self, min_rows: int, max_rows: int, in_flight: int = 3, target_secs: float = 5.0) -> None:
+        for name, value in (("min_rows", min_rows), ("max_rows", max_rows)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise TopologyError(f"{name} cannot be used", found=repr(value), expected="a whole number from 1 on")
+        if max_rows < min_rows:
+            raise TopologyError(
+                "the bounds of the batch size are the wrong way round",
+                found=f"min_rows={min_rows}, max_rows={max_rows}",
+                expected="min_rows not above max_rows",
+            )
+        self.min_rows, self.max_rows = min_rows, max_rows
+        self._in_flight = max(1, in_flight)
+        self._target_secs = target_secs
+        self._size = min_rows
+        self._ceiling = max_rows
+        self._secs: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows of the batch last planned."""
+        return self._size
+
+    @property
+    def quick(self) -> bool:
+        """Whether the batches that ended lately took less than the target."""
+        return self._secs is None or self._secs < self._target_secs
+
+    def next_size(self, backlog_rows: int) -> int:
+        """Rows that the next batch should have, given what waits (the batch included)."""
+        if backlog_rows < self._size:
+            size = self._size // 2
+        elif backlog_rows > self._size and self.quick:
+            size = max(2 * self._size, -(-backlog_rows // self._in_flight))
+            if size > backlog_rows:
+                size = self._size  # doubling has no use: this batch and the next take all there is
+        else:
+            size = self._size
+        self._size = max(self.min_rows, min(size, self._ceiling, self.max_rows))
+        return self._size
+
+    def succeeded(self, secs: float) -> None:
+        """A batch is durable, secs after it was planned."""
+        self._secs = secs if self._secs is None else (self._secs + secs) / 2
+        self._ceiling = min(self.max_rows, self._ceiling + max(1, self._ceiling // 4))
+
+    def timed_out(self, rows: int) -> int:
+        """A batch of about that many rows was too slow; returns the size for trying it again."""
+        self._size = max(self.min_rows, min(self._size, rows) // 2)
+        self._ceiling = self._size
+        # A retry may have to be smaller than the user's least size: better than never finishing.
+        return max(1, rows // 2)

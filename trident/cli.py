@@ -1,0 +1,262 @@
+"""The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``reset``, ``zookeeper``.
+
+Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
+3 HALT (a person must look), 4 ZooKeeper unreachable. Beside these 70 for an
+error of the framework itself and 130 for an interrupted command. An error is
+its message alone; ``--verbose`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinators.errors import (
+    AttemptCapReached,
+    BatchError,
+    ConfigError,
+    CoordinationError,
+    EnvironmentProblem,
+    ForeignTable,
+    IdentityMismatch,
+    SchemaMismatch,
+    SourceError,
+    TopologyError,
+    TridentError,
+    ZooKeeperUnreachable,
+)
+from trident.config import TridentConfig
+
+EXIT_STOPPED = 0
+EXIT_ATTEMPT_CAP = 1
+EXIT_BAD_INPUT = 2
+EXIT_HALT = 3
+EXIT_ZOOKEEPER_UNREACHABLE = 4
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+# What else is in the folder <warehouse>/_trident, beside the topologies'.
+_NOT_TOPOLOGIES = ("states", "zookeeper")
+_BAD_INPUT = (
+    TopologyError, ConfigError, EnvironmentProblem, SourceError, IdentityMismatch, SchemaMismatch, ForeignTable,
+)  # fmt: skip
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an error that ended a command."""
+    if isinstance(error, (AttemptCapReached, BatchError)):
+        return EXIT_ATTEMPT_CAP
+    # The bare classes are refusals: "it is running", "there is no such topology".
+    if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):
+        return EXIT_BAD_INPUT
+    if isinstance(error, ZooKeeperUnreachable):
+        return EXIT_ZOOKEEPER_UNREACHABLE
+    if isinstance(error, TridentError):
+        return EXIT_HALT  # coordination or a table is not as it must be
+    return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_INTERNAL
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds ``--set`` and ``--verbose``, and turns errors into messages and exit codes."""
+
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given again.")
+    @click.option("--verbose", is_flag=True, help="Show the traceback of an error.")
+    @functools.wraps(function)
+    def command(*, settings: tuple[str, ...], verbose: bool, **arguments: Any) -> None:
+        try:
+            function(settings=settings, **arguments)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if verbose:
+                traceback.print_exception(error)
+            code = exit_code(error)
+            if code == EXIT_INTERNAL:
+                click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)
+                click.echo("Run it again with --verbose for the traceback.", err=True)
+            else:
+                click.echo(f"trident: {str(error) or 'interrupted'}", err=True)
+            sys.exit(code)
+
+    return command
+
+
+def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Checks a topology's name before it becomes part of a path, perhaps of one to be deleted."""
+    from states.names import check_name
+
+    try:
+        if name is not None:
+            check_name("topology", name)
+    except TopologyError as error:
+        raise click.BadParameter(str(error)) from None
+    if name in _NOT_TOPOLOGIES:
+        raise click.BadParameter(f"{name} is a folder of the framework, not a topology")
+    return name
+
+
+def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> TridentConfig:
+    return (base or TridentConfig()).with_overrides(settings)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="trident-spark")
+def main() -> None:
+    """Exactly-once micro-batches on Spark: run topologies and look after them."""
+
+
+@main.command()
+@click.argument("file", metavar="FILE[:NAME]")
+@_command
+def run(file: str, settings: tuple[str, ...]) -> None:
+    """Run the topology that FILE defines, until it is stopped or fails.
+
+    A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts.
+    """
+    from trident.user_file import load_topology
+
+    _config(settings)  # a wrong --set is told before the file is run
+    topology, file_config = load_topology(file)
+    config = _config(settings, file_config)
+    from trident.query import run_topology
+
+    run_topology(topology, config=config)
+
+
+@main.command()
+@click.argument("file", metavar="FILE[:NAME]")
+@_command
+def plan(file: str, settings: tuple[str, ...]) -> None:
+    """Print what the topology in FILE would do; nothing is started."""
+    from trident.user_file import load_topology
+
+    _config(settings)
+    topology, _ = load_topology(file)
+    text = topology.explain()
+    if text is not None:
+        click.echo(text)
+
+
+@main.command()
+@click.argument("name", required=False, callback=_name)
+@click.option("--json", "as_json", is_flag=True, help="The status as JSON, one object a line.")
+@_command
+def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
+    """Print the status of topology NAME, or of all in the warehouse, and how old it is."""
+    from trident.status import format_status, read_status, topologies_with_status
+
+    warehouse = _config(settings).warehouse
+    names = [name] if name else topologies_with_status(warehouse)
+    if not names:
+        raise ConfigError(
+            f"the warehouse {warehouse} has no topology",
+            action="start one, or name its warehouse with --set warehouse=…",
+        )
+    for one in names:
+        found = read_status(warehouse, one)
+        click.echo(json.dumps(found.to_json()) if as_json else format_status(found))
+
+
+@main.command()
+@click.argument("name", callback=_name)
+@_command
+def compact(name: str, settings: tuple[str, ...]) -> None:
+    """Bring the plain tables of topology NAME up to its last transaction."""
+    from trident import admin
+
+    _say(admin.compact(name, config=_config(settings)))
+
+
+@main.command()
+@click.argument("name", callback=_name)
+@click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction that cannot be processed.")
+@click.option("--group", help="Its batch group, when the topology has several.")
+@_command
+def skip(name: str, txid: int, group: str | None, settings: tuple[str, ...]) -> None:
+    """Commit transaction TXID of topology NAME as empty; its metadata goes to the dead-letter table."""
+    from trident import admin
+
+    more = {"group": group} if group else {}
+    _say(admin.skip(name, txid, config=_config(settings), **more))
+
+
+@main.command()
+@click.argument("name", callback=_name)
+@click.option("--drop-tables", is_flag=True, help="Delete the topology's tables too.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_command
+def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) -> None:
+    """Forget the transactions of topology NAME: its next start begins again at txid 1."""
+    config = _config(settings)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("reset cannot be undone and there is nobody to ask", action="give --yes")
+        what = "its transactions and its tables" if drop_tables else "its transactions"
+        click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?", abort=True)
+    from trident import admin
+
+    _say(admin.reset(name, drop_tables=drop_tables, config=config))
+
+
+@main.group()
+def zookeeper() -> None:
+    """The warehouse's own ZooKeeper server, which topologies start when they need it."""
+
+
+def _server_folder(settings: tuple[str, ...]) -> Path:
+    config = _config(settings)
+    if config.zookeeper != "embedded":
+        raise ConfigError(
+            "the settings name a ZooKeeper of your own; there is no embedded server to look after",
+            found=f"zookeeper={config.zookeeper} ({config.origin('zookeeper')})",
+            expected="zookeeper=embedded",
+        )
+    return Path(config.warehouse).resolve() / "_trident" / "zookeeper"
+
+
+@zookeeper.command("start")
+@_command
+def start_server(settings: tuple[str, ...]) -> None:
+    """Start the server unless it runs; it ends by itself after ten idle minutes."""
+    from coordinators.embedded import EmbeddedZooKeeper
+
+    click.echo(f"running at {EmbeddedZooKeeper.ensure(_server_folder(settings))}")
+
+
+@zookeeper.command("stop")
+@_command
+def stop_server(settings: tuple[str, ...]) -> None:
+    """Stop the server; topologies that use it lose their connection."""
+    from coordinators.embedded import EmbeddedZooKeeper
+
+    click.echo("stopped" if EmbeddedZooKeeper.stop(_server_folder(settings)) else "it was not running")
+
+
+@zookeeper.command("status")
+@_command
+def server_status(settings: tuple[str, ...]) -> None:
+    """Say whether the server runs, and where."""
+    from coordinators.embedded import EmbeddedZooKeeper
+
+    folder = _server_folder(settings)
+    endpoint = EmbeddedZooKeeper.status(folder)
+    if endpoint is None:
+        click.echo(f"not running ({folder})")
+    else:
+        click.echo(f"running at 127.0.0.1:{endpoint.port}, pid {endpoint.server_pid} ({folder})")
+
+
+def _say(text: object) -> None:
+    if isinstance(text, str) and text:
+        click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

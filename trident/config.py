@@ -1,0 +1,452 @@
+"""Every setting of a topology: one table with default, unit and meaning.
+
+Where a value comes from, the later the stronger::
+
+    default  <  TRIDENT_<KEY> in the environment  <  TridentConfig(key=...)  <  --set key=value
+
+The table is the class :class:`TridentConfig` itself; ``docs/configuration.md``
+is made from it (``python -m trident.config``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from coordinators.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "TRIDENT_"
+# Variables of this framework that are not settings of a topology.
+_NOT_SETTINGS = frozenset({"TRIDENT_FAULTS"})
+_HIDDEN = "***"
+
+
+def _setting(
+    default: Any,
+    kind: Kind,
+    doc: str,
+    *,
+    section: str,
+    unit: str = "",
+    secret: bool = False,
+) -> Any:
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "secret": secret, "section": section}
+    return field(default=default, metadata=metadata)
+
+
+# --- kinds of value: how text is read and what is allowed ------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of setting: its description, and how a value becomes the stored one.
+
+    Attributes:
+        expected: what an error says was expected.
+        read: takes a Python value or text, returns the value; raises ValueError
+            or TypeError for an impossible one.
+        optional: None (and the text "none") is allowed.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    optional: bool = False
+
+    def accept(self, value: Any) -> Any:
+        if self.optional and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
+            return None
+        return self.read(value)
+
+
+def _whole(minimum: int, *, optional: bool = False) -> Kind:
+    def read(value: Any) -> int:
+        if isinstance(value, str):
+            value = int(value.strip().replace("_", ""))
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueError
+        return value
+
+    return Kind(f"a whole number, at least {minimum}" + (", or none" if optional else ""), read, optional)
+
+
+def _seconds(*, zero: bool, optional: bool = False) -> Kind:
+    def read(value: Any) -> float:
+        if isinstance(value, str):
+            value = float(value.strip())
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError
+        if value < 0 or (value == 0 and not zero):
+            raise ValueError
+        return float(value)
+
+    expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
+    return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+def _flag() -> Kind:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+    def read(value: Any) -> bool:
+        if isinstance(value, str):
+            return words[value.strip().lower()]
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+
+    return Kind("true or false", read)
+
+
+def _choice(*allowed: str, optional: bool = False) -> Kind:
+    def read(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError
+        return value
+
+    expected = "one of " + ", ".join(allowed) + (", or none" if optional and "none" not in allowed else "")
+    return Kind(expected, read, optional)
+
+
+def _text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty") -> Kind:
+    def read(value: Any) -> str:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError
+        return value
+
+    return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
+_HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
+_ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
+
+_RUN, _WHERE, _ZK, _SPARK, _SHOW = "Transactions", "Warehouse", "ZooKeeper", "Spark", "Progress and status"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class TridentConfig:
+    """The settings of a topology; made once, never changed.
+
+    What is not given is taken from the environment (``TRIDENT_MAX_ATTEMPTS=3``)
+    and then from the defaults. An environment variable that begins with
+    ``TRIDENT_`` but is no setting is passed over, since other software may
+    own it, unless its name is nearly that of a setting: that is a typing error.
+
+    Args:
+        **settings: any of the fields below, by name. Times are seconds. Text is
+            read as it would be from the environment ("3", "true", "none").
+
+    Raises:
+        ConfigError: a name is unknown (the message has the nearest ones), or a
+            value is impossible (the message has the found and the expected).
+    """
+
+    max_spout_pending: int = _setting(
+        3, _whole(1), "Transactions of a batch group that may be active at once.", section=_RUN, unit="transactions"
+    )
+    max_attempts: int = _setting(
+        8,
+        _whole(1),
+        "Failures of one transaction, since the coordinator started, after which the topology stops.",
+        section=_RUN,
+        unit="attempts",
+    )
+    message_timeout_secs: float | None = _setting(
+        30.0,
+        _seconds(zero=False, optional=True),
+        "How long the processing of an attempt may take, from its first Spark task on; doubles with each attempt"
+        " that timed out. `none`: for ever.",
+        section=_RUN,
+        unit="s",
+    )
+    batch_emit_interval_secs: float = _setting(
+        0.0,
+        _seconds(zero=True),
+        "Least time between the starts of two new transactions; replays never wait for it.",
+        section=_RUN,
+        unit="s",
+    )
+
+    warehouse: str = _setting(
+        "./trident-warehouse",
+        _text(),
+        "Folder of the tables, the manifests and the status. Not Spark's own warehouse.",
+        section=_WHERE,
+    )
+
+    zookeeper: str = _setting(
+        "embedded",
+        _text(pattern=_HOSTS, expected='"embedded" or host:port,host:port with an optional /chroot'),
+        "`embedded`: a server of its own for the warehouse, on this machine. Otherwise the hosts.",
+        section=_ZK,
+    )
+    zookeeper_root: str = _setting(
+        "/trident",
+        _text(pattern=_ZNODE, expected="a path such as /trident, without a / at its end"),
+        "The znode under which everything is stored.",
+        section=_ZK,
+    )
+    zookeeper_session_timeout_secs: float = _setting(
+        20.0,
+        _seconds(zero=False),
+        "Session timeout: after so long without contact a standby may take over.",
+        section=_ZK,
+        unit="s",
+    )
+    zookeeper_connect_timeout_secs: float = _setting(
+        15.0,
+        _seconds(zero=False),
+        "How long the first connection may take before ZooKeeper counts as unreachable.",
+        section=_ZK,
+        unit="s",
+    )
+    zookeeper_acl: str = _setting(
+        "open",
+        _choice("open", "creator"),
+        "Who may use the znodes: everybody, or only who is authenticated as their creator.",
+        section=_ZK,
+    )
+    zookeeper_auth: str | None = _setting(
+        None,
+        _text(optional=True, pattern=r"(?s)[a-z0-9]+:.+", expected="scheme:credential, such as digest:user:password"),
+        "Credentials that the connection presents.",
+        section=_ZK,
+        secret=True,
+    )
+    zookeeper_sasl_mechanism: str | None = _setting(
+        None,
+        _choice("DIGEST-MD5", "GSSAPI", optional=True),
+        "SASL mechanism; needs the package `pure-sasl`.",
+        section=_ZK,
+    )
+    zookeeper_sasl_username: str | None = _setting(None, _text(optional=True), "SASL user name.", section=_ZK)
+    zookeeper_sasl_password: str | None = _setting(
+        None, _text(optional=True), "SASL password.", section=_ZK, secret=True
+    )
+    zookeeper_tls: bool = _setting(False, _flag(), "Connect with TLS.", section=_ZK)
+    zookeeper_tls_ca_file: str | None = _setting(
+        None, _text(optional=True), "Certificates of the authorities that sign the servers'.", section=_ZK
+    )
+    zookeeper_tls_cert_file: str | None = _setting(
+        None, _text(optional=True), "Certificate that this client presents.", section=_ZK
+    )
+    zookeeper_tls_key_file: str | None = _setting(
+        None, _text(optional=True), "Private key of that certificate.", section=_ZK
+    )
+    zookeeper_tls_key_password: str | None = _setting(
+        None, _text(optional=True), "Password of that private key.", section=_ZK, secret=True
+    )
+    zookeeper_tls_verify: bool = _setting(True, _flag(), "Check the servers' certificates and host names.", section=_ZK)
+
+    spark_master: str = _setting(
+        "local[*]", _text(), "Spark master, when the topology makes its own session.", section=_SPARK
+    )
+    batch_partitions: int | None = _setting(
+        None,
+        _whole(1, optional=True),
+        "Spark partitions of a batch; `none`: what its spout says it is worth, one for a small batch.",
+        section=_SPARK,
+        unit="partitions",
+    )
+    shuffle_partitions: int | None = _setting(
+        None,
+        _whole(1, optional=True),
+        "Spark partitions after a shuffle within a batch; `none`: as many as the batch has.",
+        section=_SPARK,
+        unit="partitions",
+    )
+
+    progress: str = _setting(
+        "auto",
+        _choice("auto", "terminal", "plain", "none"),
+        "Progress on standard error: a display on a terminal, lines elsewhere, or nothing.",
+        section=_SHOW,
+    )
+    progress_interval_secs: float = _setting(
+        5.0, _seconds(zero=True), "Least time between two plain progress lines.", section=_SHOW, unit="s"
+    )
+    status_interval_secs: float = _setting(
+        1.0, _seconds(zero=True), "Least time between two writings of `status.json`.", section=_SHOW, unit="s"
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        self._fill({**_from_environment(os.environ), **_named(settings, "TridentConfig")})
+
+    def _fill(self, given: Mapping[str, tuple[Any, str]]) -> None:
+        origins = {}
+        for name, setting in _FIELDS.items():
+            value, origin = given.get(name, (setting.default, "default"))
+            object.__setattr__(self, name, _accept(setting, value, origin) if name in given else value)
+            origins[name] = origin
+        object.__setattr__(self, "_origins", origins)
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
+            raise ConfigError(
+                "a SASL user is given without zookeeper_sasl_mechanism", expected=_kind("zookeeper_sasl_mechanism").expected
+            )
+        if self.zookeeper_tls_key_file and not self.zookeeper_tls_cert_file:
+            raise ConfigError("zookeeper_tls_key_file is given without zookeeper_tls_cert_file")
+        if self.zookeeper_acl == "creator" and not (self.zookeeper_auth or self.zookeeper_sasl_mechanism):
+            raise ConfigError(
+                "zookeeper_acl=creator needs a connection that is authenticated",
+                expected="zookeeper_auth or zookeeper_sasl_mechanism",
+            )
+
+    def replace(self, **settings: Any) -> TridentConfig:
+        """A copy with these settings instead; the environment is not read again."""
+        return self._with(_named(settings, "TridentConfig"))
+
+    def with_overrides(self, assignments: Iterable[str]) -> TridentConfig:
+        """A copy with ``key=value`` texts on top: what ``--set`` gives.
+
+        Raises:
+            ConfigError: a text is not of the form, or as in the constructor.
+        """
+        given: dict[str, Any] = {}
+        for text in assignments:
+            key, equals, value = text.partition("=")
+            if not equals or not key.strip():
+                raise ConfigError("--set cannot be read", found=repr(text), expected="key=value")
+            given[key.strip()] = value.strip()
+        return self._with(_named(given, "--set"))
+
+    def _with(self, given: Mapping[str, tuple[Any, str]]) -> TridentConfig:
+        own = {name: (getattr(self, name), self.origin(name)) for name in _FIELDS}
+        copy = object.__new__(TridentConfig)
+        copy._fill({**own, **given})
+        return copy
+
+    def kazoo_options(self) -> dict[str, Any]:
+        """The TLS, SASL and ACL settings as arguments of ``kazoo.client.KazooClient``."""
+        options: dict[str, Any] = {}
+        if self.zookeeper_auth:
+            options["auth_data"] = [tuple(self.zookeeper_auth.split(":", 1))]
+        if self.zookeeper_sasl_mechanism:
+            sasl = {
+                "mechanism": self.zookeeper_sasl_mechanism,
+                "username": self.zookeeper_sasl_username,
+                "password": self.zookeeper_sasl_password,
+            }
+            options["sasl_options"] = {key: value for key, value in sasl.items() if value is not None}
+        if self.zookeeper_acl == "creator":
+            from kazoo.security import CREATOR_ALL_ACL
+
+            options["default_acl"] = CREATOR_ALL_ACL
+        if self.zookeeper_tls:
+            options |= {
+                "use_ssl": True,
+                "ca": self.zookeeper_tls_ca_file,
+                "certfile": self.zookeeper_tls_cert_file,
+                "keyfile": self.zookeeper_tls_key_file,
+                "keyfile_password": self.zookeeper_tls_key_password,
+                "verify_certs": self.zookeeper_tls_verify,
+                "check_hostname": self.zookeeper_tls_verify,
+            }
+        return options
+
+    def origin(self, name: str) -> str:
+        """Where the value of a setting comes from: "default", "TRIDENT_…", "TridentConfig" or "--set"."""
+        return self._origins[name]  # type: ignore[attr-defined]
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting as it may be shown: a secret that is given reads ``***``."""
+        return {
+            name: _HIDDEN if setting.metadata["secret"] and getattr(self, name) is not None else getattr(self, name)
+            for name, setting in _FIELDS.items()
+        }
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self.shown().items() if self.origin(name) != "default"}
+        return "TridentConfig(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
+
+
+def _settings_of(config_type: type) -> dict[str, Field]:
+    return {setting.name: setting for setting in fields(config_type)}
+
+
+_FIELDS: dict[str, Field] = _settings_of(TridentConfig)
+
+
+def _kind(name: str) -> Kind:
+    return _FIELDS[name].metadata["kind"]
+
+
+def _accept(setting: Field, value: Any, origin: str) -> Any:
+    try:
+        return setting.metadata["kind"].accept(value)
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(
+            f"{origin}: {setting.name} has an impossible value",
+            found=_HIDDEN if setting.metadata["secret"] else repr(value),
+            expected=setting.metadata["kind"].expected,
+        ) from None
+
+
+def _named(settings: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
+    for name in settings:
+        if name not in _FIELDS:
+            raise _unknown(name, f"{origin}: there is no setting {name!r}", name)
+    return {name: (value, origin) for name, value in settings.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    given = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+        if name in _FIELDS:
+            given[name] = (value, variable)
+        elif difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.85):
+            # Passed over, a misspelt setting would be lost silently.
+            raise _unknown(name, f"the environment variable {variable} is no setting", variable)
+    return given
+
+
+def _unknown(name: str, message: str, found: str) -> ConfigError:
+    near = difflib.get_close_matches(name.lower(), _FIELDS, n=3, cutoff=0.5)
+    if found.startswith(ENVIRONMENT_PREFIX):
+        near = [ENVIRONMENT_PREFIX + one.upper() for one in near]
+    action = f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists the settings"
+    return ConfigError(message, action=action)
+
+
+def markdown_table() -> str:
+    """The text of ``docs/configuration.md``."""
+    lines = [
+        "# Configuration",
+        "",
+        "Made from `trident/config.py` by `python -m trident.config > docs/configuration.md`; a test compares them.",
+        "",
+        "Where a value comes from, the later the stronger: the default; the environment (`TRIDENT_MAX_ATTEMPTS=3`);",
+        "`TridentConfig(max_attempts=3)`; on the command line `--set max_attempts=3`. An unknown name is an error.",
+    ]
+    section = None
+    for name, setting in _FIELDS.items():
+        about = setting.metadata
+        if about["section"] != section:
+            section = about["section"]
+            lines += ["", f"## {section}", "", "| key | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+        assert setting.default is not MISSING, name
+        allowed = about["kind"].expected.replace("|", "\\|")
+        doc = about["doc"] + (" Secret: never shown." if about["secret"] else "")
+        lines.append(f"| `{name}` | `{_default_text(setting.default)}` | {about['unit']} | {allowed} | {doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default_text(default: Any) -> str:
+    if default is None or isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+if __name__ == "__main__":
+    print(markdown_table(), end="")

@@ -1,0 +1,237 @@
+"""Expressions of Spark in a stream: their type, what they read, whether they repeat.
+
+Only Spark knows the type of an expression, so it is asked, by analysing the
+expression against an empty DataFrame with the stream's fields. No job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.functions import Expr
+from trident.types import Output
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What Spark says of an expression.
+
+    Attributes:
+        fields: what it gives; several only for a generator such as posexplode.
+        reads: the fields that it refers to.
+        deterministic: whether computing it again gives the same.
+        generates: whether it makes many rows of one.
+        aggregates: whether it makes one row of many.
+    """
+
+    fields: tuple[StructField, ...]
+    reads: frozenset[str]
+    deterministic: bool
+    generates: bool
+    aggregates: bool
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A Column or an Expr with the types of its outputs.
+
+    Attributes:
+        source: what the user gave.
+        schema: of the rows that it is applied to.
+        outputs: the fields that it makes; empty for a filter.
+        analysis: None while there has been no session to ask.
+        what: the operation, for messages.
+    """
+
+    source: Union["Column", Expr]
+    schema: StructType
+    outputs: tuple[StructField, ...]
+    analysis: Analysis | None
+    what: str
+
+    def analysed(self) -> Analysis:
+        """Asks Spark if that has not been done; there must be a session now."""
+        return self.analysis or analyse(self.source, self.schema, self.what)
+
+    def columns(self) -> list["Column"]:
+        """The Columns to select: the outputs with their names and types."""
+        column, found = to_column(self.source), self.analysed()
+        if len(found.fields) != len(self.outputs):
+            raise _wrong_count(self.what, found, self.outputs)
+        if len(self.outputs) > 1:
+            return [column.alias(*[field.name for field in self.outputs])]
+        output = self.outputs[0]
+        if found.fields[0].dataType != output.dataType:
+            column = column.cast(output.dataType)
+        return [column.alias(output.name)]
+
+    def __str__(self) -> str:
+        return repr(self.source) if isinstance(self.source, Expr) else str(self.source)
+
+
+def is_expression(value: object) -> bool:
+    """Whether it is a Column or an Expr.
+
+    Raises:
+        TopologyError: it is a Column of Spark Connect.
+    """
+    from pyspark.sql import Column
+
+    if isinstance(value, Column) and ".connect." in type(value).__module__:
+        raise TopologyError("a Column of Spark Connect cannot be used", expected="a Column of a classic session")
+    return isinstance(value, (Column, Expr))
+
+
+def to_column(source: Union["Column", Expr]) -> "Column":
+    from pyspark.sql import functions as F
+
+    return F.expr(source.text) if isinstance(source, Expr) else source
+
+
+def resolve(
+    kind: str, source: Union["Column", Expr], outputs: tuple[Output, ...], schema: StructType, what: str
+) -> Expression:
+    """Finds the output fields of an expression and checks that it suits the operation.
+
+    Args:
+        kind: "each", "map", "flat_map" or "filter".
+        source: the expression.
+        outputs: names, and types where given; empty for a filter.
+        schema: the fields that it may use.
+        what: the operation, for messages.
+
+    Raises:
+        FieldError: it uses a field that does not exist.
+        OutputTypeError: its types are not those of the outputs.
+        TopologyError: Spark refuses it, or it does not suit the operation.
+    """
+    lazy = isinstance(source, Expr) and outputs and all(given is not None for _, given in outputs)
+    if lazy and current_session() is None:
+        fields = tuple(StructField(name, given, True) for name, given in outputs if given is not None)
+        return Expression(source, schema, fields, None, what)
+    found = analyse(source, schema, what)
+    _check_kind(kind, found, what)
+    if kind == "filter":
+        if not isinstance(found.fields[0].dataType, BooleanType):
+            raise TopologyError(
+                f"{what} needs a condition", found=found.fields[0].dataType.simpleString(), expected="a boolean"
+            )
+        return Expression(source, schema, (), found, what)
+    if len(found.fields) != len(outputs):
+        raise _wrong_count(what, found, outputs)
+    fields = tuple(
+        StructField(name, given or actual.dataType, True) for (name, given), actual in zip(outputs, found.fields)
+    )
+    _check_types(found, fields, what)
+    return Expression(source, schema, fields, found, what)
+
+
+def _check_kind(kind: str, found: Analysis, what: str) -> None:
+    if found.aggregates:
+        raise TopologyError(
+            f"{what} cannot aggregate", found="an aggregate expression", expected="one over a single row",
+            action="use aggregate or persistent_aggregate",
+        )  # fmt: skip
+    if found.generates and kind == "map":
+        raise TopologyError(
+            f"{what} makes one row of each", found="an expression that makes many", action="use flat_map instead"
+        )
+
+
+def _check_types(found: Analysis, outputs: tuple[StructField, ...], what: str) -> None:
+    """A generator's output cannot be cast where it is made."""
+    for actual, output in zip(found.fields, outputs):
+        if actual.dataType != output.dataType and found.generates:
+            raise OutputTypeError(
+                f"output {output.name!r} of {what} has another type",
+                found=actual.dataType.simpleString(), expected=output.dataType.simpleString(),
+                action="leave the type out, and cast in an each behind it",
+            )  # fmt: skip
+
+
+def _wrong_count(what: str, found: Analysis, outputs: tuple[Any, ...]) -> OutputTypeError:
+    return OutputTypeError(
+        f"{what} has another number of outputs than its expression",
+        found=f"{len(outputs)} outputs", expected=f"{len(found.fields)}",
+    )  # fmt: skip
+
+
+def current_session() -> "SparkSession | None":
+    """The session of this process, if there is one that still runs."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def analyse(source: Union["Column", Expr], schema: StructType, what: str) -> Analysis:
+    """Asks Spark about an expression over rows of the schema; makes a session when there is none."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    session = current_session()
+    if session is None:
+        from trident.session import make_session
+
+        session = make_session()
+    empty = session.createDataFrame([], schema)
+    try:
+        chosen = empty.select(to_column(source))
+        plan = chosen._jdf.queryExecution().analyzed()
+    except (AnalysisException, ParseException) as error:
+        raise _refused(error, schema, what) from None
+    kinds = list(_operators(plan))
+    return Analysis(
+        fields=tuple(chosen.schema.fields),
+        reads=frozenset(_names(plan, schema)),
+        deterministic=bool(plan.deterministic()),
+        generates="Generate" in kinds,
+        aggregates="Aggregate" in kinds,
+    )
+
+
+def _operators(plan: Any) -> Iterator[str]:
+    """The names of the plan's operators; each has one child."""
+    while True:
+        yield plan.nodeName()
+        children = plan.children()
+        if children.isEmpty():
+            return
+        plan = children.head()
+
+
+def _names(plan: Any, schema: StructType) -> Iterator[str]:
+    """The fields of the schema that any operator of the plan refers to."""
+    known = set(schema.names)
+    while True:
+        references = plan.references().iterator()
+        while references.hasNext():
+            name = references.next().name()
+            if name in known:
+                yield name
+        children = plan.children()
+        if children.isEmpty():
+            return
+        plan = children.head()
+
+
+def _refused(error: Any, schema: StructType, what: str) -> TopologyError:
+    condition = error.getCondition() or ""
+    first = str(error).splitlines()[0]
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        parameters = error.getMessageParameters() or {}
+        return FieldError(
+            f"{what} uses a field that does not exist",
+            found=parameters.get("objectName", first),
+            expected=f"one of {', '.join(schema.names)}",
+        )
+    return TopologyError(f"{what}: Spark refuses the expression: {first}")

@@ -1,0 +1,411 @@
+"""Users' functions: their names, places, output types, and what their failures become.
+
+Everything that can be known about a function without running it is found
+here, when the topology is built: how many values it takes, what types it
+returns, whether it can travel to a worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import inspect
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from trident.types import (
+    MISSING,
+    Output,
+    Returned,
+    annotation_name,
+    from_annotation,
+    is_known,
+    tuple_parts,
+    without_optional,
+)
+
+
+class Expr:
+    """A SQL expression over the fields of a stream, made before there is a session.
+
+    The same as ``pyspark.sql.functions.expr(text)``, which needs a session.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text.strip():
+            raise TopologyError("an expression is SQL text", found=repr(text), expected="text such as 'upper(word)'")
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"expr({self.text!r})"
+
+
+def expr(text: str) -> Expr:
+    """A SQL expression for ``each``, ``filter``, ``map``, ``flat_map``: ``expr("upper(word)")``.
+
+    It stays native to Spark and needs no session to be written down. Its type
+    is found by Spark when a session is there (one is started if need be),
+    unless the outputs name it: ``.each(expr("length(word)"), "n int")``.
+    """
+    return Expr(text)
+
+
+# --- describing a function ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A user's function with what is known of it before it runs.
+
+    Attributes:
+        call: the function.
+        name: for messages and plans.
+        location: "file:line" where it is defined, or where it was given to the topology.
+        returned: what its annotations say.
+        generator: whether it is a generator function.
+    """
+
+    call: Callable[..., Any]
+    name: str
+    location: str
+    returned: Any
+    generator: bool
+
+
+def describe(function: object, operation: str, call_site: str) -> UserFunction:
+    """Names a function and reads its return annotation.
+
+    Raises:
+        TopologyError: it is not callable, or is a coroutine function.
+    """
+    if not callable(function):
+        raise TopologyError(
+            f"{operation} needs a function", found=repr(function), expected="a callable, a Column or trident.expr(...)"
+        )
+    inner = _inner(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TopologyError(f"{operation} cannot call an async function", found=function_name(function))
+    return UserFunction(
+        call=function,
+        name=function_name(function),
+        location=function_location(function) or call_site,
+        returned=return_annotation(function),
+        generator=inspect.isgeneratorfunction(inner),
+    )
+
+
+def _inner(function: Any) -> Any:
+    """The plain function inside a partial, a wrapper, a method or a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, type) and not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", function) if not inspect.isroutine(function) else function
+    return inspect.unwrap(function) if callable(function) else function
+
+
+def function_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name.rpartition("<locals>.")[2]
+
+
+def function_location(function: Any) -> str | None:
+    """ "file:line" of a function's definition; None for one written in C."""
+    code = getattr(_inner(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
+
+
+def return_annotation(function: Any) -> Any:
+    """The return annotation, MISSING when there is none or it cannot be resolved."""
+    if isinstance(function, type):  # int, str, Decimal: calling one makes one
+        return function
+    inner = _inner(function)
+    try:
+        return typing.get_type_hints(inner).get("return", MISSING)
+    except Exception:  # a name in an annotation that is only imported for type checkers, or a C function
+        hint = getattr(inner, "__annotations__", {}).get("return", MISSING)
+        return MISSING if isinstance(hint, str) else hint
+
+
+def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = ()) -> None:
+    """Raises TopologyError when the function cannot be called with that many positional values."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # written in C, without a signature
+        return
+    try:
+        signature.bind(*[None] * (count + len(more)))
+    except TypeError:
+        given = ", ".join([*more, f"{count} field{'' if count == 1 else 's'}"])
+        raise TopologyError(
+            f"{what} cannot be called with the fields it is given",
+            found=f"{function_name(function)}{signature}",
+            expected=f"parameters for {given}",
+            action="name the fields that it takes as the operation's inputs, or change its parameters",
+        ) from None
+
+
+def call_site() -> str:
+    """ "file:line" of the user's line that called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trident."):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# --- can it travel -----------------------------------------------------------------------
+
+
+def check_serialisable(function: Any, what: str) -> None:
+    """Raises TopologyError, naming the captured object that is the cause, when pickling fails."""
+    error = _pickling_error(function)
+    if error is None:
+        return
+    for name, value in _captured(function):
+        if _pickling_error(value) is not None:
+            raise TopologyError(
+                f"{what} cannot be sent to the workers: it uses {name}",
+                found=f"{name} is a {type(value).__module__}.{type(value).__qualname__} ({_short(error)})",
+                expected="values that can be pickled",
+                action=f"make {name} inside the function, or use a plain value instead",
+            )
+    raise TopologyError(
+        f"{what} cannot be sent to the workers", found=_short(error), expected="a function that can be pickled"
+    )
+
+
+def _pickling_error(value: Any) -> Exception | None:
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs the object's own code: anything can come
+        return error
+    return None
+
+
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function takes along: closure, used globals, defaults, bound object, partial's arguments."""
+    while isinstance(function, functools.partial):
+        for position, value in enumerate(function.args):
+            yield f"argument {position + 1} of the partial", value
+        yield from function.keywords.items()
+        function = function.func
+    bound = getattr(function, "__self__", None)
+    plain = _inner(function)
+    if bound is not None and not inspect.ismodule(bound):
+        yield from _attributes(bound)
+        yield "self", bound
+    elif plain is not function and not isinstance(function, type):
+        yield from _attributes(function)
+    if not inspect.isfunction(plain) and inspect.ismethod(plain):
+        plain = plain.__func__
+    if inspect.isfunction(plain):
+        found = inspect.getclosurevars(plain)
+        yield from found.nonlocals.items()
+        yield from found.globals.items()
+        for value in plain.__defaults__ or ():
+            yield "a default value", value
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    return [(f"self.{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _short(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text[:200]
+
+
+# --- output types ------------------------------------------------------------------------
+
+_INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
+_FRACTIONAL = (FloatType, DoubleType)
+_INSTANT = (TimestampType, TimestampNTZType)
+
+
+def resolve_outputs(
+    kind: str, function: UserFunction, outputs: tuple[Output, ...], what: str
+) -> tuple[list[tuple[str, DataType]], bool | None]:
+    """Output fields with their types, and whether a call returns many rows.
+
+    Types given with the outputs come first, then the annotation's.
+
+    Args:
+        kind: "each", "map", "flat_map" or "complete" (of an Aggregator, read as each).
+        function: whose outputs they are.
+        outputs: names and given types.
+        what: the operation, for messages.
+
+    Returns:
+        the fields, and True (an iterable of rows), False (one row) or None (decide by what comes back).
+
+    Raises:
+        OutputTypeError: a type is not known, or the annotation contradicts the outputs.
+    """
+    many, item = _shape(kind, function, outputs, what)
+    parts: tuple[Any, ...] | None
+    if len(outputs) == 1:
+        parts = (item,)
+    else:
+        parts = tuple_parts(item) if is_known(item) else None
+        if is_known(item) and without_optional(item) not in (tuple, list) and (
+            parts is None or len(parts) != len(outputs)
+        ):  # fmt: skip
+            raise OutputTypeError(
+                f"{what} returns another number of values than it has outputs",
+                found=f"{function.name} is annotated with {annotation_name(item)}",
+                expected=f"a tuple of {len(outputs)} for the outputs {[name for name, _ in outputs]}",
+            )
+    fields = []
+    for position, (name, given) in enumerate(outputs):
+        annotation = parts[position] if parts else MISSING
+        fields.append((name, _output_type(name, given, annotation, function, what)))
+    return fields, many
+
+
+def _shape(kind: str, function: UserFunction, outputs: tuple[Output, ...], what: str) -> tuple[bool | None, Any]:
+    """(many, annotation of one row)."""
+    whole = without_optional(function.returned)
+    returned = Returned.of(whole)
+    if function.generator and returned.many is not True:
+        if returned.many is False:
+            raise OutputTypeError(
+                f"{what}: {function.name} is a generator",
+                found=f"annotated with {annotation_name(whole)}", expected="Iterator[...]",
+            )  # fmt: skip
+        returned = Returned(True)
+    if kind == "map":
+        if function.generator or typing.get_origin(whole) is Iterator or whole is Iterator:
+            raise OutputTypeError(
+                f"{what} makes one row of each, but {function.name} returns many", action="use flat_map instead"
+            )
+        return False, whole if is_known(whole) else MISSING
+    if kind == "flat_map":
+        if returned.many is False:
+            raise OutputTypeError(
+                f"{what} needs a function that returns an iterable",
+                found=f"{function.name} is annotated with {annotation_name(whole)}",
+                expected="Iterator[...], Iterable[...] or list[...]", action="use map for one row of each",
+            )  # fmt: skip
+        return True, returned.item
+    if len(outputs) == 1 and returned.many and not function.generator and outputs[0][1] is not None:
+        # "words array<string>" with -> list[str]: the list is the value.
+        if _type_or_none(whole) == outputs[0][1]:
+            return False, whole
+    return returned.many, returned.item
+
+
+def _type_or_none(annotation: Any) -> DataType | None:
+    try:
+        return from_annotation(annotation)
+    except OutputTypeError:
+        return None
+
+
+def _output_type(
+    name: str, given: DataType | None, annotation: Any, function: UserFunction, what: str
+) -> DataType:
+    if given is None:
+        if not is_known(annotation):
+            raise OutputTypeError(
+                f"the type of output {name!r} of {what} is not known",
+                found=f"{function.name} ({function.location}) has no return annotation that says it",
+                expected="an annotation such as -> Iterator[str], or a type with the output",
+                action=f"write the output as '{name} string', or annotate the function",
+            )
+        return from_annotation(annotation)
+    annotated = _type_or_none(annotation) if is_known(annotation) else None
+    if annotated is not None and not _fits(annotated, given):
+        raise OutputTypeError(
+            f"output {name!r} of {what} has two types",
+            found=f"{annotated.simpleString()} by the annotation of {function.name}",
+            expected=f"{given.simpleString()} by the outputs",
+        )
+    return given
+
+
+def _fits(annotated: DataType, given: DataType) -> bool:
+    """Whether values of the annotated type can be values of the given one."""
+    if type(annotated) is type(given):
+        return True
+    if isinstance(annotated, _INTEGRAL):
+        return isinstance(given, _INTEGRAL + _FRACTIONAL + (DecimalType,))
+    if isinstance(annotated, _FRACTIONAL):
+        return isinstance(given, _FRACTIONAL)
+    return isinstance(annotated, _INSTANT) and isinstance(given, _INSTANT)
+
+
+# --- failures on their way back ----------------------------------------------------------
+
+_MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
+
+
+def translate_failure(exc: BaseException, attempt: object) -> BaseException:
+    """What a failure of a Spark job means, when user code caused it.
+
+    Args:
+        exc: what Spark raised on the driver.
+        attempt: the attempt that failed, for the message.
+
+    Returns:
+        a UserFunctionError or FailedException with ``attempt`` set when a
+        user's function raised on a worker; else exc itself.
+    """
+    report = _find_report(exc)
+    if report is None:
+        return exc
+    error: FailedException | UserFunctionError
+    operation, location = report["operation"], report["location"]
+    if report["kind"] == "failed":
+        error = FailedException(f"{report['error']} (raised by {operation} at {location}, attempt {attempt})")
+    else:
+        error = UserFunctionError(
+            f"{operation} failed at {location} in attempt {attempt} for the row {report['row']}: {report['error']}",
+            operation=operation,
+            location=location,
+            found=report.get("found"),
+            expected=report.get("expected"),
+            action="the batch is tried again up to max_attempts; correct the function or the data",
+        )
+    error.attempt = str(attempt)
+    return error
+
+
+def _find_report(exc: BaseException) -> dict[str, str] | None:
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        try:
+            match = _MARK.search(str(current))
+        except Exception:  # str() of a Java error asks the JVM, which may be gone
+            match = None
+        if match:
+            try:
+                return json.loads(base64.b64decode(match.group(1), validate=True))
+            except (binascii.Error, ValueError):  # cut off on its way: no report
+                return None
+        current = current.__cause__ or current.__context__
+    return None

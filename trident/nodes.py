@@ -1,0 +1,180 @@
+"""The nodes of a topology: what the user's calls become, before anything is planned.
+
+A node knows its parents and its fields and never changes, so a stream may be
+used by several branches. The planner reads nodes; it never asks a stream.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from pyspark.sql.types import DataType, StructField, StructType
+
+from coordinators.errors import FieldError
+from states.binding import StateBinding
+from trident.expressions import Expression
+from trident.functions import UserFunction
+from trident.types import check_distinct
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """A step of a stream.
+
+    Attributes:
+        parents: the nodes whose rows it takes.
+        schema: its fields; every one nullable.
+        operation: its name in plans and messages.
+        location: "file:line" of the call that made it.
+    """
+
+    parents: tuple["Node", ...]
+    schema: StructType
+    operation: str
+    location: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.schema.names)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SourceNode(Node):
+    """A stream's spout."""
+
+    tx_id: str
+    spout: Any
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PythonNode(Node):
+    """each, map, flat_map, filter or peek with a Python function.
+
+    Attributes:
+        kind: which of them.
+        function: of the user.
+        inputs: the fields that it is called with.
+        outputs: the fields that it makes.
+        many: whether a call gives an iterable of rows; None: told by the result.
+    """
+
+    kind: str
+    function: UserFunction
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    many: bool | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NativeNode(Node):
+    """each, map, flat_map or filter with an expression of Spark."""
+
+    kind: str
+    expression: Expression
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProjectNode(Node):
+    """Some of the fields."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Aggregation:
+    """What an aggregator is applied to.
+
+    Attributes:
+        aggregator: of the user, or a built-in one.
+        kind: "native", "combiner", "reducer" or "aggregator".
+        keys: the grouping fields; none for the whole batch.
+        inputs: the fields that the aggregator takes.
+        outputs: the fields that it makes.
+        many: of an aggregator's ``complete``: as in PythonNode.
+        location: "file:line" of the aggregator's class, or of the call.
+    """
+
+    aggregator: Any
+    kind: str
+    keys: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[StructField, ...]
+    location: str
+    many: bool | None = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AggregateNode(Node):
+    """aggregate: one row per batch, or per group of it."""
+
+    aggregation: Aggregation
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PersistNode(Node):
+    """partition_persist (no aggregation) or persistent_aggregate: what is written to a state."""
+
+    binding: StateBinding
+    aggregation: Aggregation | None = None
+
+
+# --- fields ------------------------------------------------------------------------------
+
+Names = Union[str, Sequence[str]]
+
+
+def field_names(given: Names, what: str) -> tuple[str, ...]:
+    """ "a", "a, b" or ["a", "b"] as a tuple of names."""
+    if isinstance(given, str):
+        names = tuple(name.strip() for name in given.split(","))
+    elif isinstance(given, Iterable) and all(isinstance(name, str) for name in given):
+        names = tuple(given)
+    else:
+        raise FieldError(f"{what} takes field names", found=repr(given), expected="'a', 'a, b' or ['a', 'b']")
+    check_distinct(names, f"the fields of {what}")
+    return names
+
+
+def require_fields(names: Iterable[str], schema: StructType, what: str) -> None:
+    """Raises FieldError for a name that is not a field, with the fields there are and the nearest."""
+    for name in names:
+        if name not in schema.names:
+            folded = {field.lower(): field for field in schema.names}
+            near = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+            raise FieldError(
+                f"{what} uses a field that does not exist",
+                found=repr(name),
+                expected=f"one of {', '.join(schema.names)}",
+                action=f"did you mean {folded[near[0]]!r}?" if near else None,
+            )
+
+
+def appended(schema: StructType, outputs: Iterable[tuple[str, DataType]], what: str) -> StructType:
+    """The schema with new fields behind.
+
+    Raises:
+        FieldError: one exists already.
+    """
+    existing = {name.lower(): name for name in schema.names}
+    fields = []
+    for name, kind in outputs:
+        if name.lower() in existing:
+            raise FieldError(
+                f"{what} makes a field that exists already",
+                found=repr(existing[name.lower()]),
+                expected=f"a name that is not one of {', '.join(schema.names)}",
+                action="choose another name, or use map or project to drop the earlier field",
+            )
+        fields.append(StructField(name, kind, True))
+    return StructType([*schema.fields, *fields])
+
+
+def picked(schema: StructType, names: Iterable[str]) -> StructType:
+    return StructType([schema[name] for name in names])
+
+
+def nullable(schema: StructType) -> StructType:
+    """The schema with every field nullable: a function may always give None."""
+    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])

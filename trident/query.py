@@ -1,0 +1,608 @@
+"""A running topology: contends for leadership, recovers, drives its groups, and stops.
+
+One supervisor thread does the following until it is stopped, or a group ends
+with an error: wait for the lease (other processes of the same topology wait
+as standbys), check the identity, finish a pending decision from its manifest,
+open the tables, drive every batch group; when the lease is lost, wait for its
+own threads and contend again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinators import faults
+from coordinators.driver import GroupDriver
+from coordinators.embedded import EmbeddedZooKeeper
+from coordinators.errors import Deposed, Halted, OutcomeUnknown, TopologyError, TridentError
+from coordinators.group_store import GroupStore
+from coordinators.leadership import Lease, Leadership
+from coordinators.master import Limits, Mode
+from coordinators.records import GroupRecord
+from coordinators.registration import Registration
+from coordinators.transactions import TransactionAttempt
+from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from states.committer import DeltaCommitter
+from states.background_compactor import BackgroundCompactor
+from states.compactor import Compactor
+from states.descriptor import load_descriptor
+from states.kernel import KernelEngine
+from states.reading import read_state
+from trident.config import TridentConfig
+from trident.planner import GroupPlan, plan
+from trident.progress import ProgressLog, make_display
+from trident.runner import SparkBatchRunner
+from trident.session import check_session, make_session
+from trident.spout_host import NoSpouts, TridentSpoutHost
+from trident.spouts import SpoutContext
+from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from trident.topology import TridentTopology
+
+log = logging.getLogger("trident.query")
+_STATUS_POLL_SECS = 0.5
+
+
+def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
+    """Connects to ZooKeeper as the settings say; starts the embedded server when it is to be.
+
+    Raises:
+        ZooKeeperUnreachable: nobody answered within the connect timeout.
+        JavaProblem: the embedded server needs a Java that is not here.
+    """
+    hosts = config.zookeeper
+    if hosts == "embedded":
+        hosts = EmbeddedZooKeeper.ensure(warehouse / "_trident" / "zookeeper")
+    zk = ZooKeeper(
+        ZooKeeperConfig(
+            hosts=hosts,
+            root=config.zookeeper_root,
+            session_timeout_secs=config.zookeeper_session_timeout_secs,
+            connect_timeout_secs=config.zookeeper_connect_timeout_secs,
+            options=config.kazoo_options(),
+        )
+    )
+    zk.connect()
+    return zk
+
+
+def start_topology(
+    topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
+    **settings: Any,
+) -> "TopologyQuery":  # fmt: skip
+    """Starts a topology and returns at once; see :class:`TopologyQuery`.
+
+    Args:
+        topology: what to run.
+        spark: the session; None makes one (or takes the active one, if it has what is needed).
+        config: the settings; None takes the defaults and the environment.
+        **settings: single settings on top of config.
+
+    Raises:
+        TopologyError: the topology cannot run as written.
+        SourceError: a source's data is missing.
+        SparkSessionProblem, JavaProblem: the session or the machine lacks something.
+        ZooKeeperUnreachable: nobody answered within the connect timeout.
+        IdentityMismatch: another topology has this name.
+    """
+    config = (config or TridentConfig()).replace(**settings)
+    plans = plan(topology)
+    warehouse = Path(config.warehouse).resolve()
+    if "://" in config.warehouse:
+        raise TopologyError(
+            "the warehouse must be a folder of a file system that all processes share",
+            found=config.warehouse,
+            expected="a path such as ./trident-warehouse",
+        )
+    (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
+    if spark is None:
+        spark = make_session(f"trident {topology.name}", {"spark.master": config.spark_master})
+    check_session(spark)
+    query = TopologyQuery(topology, plans, spark, config, warehouse)
+    query._start()
+    return query
+
+
+@dataclass
+class _RunningGroup:
+    plan: GroupPlan
+    driver: GroupDriver
+    host: TridentSpoutHost
+    runner: SparkBatchRunner
+    compactor: BackgroundCompactor
+
+
+class TopologyQuery:
+    """A topology that runs in this process; the counterpart of PySpark's StreamingQuery.
+
+    Made by ``TridentTopology.start``. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self, topology: "TridentTopology", plans: list[GroupPlan], spark: "SparkSession", config: TridentConfig,
+        warehouse: Path,
+    ) -> None:  # fmt: skip
+        self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
+        self._warehouse = warehouse
+        self._engine = KernelEngine(spark)
+        self._zk: ZooKeeper | None = None
+        self._registration: Registration | None = None
+        self._run_id = uuid.uuid4().hex
+        self._incarnation = ""
+        self._epoch = 0
+        self._groups: list[_RunningGroup] = []
+        self._stop_requested = threading.Event()
+        self._done = threading.Event()
+        self._leading = threading.Event()
+        self._changed = threading.Condition()
+        self._paused = False
+        self._error: BaseException | None = None
+        self._errors: dict[str, tuple[str, float]] = {}
+        self._mode = "starting"
+        self._progress: ProgressLog | None = None
+        self._status_writer = StatusWriter(status_path(warehouse, topology.name), config.status_interval_secs)
+        self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
+        self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
+
+    # --- what a user asks ---------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self._topology.name
+
+    @property
+    def id(self) -> str:
+        """The incarnation: the same over restarts, another after `trident reset`."""
+        return self._incarnation
+
+    @property
+    def run_id(self) -> str:
+        """Unique to this start."""
+        return self._run_id
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs or waits as a standby."""
+        return not self._done.is_set()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process coordinates now; False for a standby."""
+        return self._leading.is_set()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What it does now: the same as ``trident status`` shows, as a dict."""
+        return self._make_status().to_json()
+
+    @property
+    def last_progress(self) -> dict[str, Any] | None:
+        """The last advanced transaction, with PySpark's keys in snake_case (DESIGN 8); None before the first."""
+        return self._progress.last_progress if self._progress else None
+
+    @property
+    def recent_progress(self) -> list[dict[str, Any]]:
+        """The last 100 of them, the oldest first."""
+        return self._progress.recent_progress if self._progress else []
+
+    def exception(self) -> BaseException | None:
+        """Why it ended; None while it runs or when it was stopped."""
+        return self._error if self._done.is_set() else None
+
+    def process_all_available(self, timeout_secs: float | None = None) -> None:
+        """Blocks until all that the sources have now is committed.
+
+        A standby first waits for its turn.
+
+        Raises:
+            TridentError: the topology ended with it.
+            TimeoutError: timeout_secs went by.
+        """
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        while True:
+            with self._changed:
+                while not self._leading.is_set() and not self._done.is_set():
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError(f"{self.name} did not lead within {timeout_secs} s")
+                    self._changed.wait(0.5 if left is None else min(left, 0.5))
+                groups = list(self._groups)
+            if groups and all(group.driver.wait_idle(deadline) for group in groups):
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.name} did not process all available data within {timeout_secs} s")
+            if self._done.wait(0.01):
+                self._raise_error()
+                raise TridentError(f"{self.name} was stopped before all available data was processed")
+
+    def await_termination(self, timeout_secs: float | None = None) -> bool:
+        """Blocks until it ends; False when timeout_secs went by first.
+
+        Raises:
+            TridentError: it ended with this error.
+        """
+        if not self._done.wait(timeout_secs):
+            return False
+        self._thread.join()
+        self._raise_error()
+        return True
+
+    def pause(self) -> None:
+        """No new transactions; those that have begun are committed."""
+        self._paused = True
+        self._tell_groups("Paused")
+
+    def resume(self) -> None:
+        self._paused = False
+        self._tell_groups("Resumed")
+
+    def stop(self, timeout_secs: float | None = None) -> None:
+        """Finishes what is decided, brings the plain tables up to date, and ends.
+
+        Transactions that are not decided are processed again at the next start.
+        """
+        self._stop_requested.set()
+        for group in list(self._groups):
+            group.driver.stop()
+        self._done.wait(timeout_secs)
+
+    def snapshot(self, state: str, txid: int | None = None) -> "DataFrame":
+        """The state as of one transaction, the same for all states of its batch group.
+
+        Args:
+            state: the state's name.
+            txid: as of which transaction; None = the last advanced one.
+
+        Raises:
+            TopologyError: no state has that name.
+            TableError: that transaction is no longer kept (the message says which is the oldest).
+        """
+        bindings = {binding.name: binding for plan_ in self._plans for binding in plan_.bindings}
+        if state not in bindings:
+            raise TopologyError(f"there is no state {state!r}", expected=f"one of {sorted(bindings)}")
+        binding = bindings[state]
+        if binding.kind == "memory":
+            rows = [key + value for key, value in binding.state.values().items()]
+            return self._spark.createDataFrame(rows, binding.schema)
+        return read_state(
+            self._spark, self._engine, self._warehouse, state, txid=txid, aggregator=binding.aggregator,
+            advanced_txid=self._advanced_txid(state),
+        )  # fmt: skip
+
+    def _advanced_txid(self, state: str) -> int | None:
+        for group in list(self._groups):
+            if any(binding.name == state for binding in group.plan.bindings):
+                return group.driver.last_advanced
+        return None
+
+    # --- start and supervision -------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._zk = open_zookeeper(self._config, self._warehouse)
+        try:
+            self._registration = Registration(self._zk, self._topology.name)
+            # Refused at once, not when it is this process's turn to lead.
+            self._registration.check(self._topology.identity())
+        except BaseException:
+            self._zk.close()
+            raise
+        self._thread.start()
+        self._pulse.start()
+
+    def _supervise(self) -> None:
+        try:
+            while not self._stop_requested.is_set() and self._error is None:
+                lease = self._wait_for_lease()
+                if lease is None:
+                    break
+                try:
+                    self._lead(lease)
+                except (_LeaseLost, Deposed, OutcomeUnknown) as lost:
+                    self._event(f"not the leader any more: {_first_line(lost)}")
+                finally:
+                    lease.release()
+        except Exception as error:
+            self._error = error
+            log.debug("the topology ended", exc_info=True)
+        finally:
+            self._mode = "failed" if self._error else "stopped"
+            self._status_writer.update(self._make_status())
+            self._status_writer.close()
+            if self._progress is not None:
+                self._progress.close()
+            if self._zk is not None:
+                self._zk.close()
+            self._done.set()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _wait_for_lease(self) -> Lease | None:
+        assert self._zk is not None
+        self._mode = "standby"
+        leadership = Leadership(self._zk, self._topology.name, [plan_.name for plan_ in self._plans])
+        return leadership.acquire(
+            self._stop_requested,
+            on_waiting=lambda holder: self._event(f"standby: {holder.host} pid {holder.pid} leads"),
+        )
+
+    def _lead(self, lease: Lease) -> None:
+        assert self._zk is not None and self._registration is not None
+        fences = lease.fences.values()
+        self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences).incarnation
+        self._epoch = max(fence.epoch for fence in lease.fences.values())
+        if self._progress is None:
+            display = make_display(self._config.progress, interval_secs=self._config.progress_interval_secs)
+            self._progress = ProgressLog(self.name, self._incarnation, self._run_id, display)
+        self._event(f"leads {self.name} (epoch {self._epoch})")
+        groups: list[_RunningGroup] = []
+        try:
+            for plan_ in self._plans:
+                groups.append(self._open_group(plan_, lease))
+            with self._changed:
+                self._groups = groups
+                self._mode = "running"
+            for group in groups:
+                last = group.driver.last_advanced
+                group.compactor.start(last)
+                group.driver.start()
+                if self._paused:
+                    self._tell_groups("Paused")
+            self._leading.set()
+            with self._changed:
+                self._changed.notify_all()
+            self._watch(groups, lease)
+        finally:
+            self._leading.clear()
+            self._close_groups(groups)
+            self._groups = []
+
+    def _open_group(self, plan_: GroupPlan, lease: Lease) -> _RunningGroup:
+        """Recovery (DESIGN 2): the pending decision first, then the tables, then the new plan."""
+        assert self._zk is not None
+        fence = lease.fences[plan_.name]
+        store = GroupStore(self._zk, self._topology.name, plan_.name, list(plan_.spouts), fence)
+        record, decision, _ = store.load()
+        if record is None:
+            store.create(GroupRecord(incarnation=self._incarnation, current_txid=1))
+        elif record.incarnation != self._incarnation:
+            raise Halted(
+                f"batch group {plan_.name!r} in ZooKeeper is of another life of {self.name!r}",
+                found=f"incarnation {record.incarnation}",
+                expected=f"incarnation {self._incarnation}",
+                action="begin again with `trident reset NAME`",
+            )
+        committer = DeltaCommitter(
+            self._engine, self._warehouse, self._topology.name, plan_.name, self._incarnation, fence.epoch,
+            plan_.bindings, lambda: fence.verify(self._zk),
+        )  # fmt: skip
+        if decision is not None:
+            self._finish_decision(plan_, store, committer, lease)
+        committer.open(store.record)
+        return self._make_group(plan_, store, committer)
+
+    def _finish_decision(
+        self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter, lease: Lease
+    ) -> None:
+        """Rolls a decided transaction forward from its manifest alone, by the same driver."""
+        self._event(f"finishing the decided transaction {store.decision.attempt} of {plan_.name}")
+        driver = GroupDriver(store, NoSpouts(), _NoRunner(), committer, _GroupObserver(self, plan_.name),
+                             self._limits(), None)  # fmt: skip
+        driver.start()
+        driver.stop()
+        while not driver.wait(0.05):
+            if lease.lost.is_set():
+                driver.abandon()
+        driver.close()
+        if driver.error is not None:
+            raise driver.error
+        if lease.lost.is_set():
+            raise _LeaseLost
+        store.load()
+
+    def _make_group(self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter) -> _RunningGroup:
+        coordinators, emitters = {}, {}
+        for tx_id, spout in plan_.spouts.items():
+            context = self._spout_context(tx_id)
+            coordinators[tx_id] = spout.get_coordinator(context)
+            emitters[tx_id] = spout.get_emitter(context)
+        host = TridentSpoutHost(coordinators, emitters)
+        runner = SparkBatchRunner(
+            self._spark, self._topology.name, plan_, emitters, committer.staging_targets, self._incarnation,
+            self._config.batch_partitions,
+        )  # fmt: skip
+        compactor = self._make_compactor(plan_)
+        observer = _GroupObserver(self, plan_.name, compactor)
+        driver = GroupDriver(
+            store, host, runner, committer, observer, self._limits(), self._config.message_timeout_secs
+        )
+        return _RunningGroup(plan_, driver, host, runner, compactor)
+
+    def _make_compactor(self, plan_: GroupPlan) -> BackgroundCompactor:
+        return BackgroundCompactor(
+            [
+                Compactor(
+                    self._spark, self._engine, self._warehouse, load_descriptor(self._warehouse, binding.name),
+                    binding.state, binding.aggregator,
+                )
+                for binding in plan_.bindings
+                if binding.kind == "keyed"
+            ],
+            on_error=self._compaction_error,
+        )  # fmt: skip
+
+    def _compaction_error(self, state: str, error: BaseException) -> None:
+        self._event(f"merging {state} in the background failed, trying again: {error}")
+
+    def _spout_context(self, tx_id: str) -> SpoutContext:
+        folder = self._warehouse / "_trident" / self._topology.name / "streams" / tx_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return SpoutContext(
+            self._spark, self._topology.name, tx_id, folder, self._incarnation,
+            {"max_spout_pending": self._config.max_spout_pending},
+        )  # fmt: skip
+
+    def _limits(self) -> Limits:
+        return Limits(
+            max_spout_pending=self._config.max_spout_pending,
+            max_attempts=self._config.max_attempts,
+            batch_emit_interval_secs=self._config.batch_emit_interval_secs,
+        )
+
+    def _watch(self, groups: list[_RunningGroup], lease: Lease) -> None:
+        """Until all groups have ended, one has failed, or the lease is lost."""
+        assert self._zk is not None
+        suspended = False
+        while True:
+            if lease.lost.is_set():
+                self._event("the lease is lost: what is in flight is abandoned")
+                for group in groups:
+                    group.driver.abandon()
+                return
+            ended = [group for group in groups if group.driver.wait(0.02 if self._stop_requested.is_set() else 0.1)]
+            for group in ended:
+                if group.driver.error is not None:
+                    self._error = group.driver.error
+                    self._stop_requested.set()
+                elif group.driver.state.mode is Mode.DEPOSED:
+                    return
+            if self._stop_requested.is_set():
+                for group in groups:
+                    group.driver.stop()
+            if len(ended) == len(groups):
+                return
+            connected = self._zk.connected
+            if connected == suspended:
+                suspended = not connected
+                self._tell_groups("Reconnected" if connected else "Suspended")
+
+    def _close_groups(self, groups: list[_RunningGroup]) -> None:
+        for group in groups:
+            group.driver.abandon()
+            group.runner.close()
+        for group in groups:
+            group.driver.wait()
+            group.driver.close()
+            group.compactor.stop(compact=self._stop_requested.is_set() and self._error is None)
+            try:
+                group.host.close()
+            except Exception as error:
+                log.warning("closing a spout of %s raised: %s", group.plan.name, error)
+
+    # --- small things ------------------------------------------------------------------------------
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _tell_groups(self, event: str) -> None:
+        from coordinators import master
+
+        for group in list(self._groups):
+            group.driver.tell(getattr(master, event)())
+
+    def _event(self, text: str) -> None:
+        log.info(text)
+        if self._progress is not None:
+            self._progress.event(text)
+
+    def _pulse_status(self) -> None:
+        """Status and display once in a while, off every critical path."""
+        while not self._done.wait(_STATUS_POLL_SECS):
+            if self._progress is not None and self._leading.is_set():
+                in_flight = sum(len(group.driver.state.live) for group in self._groups)
+                self._progress.activity(in_flight, self._backlog())
+                self._status_writer.update(self._make_status())
+
+    def _backlog(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for group in list(self._groups):
+            for unit, count in group.host.backlog().items():
+                total[unit] = total.get(unit, 0) + count
+        return total
+
+    def _make_status(self) -> TopologyStatus:
+        groups = []
+        for group in list(self._groups):
+            state, ages, now = group.driver.state, group.driver.ages(), time.time()
+            error = self._errors.get(group.plan.name)
+            mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
+            rows, txids = self._progress.rates() if self._progress else (None, None)
+            attempts = tuple(
+                AttemptStatus(
+                    live.attempt.txid, live.attempt.attempt_id, live.stage.phase.value,
+                    now - ages.get(live.attempt, 0.0), state.trouble_of(live.attempt.txid).failures,
+                )
+                for live in state.live
+            )  # fmt: skip
+            groups.append(
+                GroupStatus(
+                    group.plan.name, state.current, mode, attempts, rows, txids, group.host.backlog(),
+                    error[0] if error else None, error[1] if error else None,
+                    str(group.driver.error) if state.mode is Mode.HALTED else None,
+                )
+            )  # fmt: skip
+        role = "leader" if self._leading.is_set() else self._mode
+        return TopologyStatus(self.name, self._incarnation, self._run_id, self._epoch, role, tuple(groups))
+
+
+class _LeaseLost(TridentError):
+    """The lease went while a decision was being finished."""
+
+
+class _NoRunner:
+    """The runner while a pending decision is finished: nothing is emitted."""
+
+    def process(self, attempt: TransactionAttempt, metadata: Mapping[str, Any], timeout_secs: float | None) -> Any:
+        raise AssertionError("nothing is emitted while a decision is finished")
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Nothing runs."""
+
+
+class _GroupObserver:
+    def __init__(
+        self, query: TopologyQuery, group: str, compactor: BackgroundCompactor | None = None
+    ) -> None:
+        self._query, self._group, self._compactor = query, group, compactor
+
+    def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
+        if self._compactor is not None:
+            self._compactor.advanced(attempt.txid)
+        progress = self._query._progress
+        if progress is not None:
+            progress.transaction(
+                {
+                    "group": self._group,
+                    "batch_id": attempt.txid,
+                    "attempt": attempt.attempt_id,
+                    "num_input_rows": info["input_rows"],
+                    "duration_ms": info["duration_ms"],
+                    "in_flight": info["in_flight"],
+                    "states": info["rows"],
+                }
+            )
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        self._query._errors[self._group] = (f"attempt {attempt}: {error}", time.time())
+        self._query._event(f"attempt {attempt} of {self._group} failed: {_first_line(error)}")
+
+    def event(self, text: str) -> None:
+        self._query._event(text)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+
+
+__all__ = ["TopologyQuery", "open_zookeeper", "start_topology", "faults"]

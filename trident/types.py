@@ -1,0 +1,339 @@
+"""Types of fields: from Spark's DDL text and from Python annotations, without a JVM.
+
+PySpark's own ``StructType.fromDDL`` asks the JVM; a topology is built before
+there is one, so the text is parsed here. The grammar is the part of Spark's
+that names a column's type: ``word string, n long``, ``decimal(10,2)``,
+``array<…>``, ``map<…,…>``, ``struct<a: int, b: string>``.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime
+import decimal
+import re
+import types as python_types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Union
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from coordinators.errors import FieldError, OutputTypeError
+
+_SIMPLE: dict[str, type[DataType]] = {
+    "string": StringType, "boolean": BooleanType, "bool": BooleanType, "binary": BinaryType,
+    "byte": ByteType, "tinyint": ByteType, "short": ShortType, "smallint": ShortType,
+    "int": IntegerType, "integer": IntegerType, "long": LongType, "bigint": LongType,
+    "float": FloatType, "real": FloatType, "double": DoubleType, "date": DateType,
+    "timestamp": TimestampType, "timestamp_ltz": TimestampType, "timestamp_ntz": TimestampNTZType,
+}  # fmt: skip
+
+# Python's int has no bound and its float is a double: the widest types of Spark.
+_PYTHON: dict[Any, DataType] = {
+    str: StringType(), int: LongType(), float: DoubleType(), bool: BooleanType(), bytes: BinaryType(),
+    bytearray: BinaryType(), datetime.date: DateType(), datetime.datetime: TimestampType(),
+    decimal.Decimal: DecimalType(38, 18),
+}  # fmt: skip
+
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\W\d]\w*)|(\d+)|([<>(),:]))")
+
+Output = tuple[str, Union[DataType, None]]
+
+
+# --- DDL text ----------------------------------------------------------------------------
+
+
+class _Tokens:
+    """The words of one DDL text, with a place to stand."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.items, self.at = text, [], 0
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self.wrong(f"{text[position:].strip()[:20]!r}", "a name, a type or one of <>(),:")
+            quoted = match.group(1)
+            self.items.append(quoted or match.group().strip())
+            position = match.end()
+
+    def peek(self) -> str | None:
+        return self.items[self.at] if self.at < len(self.items) else None
+
+    def next(self, expected: str) -> str:
+        token = self.peek()
+        if token is None:
+            raise self.wrong("the end of the text", expected)
+        self.at += 1
+        return token
+
+    def take(self, symbol: str) -> bool:
+        if self.peek() == symbol:
+            self.at += 1
+            return True
+        return False
+
+    def require(self, symbol: str) -> None:
+        token = self.next(repr(symbol))
+        if token != symbol:
+            raise self.wrong(repr(token), repr(symbol))
+
+    def name(self) -> str:
+        token = self.next("a field name")
+        if token[0] == "`":
+            return token[1:-1].replace("``", "`")
+        if not (token[0].isalpha() or token[0] == "_"):
+            raise self.wrong(repr(token), "a field name")
+        return token
+
+    def number(self) -> int:
+        token = self.next("a number")
+        if not token.isdigit():
+            raise self.wrong(repr(token), "a number")
+        return int(token)
+
+    def wrong(self, found: str, expected: str) -> OutputTypeError:
+        return OutputTypeError(f"the types {self.text!r} cannot be read", found=found, expected=expected)
+
+
+def parse_type(text: str) -> DataType:
+    """One type, as in ``array<struct<a: int, b: decimal(10,2)>>``.
+
+    Raises:
+        OutputTypeError: the text is not a type of Spark.
+    """
+    tokens = _Tokens(text)
+    result = _type(tokens)
+    if tokens.peek() is not None:
+        raise tokens.wrong(repr(tokens.peek()), "the end of the text")
+    return result
+
+
+def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Output, ...]:
+    """Names and, where given, types of output fields.
+
+    Args:
+        outputs: ``"word"``, ``"word string, n long"``, ``["word", "n long"]`` or a StructType.
+
+    Raises:
+        OutputTypeError: it cannot be read.
+        FieldError: no field, or a name given twice (upper and lower case are one to Spark).
+    """
+    if isinstance(outputs, StructType):
+        fields: list[Output] = [(field.name, field.dataType) for field in outputs.fields]
+    elif isinstance(outputs, str):
+        fields = _fields(outputs)
+    elif isinstance(outputs, collections.abc.Iterable):
+        fields = []
+        for item in outputs:
+            if not isinstance(item, str):
+                raise OutputTypeError("an output is not text", found=repr(item), expected="'name' or 'name type'")
+            fields.extend(_fields(item))
+    else:
+        raise OutputTypeError(
+            "the outputs cannot be read", found=repr(outputs), expected="text such as 'word' or 'word string, n long'"
+        )
+    if not fields:
+        raise FieldError("no output field is named", expected="at least one, such as 'word' or 'word string, n long'")
+    check_distinct([name for name, _ in fields], "the outputs")
+    return tuple(fields)
+
+
+def check_distinct(names: Iterable[str], where: str) -> None:
+    """Raises FieldError when a name is there twice; Spark does not tell upper from lower case."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other is not name:
+            both = repr(name) if other == name else f"{other!r} and {name!r}"
+            raise FieldError(f"{where} name a field twice", found=both, expected="distinct names (Spark ignores case)")
+
+
+def _fields(text: str) -> list[Output]:
+    tokens = _Tokens(text)
+    fields: list[Output] = []
+    while tokens.peek() is not None:
+        name = tokens.name()
+        tokens.take(":")
+        typed = tokens.peek() not in (None, ",")
+        fields.append((name, _type(tokens) if typed else None))
+        if tokens.peek() is not None:
+            tokens.require(",")
+            if tokens.peek() is None:
+                raise tokens.wrong("a comma at the end", "a field name")
+    return fields
+
+
+def _type(tokens: _Tokens) -> DataType:
+    word = tokens.next("a type")
+    name = word.lower()
+    if name in _SIMPLE:
+        return _SIMPLE[name]()
+    if name in ("decimal", "dec", "numeric"):
+        return _decimal(tokens)
+    if name in ("array", "map", "struct"):
+        tokens.require("<")
+        result = _nested(name, tokens)
+        tokens.require(">")
+        return result
+    import difflib
+
+    known = [*_SIMPLE, "decimal", "array", "map", "struct"]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise tokens.wrong(repr(word), f"a type, such as {near[0] if near else 'string, long, double, array<string>'}")
+
+
+def _decimal(tokens: _Tokens) -> DecimalType:
+    precision, scale = 10, 0
+    if tokens.take("("):
+        precision = tokens.number()
+        if tokens.take(","):
+            scale = tokens.number()
+        tokens.require(")")
+    if not (1 <= precision <= 38 and scale <= precision):
+        raise tokens.wrong(f"decimal({precision},{scale})", "a precision of 1 to 38 and a scale not above it")
+    return DecimalType(precision, scale)
+
+
+def _nested(name: str, tokens: _Tokens) -> DataType:
+    if name == "array":
+        return ArrayType(_type(tokens), True)
+    if name == "map":
+        key = _type(tokens)
+        tokens.require(",")
+        return MapType(key, _type(tokens), True)
+    fields = []
+    while tokens.peek() != ">":
+        if fields:
+            tokens.require(",")
+        field = tokens.name()
+        tokens.take(":")
+        fields.append(StructField(field, _type(tokens), True))
+    return StructType(fields)
+
+
+# --- Python annotations ------------------------------------------------------------------
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+
+
+def is_known(annotation: Any) -> bool:
+    """Whether an annotation says anything at all."""
+    return annotation is not MISSING and annotation is not Any and not isinstance(annotation, typing.TypeVar)
+
+
+def without_optional(annotation: Any) -> Any:
+    """``T`` for ``Optional[T]`` and ``T | None``; other annotations as they are."""
+    if typing.get_origin(annotation) in (Union, getattr(python_types, "UnionType", Union)):
+        rest = [part for part in typing.get_args(annotation) if part is not type(None)]
+        if len(rest) == 1:
+            return rest[0]
+    return annotation
+
+
+def from_annotation(annotation: Any) -> DataType:
+    """The Spark type of a Python annotation.
+
+    ``str``, ``int`` → bigint, ``float`` → double, ``bool``, ``bytes``, ``date``,
+    ``datetime`` → timestamp, ``Decimal`` → decimal(38,18), ``list[T]``,
+    ``dict[K, V]``, ``tuple[T, ...]``, ``Optional[T]``.
+
+    Raises:
+        OutputTypeError: it has no Spark type.
+    """
+    annotation = without_optional(annotation)
+    try:
+        if annotation in _PYTHON:
+            return _PYTHON[annotation]
+    except TypeError:  # unhashable
+        pass
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (list, collections.abc.Sequence) and len(args) == 1:
+        return ArrayType(from_annotation(args[0]), True)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return ArrayType(from_annotation(args[0]), True)
+    if origin in (dict, collections.abc.Mapping) and len(args) == 2:
+        return MapType(from_annotation(args[0]), from_annotation(args[1]), True)
+    raise OutputTypeError(
+        f"the annotation {annotation_name(annotation)} has no Spark type",
+        expected="str, int, float, bool, bytes, date, datetime, Decimal, list[...] or dict[..., ...]",
+        action="give the types with the outputs, as in 'word string, n long'",
+    )
+
+
+def annotation_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
+
+
+_MANY = (
+    collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator, collections.abc.Sequence,
+    collections.abc.Collection, collections.abc.Set, list, set, frozenset,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a function's return annotation says.
+
+    Attributes:
+        many: True for an iterable of results, False for one, None when nothing is said.
+        item: the annotation of one result, MISSING when nothing is said.
+    """
+
+    many: bool | None
+    item: Any = MISSING
+
+    @classmethod
+    def of(cls, annotation: Any) -> "Returned":
+        """Reads ``Iterator[T]``, ``Iterable[T]``, ``list[T]``, ``tuple[T, ...]`` as many T, else one."""
+        annotation = without_optional(annotation)
+        if not is_known(annotation):
+            return cls(None)
+        origin, args = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+        if origin in _MANY:
+            return cls(True, args[0] if args and is_known(args[0]) else MISSING)
+        if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+            return cls(True, args[0] if is_known(args[0]) else MISSING)
+        return cls(False, annotation)
+
+
+def tuple_parts(item: Any) -> tuple[Any, ...] | None:
+    """The annotations of ``tuple[A, B]`` or of a NamedTuple's fields; None for anything else."""
+    item = without_optional(item)
+    if typing.get_origin(item) is tuple:
+        args = typing.get_args(item)
+        return None if len(args) == 2 and args[1] is Ellipsis else args
+    if isinstance(item, type) and issubclass(item, tuple) and hasattr(item, "_fields"):
+        try:
+            hints = typing.get_type_hints(item)
+        except Exception:  # a name that is not defined where the class is
+            hints = {}
+        return tuple(hints.get(name, MISSING) for name in item._fields)
+    return None

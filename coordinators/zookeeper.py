@@ -46,7 +46,7 @@ VALUE_BYTES_MAX = 512 * 1024
 # The servers' default jute.maxbuffer is 1,048,575 bytes for a whole request.
 MULTI_BYTES_MAX = 1_000_000
 _OP_OVERHEAD_BYTES = 96
-_CLOSE_SECS_MAX = 5.0
+_CLOSE_SECS_MAX = 3.0
 
 KAZOO_OPTIONS = frozenset(
     "auth_data default_acl sasl_options use_ssl ca certfile keyfile keyfile_password"
@@ -451,13 +451,16 @@ class ZooKeeper:
         _raise_refusal(ops, results)
 
     def _answer(self, pending: Any, session_number: int) -> Any:
+        deadline = time.monotonic() + self.config.session_timeout_secs
         while True:
             try:
-                return pending.get(timeout=0.5)
+                return pending.get(timeout=0.2)
             except KazooTimeoutError:
                 # While the connection is away requests wait in kazoo's queue
-                # without end; ours end with the ZooKeeper session.
-                if self._closed or session_number != self._session_number:
+                # without end; ours end with the ZooKeeper session, or as soon
+                # when it was lost already.
+                away_too_long = not self.connected and time.monotonic() > deadline
+                if self._closed or session_number != self._session_number or away_too_long:
                     raise kz.SessionExpiredError() from None
 
     def _count(self, multis: int = 0, writes: int = 0, reads: int = 0) -> None:

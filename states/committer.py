@@ -144,7 +144,9 @@ class DeltaCommitter:
                 raise self._contradiction(path, control, "no transaction of this table")
         elif not control.same_batch(mark):
             raise self._contradiction(path, control, f"transaction {mark.txid}, attempt {mark.attempt_id}")
-        self._check_foreign(path, mark.version if mark else 0, snapshot)
+        # Without a mark the control record was the last thing written: what is before it was adopted with the table.
+        version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)
+        self._check_foreign(path, snapshot.version if version is None else version, snapshot)
         if binding.kind in ("append", "keyed"):
             StateDescriptor.of(binding, self._topology, self._group, self._incarnation, control.starts_at).save(
                 self._warehouse
@@ -215,8 +217,8 @@ class DeltaCommitter:
                     f"somebody else changed the table {path}",
                     found=f"table version {commit.version}: {reason}",
                     expected="commits of this topology, OPTIMIZE, VACUUM or statistics only",
-                    action=f"RESTORE the table to version {commit.version - 1} does not suffice; bring the table back "
-                    "from a back-up, or begin again with `trident reset NAME --drop-tables`",
+                    action="bring the table back from a back-up of before that, or begin again with "
+                    "`trident reset NAME --drop-tables`",
                 )
 
     def _is_ours(self, commit: delta_log.Commit) -> bool:

@@ -20,6 +20,7 @@ from py4j.protocol import Py4JJavaError
 
 from coordinators import faults
 from coordinators.errors import CommitConflict, ForeignTable, Halted, TableError
+from states import delta_log
 from states.compaction import LogView, MergePlan, TableView, ViewsDisagree, guard_condition, plan_drop, plan_merge
 from states.control import DOMAIN, ControlRecord, decode_control
 from states.delta_map import DeltaMapState
@@ -27,7 +28,6 @@ from states.descriptor import StateDescriptor
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from states.kernel_files import LiveFile, commit_lock
 from states.log_merge import folded, merged_log, native_merge, quoted, require_combiner, same_key
-from states.table_versions import newest_version
 from states.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN
 
 if TYPE_CHECKING:
@@ -265,19 +265,18 @@ class Compactor:
         raise CommitConflict(f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts", action="tried again later")
 
     def _new_floor(self, view: LogView, control: ControlRecord, advanced: int) -> int | None:
-        def merged(snapshot: TableSnapshot) -> int:
-            return merged_upto(self.state, snapshot, control.starts_at)
-
         retention = self._settings.snapshot_retention_txids
         # P from the table itself, never what a MERGE was meant to reach.
         plain = self._open_plain()
-        bound = plan_drop(view, merged(plain), advanced, retention)
+        bound = plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention)
         if bound is None:
             return None
         # A snapshot of a kept transaction needs an older table version, and the
         # log from there on: so the floor must be the P of a version, not lie between two.
-        older = newest_version(self._engine, plain, merged, bound)
-        return bound if older is None else plan_drop(view, merged(older), advanced, retention)
+        older = plain_as_of(self._engine, self.state, plain, bound)
+        if older is None:  # cleaned up: nothing up to the bound can be read any more
+            return bound
+        return plan_drop(view, merged_upto(self.state, older, control.starts_at), advanced, retention)
 
     # --- the tables -------------------------------------------------------------------------------
 
@@ -320,6 +319,16 @@ class _Jobs:
 def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
     """P of a version of the plain table; before its first MERGE all that was before the state."""
     return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
+
+
+def plain_as_of(
+    engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int
+) -> TableSnapshot | None:
+    """The newest version of the plain table with P <= txid; None when it was cleaned up."""
+    version = delta_log.find_version_by_txn(plain.path, state.merge_app, txid)
+    if version is None or version >= plain.version:
+        return None if version is None else plain
+    return engine.load_version(plain.path, version)
 
 
 def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecord:

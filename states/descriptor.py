@@ -152,6 +152,16 @@ def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> li
     return [state for state in found if (state.topology, state.group) == (topology, group)]
 
 
+def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescriptor]:
+    """The states of all batch groups of a topology, by name.
+
+    Raises:
+        TableError: a file cannot be read as a descriptor.
+    """
+    found = [_read(path) for path in sorted(_folder(warehouse).glob("*.json"))]
+    return [state for state in found if state.topology == topology]
+
+
 def _folder(warehouse: Path | str) -> Path:
     return Path(warehouse) / "_trident" / "states"
 

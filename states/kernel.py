@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,9 +42,20 @@ log = logging.getLogger(__name__)
 RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 _LOG_STORE = "io.delta.kernel.logStore.file.impl"
 # A snapshot that a commit gave back remembers every log entry since it was
-# loaded, and so grows: after so many commits it is loaded again.
+# loaded: it grows, and the entries may be cleaned up one day. So it is loaded
+# again after so many commits or seconds.
 _CHAIN_LIMIT = 500
+_CHAIN_SECS = 600
 CHECKPOINT_EVERY = 50
+
+
+class _Chain:
+    """What a loaded snapshot shares with all those that commits made of it."""
+
+    def __init__(self, java: Any) -> None:
+        self.loaded_at = time.monotonic()
+        found = java.getLogSegment().getCheckpointVersionOpt().orElse(None)
+        self.checkpoint = 0 if found is None else int(found)
 
 
 class TableSnapshot:
@@ -75,7 +87,7 @@ class TableSnapshot:
         self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
         self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
         self._commits_since_load = base._commits_since_load + 1 if base else 0
-        self._checkpoint: int = base._checkpoint if base else _checkpoint_version(java)
+        self._chain = base._chain if base else _Chain(java)
         self._summed: bool = base._summed if base else java.getCurrentCrcInfo().isPresent()
         if base is not None:
             self.table_id, self.schema_json = base.table_id, base.schema_json
@@ -368,7 +380,8 @@ class KernelEngine:
         since the last checkpoint. And a chain of commits grows for ever.
         """
         short_of_checksum = not snapshot._summed and snapshot._commits_since_load > 0
-        if not short_of_checksum and snapshot._commits_since_load < _CHAIN_LIMIT:
+        old = snapshot._commits_since_load >= _CHAIN_LIMIT or time.monotonic() - snapshot._chain.loaded_at > _CHAIN_SECS
+        if not short_of_checksum and not old:
             return snapshot
         self._write_checksum(snapshot)
         return self.load_version(snapshot.path, snapshot.version)
@@ -399,12 +412,15 @@ class KernelEngine:
         Raises:
             TableError: it could not be written; the table is as good as before.
         """
-        if snapshot.version - snapshot._checkpoint < every:
+        if snapshot.version - snapshot._chain.checkpoint < every:
             return False
+        self._write_checksum(snapshot)
 
         def write() -> bool:
-            self._write_checksum(snapshot)
-            snapshot._java.writeCheckpoint(self.java)
+            # Loaded anew it starts at the last checkpoint; the caller's may
+            # have come a long way without one.
+            java = self.load_version(snapshot.path, snapshot.version)._java
+            java.writeCheckpoint(self.java)
             return True
 
         try:
@@ -412,7 +428,7 @@ class KernelEngine:
         except CheckpointExists:
             return False
         finally:
-            snapshot._checkpoint = snapshot.version
+            snapshot._chain.checkpoint = snapshot.version
 
     def add_columns(
         self, snapshot: TableSnapshot, schema_json: str, control: Mapping[str, str], engine_info: str
@@ -501,8 +517,3 @@ class KernelEngine:
         for key, value in values.items():
             java.put(key, value)
         return java
-
-
-def _checkpoint_version(java: Any) -> int:
-    found = java.getLogSegment().getCheckpointVersionOpt().orElse(None)
-    return 0 if found is None else int(found)

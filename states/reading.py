@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import TableError
+from states import delta_log
 from states.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
-from states.compactor import merged_upto, own_control
-from states.control import ControlRecord
+from states.compactor import merged_upto, own_control, plain_as_of
+from states.control import DOMAIN, ControlRecord
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.kernel import KernelEngine, TableMissing, TableSnapshot
 from states.log_merge import combined, native_merge, overlaid, quoted, require_combiner
-from states.table_versions import newest_version
 from states.tables import TXID_COLUMN
 
 if TYPE_CHECKING:
@@ -238,13 +238,13 @@ def _as_of(engine: KernelEngine, table: _Pinned, txid: int) -> _Pinned:
     if txid < starts_at:
         return table
     if table.merged is None:
-        version = newest_version(engine, table.published, lambda snap: own_control(state, snap).txid, txid)
-        if version is None:
+        published = _append_as_of(engine, table.published, txid)
+        if published is None:
             raise _too_old(engine, {state.name: table}, txid)
-        return replace(table, published=version)
+        return replace(table, published=published)
     if table.plain is None or table.merged <= txid:
         return table
-    plain = newest_version(engine, table.plain, lambda snap: merged_upto(state, snap, starts_at), txid)
+    plain = plain_as_of(engine, state, table.plain, txid)
     if plain is None:
         raise _too_old(engine, {state.name: table}, txid)
     return replace(table, plain=plain, merged=merged_upto(state, plain, starts_at))
@@ -263,22 +263,29 @@ def _too_old(engine: KernelEngine, tables: Mapping[str, _Pinned], txid: int) -> 
 
 def _oldest(engine: KernelEngine, table: _Pinned) -> int:
     """The least transaction that a state can be read as of, when not all can."""
+    low, high = 0, table.control.txid  # the newest can be read; so the boundary lies between
+    while low < high:
+        middle = (low + high) // 2
+        if _readable(engine, table, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
-    def measure(snapshot: TableSnapshot) -> int:
-        if table.merged is None:
-            return own_control(table.state, snapshot).txid
-        return merged_upto(table.state, snapshot, table.control.starts_at)
 
-    newest = table.published if table.merged is None else table.plain
-    if newest is None:
-        return table.control.txid
-    best = measure(newest)
-    while best > table.control.floor:
-        older = newest_version(engine, newest, measure, best - 1)
-        if older is None or measure(older) < table.control.floor:
-            break
-        best = measure(older)
-    return best
+def _readable(engine: KernelEngine, table: _Pinned, txid: int) -> bool:
+    if table.merged is None:
+        return _append_as_of(engine, table.published, txid) is not None
+    plain = None if table.plain is None else plain_as_of(engine, table.state, table.plain, txid)
+    return plain is not None and merged_upto(table.state, plain, table.control.starts_at) >= table.control.floor
+
+
+def _append_as_of(engine: KernelEngine, published: TableSnapshot, txid: int) -> TableSnapshot | None:
+    """The newest version of an append table that has no later transaction; None when it was cleaned up."""
+    version = delta_log.find_version_by_control(published.path, DOMAIN, txid)
+    if version is None or version >= published.version:
+        return None if version is None else published
+    return engine.load_version(published.path, version)
 
 
 def _frame(spark: "SparkSession", table: _Pinned, txid: int, aggregator: Any) -> "DataFrame":

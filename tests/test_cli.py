@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_several_topologies_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", 'job.py has no topology; expected: a TridentTopology at module level: topology = TridentTopology("'),
+        ("x = 1\n", 'job.py has no topology; expected: a TridentTopology at module level'),
         ("x = 1\n\nraise RuntimeError('broken')\n", "job.py:3: RuntimeError: broken"),
         ("def f():\n    return 1 / 0\n\nf()\n", "job.py:2: ZeroDivisionError"),
         ("import sys\nsys.exit(3)\n", "job.py:2: SystemExit: 3"),
@@ -157,10 +158,32 @@ def test_a_wrong_setting_is_told_before_the_file_is_run(tmp_path, command):
     assert "found: 'few'" in trident(*command, file, "--set", "max_attempts=few", code=2)
 
 
+WORD_COUNT = """
+from collections.abc import Iterator
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+topology = TridentTopology("word-count")
+lines = topology.new_stream("lines", FixedBatchSpout("line string", [[("a b a",)]]))
+lines.partition_persist(DeltaAppend("raw"))
+lines.each("line", split, "word").group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+"""
+
+
 def test_plan_prints_the_topology_and_starts_nothing(tmp_path):
-    output = trident("plan", write(tmp_path, ONE), code=0)
-    assert "word-count" in output
-    assert not (tmp_path / "trident-warehouse").exists()
+    file = write(tmp_path, WORD_COUNT)
+    before = set(os.listdir(tmp_path))
+    with_java_broken = {"JAVA_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "trident.cli", "plan", file],
+        cwd=tmp_path, env=with_java_broken, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in ("word-count", "lines", "raw", "counts", "split"):
+        assert name in done.stdout
+    assert set(os.listdir(tmp_path)) - {"__pycache__"} == before
 
 
 # --- status -----------------------------------------------------------------------------------
@@ -208,6 +231,21 @@ def test_status_of_what_is_not_there_is_bad_input(tmp_path):
 def test_reset_asks_first(tmp_path):
     warehouse = ["--set", f"warehouse={tmp_path}"]
     assert "Give --yes" in trident("reset", "word-count", *warehouse, code=2)
+
+
+def test_a_reset_that_is_declined_changes_nothing(tmp_path):
+    (tmp_path / "_trident" / "word-count").mkdir(parents=True)
+    primary, secondary = pty.openpty()
+    os.write(primary, b"n\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trident.cli", "reset", "word-count", "--set", f"warehouse={tmp_path}"],
+        cwd=ROOT, stdin=secondary, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(primary)
+    os.close(secondary)
+    assert done.returncode == 0 and "Delete its transactions: word-count" in done.stdout
+    assert done.stdout.endswith("Nothing is changed.\n")
+    assert (tmp_path / "_trident" / "word-count").exists()
 
 
 @pytest.mark.parametrize("name", ["..", "../other", "zookeeper", "states", "a/b", ""])

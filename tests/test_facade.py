@@ -55,7 +55,7 @@ def test_type_checkers_see_the_same_names():
 
 def test_an_unknown_name_is_an_ordinary_attribute_error():
     with pytest.raises(AttributeError, match="'trident' has no attribute 'Topology'"):
-        trident.Topology
+        _ = trident.Topology
     with pytest.raises(ImportError):
         exec("from trident import Topology")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trident.config import TridentConfig
     from trident.errors import FailedException, TridentError
     from trident.file_spout import FileSpout
-    from trident.fixed_spout import FixedBatchSpout
+    from trident.fixed_batch_spout import FixedBatchSpout
     from trident.functions import expr
     from trident.query import TopologyQuery
     from trident.reading import read
@@ -47,7 +47,7 @@ _HOME = {
     "Emitter": "trident.spouts",
     "FailedException": "coordinators.errors",
     "FileSpout": "trident.file_spout",
-    "FixedBatchSpout": "trident.fixed_spout",
+    "FixedBatchSpout": "trident.fixed_batch_spout",
     "Max": "trident.aggregators",
     "MemoryMapState": "states.memory_map",
     "Min": "trident.aggregators",

@@ -221,7 +221,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     """
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
-    descriptors = list_descriptors(warehouse, topology=name)
+    descriptors = list_descriptors(warehouse, name)
     folder = warehouse / "_trident" / name
     zk = open_zookeeper(config, warehouse)
     try:
@@ -242,7 +242,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
 
 
 def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
-    found = list_descriptors(warehouse, topology=name)
+    found = list_descriptors(warehouse, name)
     if not found:
         raise TopologyError(
             f"the warehouse {warehouse} has no state of a topology {name!r}",

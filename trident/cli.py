@@ -72,8 +72,10 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     def command(*, settings: tuple[str, ...], verbose: bool, **arguments: Any) -> None:
         try:
             function(settings=settings, **arguments)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException):
             raise
+        except click.Abort:  # Ctrl-C at a question
+            sys.exit(EXIT_INTERRUPTED)
         except (Exception, KeyboardInterrupt) as error:
             if verbose:
                 traceback.print_exception(error)
@@ -199,7 +201,9 @@ def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) ->
         if not sys.stdin.isatty():
             raise ConfigError("reset cannot be undone and there is nobody to ask", action="give --yes")
         what = "its transactions and its tables" if drop_tables else "its transactions"
-        click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?", abort=True)
+        if not click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?"):
+            click.echo("Nothing is changed.")
+            return
     from trident import admin
 
     _say(admin.reset(name, drop_tables=drop_tables, config=config))

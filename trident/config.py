@@ -11,14 +11,13 @@ is made from it (``python -m trident.config``).
 from __future__ import annotations
 
 import difflib
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from coordinators.errors import ConfigError
+from trident.config_kinds import HOSTS, ZNODE, Kind, choice, flag, path, seconds, text, whole
 
 ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.
@@ -38,93 +37,6 @@ def _setting(
     metadata = {"kind": kind, "doc": doc, "unit": unit, "secret": secret, "section": section}
     return field(default=default, metadata=metadata)
 
-
-# --- kinds of value: how text is read and what is allowed ------------------------------
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A type of setting: its description, and how a value becomes the stored one.
-
-    Attributes:
-        expected: what an error says was expected.
-        read: takes a Python value or text, returns the value; raises ValueError
-            or TypeError for an impossible one.
-        optional: None (and the text "none") is allowed.
-    """
-
-    expected: str
-    read: Callable[[Any], Any]
-    optional: bool = False
-
-    def accept(self, value: Any) -> Any:
-        if self.optional and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
-            return None
-        return self.read(value)
-
-
-def _whole(minimum: int, *, optional: bool = False) -> Kind:
-    def read(value: Any) -> int:
-        if isinstance(value, str):
-            value = int(value.strip().replace("_", ""))
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ValueError
-        return value
-
-    return Kind(f"a whole number, at least {minimum}" + (", or none" if optional else ""), read, optional)
-
-
-def _seconds(*, zero: bool, optional: bool = False) -> Kind:
-    def read(value: Any) -> float:
-        if isinstance(value, str):
-            value = float(value.strip())
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError
-        if value < 0 or (value == 0 and not zero):
-            raise ValueError
-        return float(value)
-
-    expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
-    return Kind(expected + (", or none" if optional else ""), read, optional)
-
-
-def _flag() -> Kind:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-    def read(value: Any) -> bool:
-        if isinstance(value, str):
-            return words[value.strip().lower()]
-        if not isinstance(value, bool):
-            raise TypeError
-        return value
-
-    return Kind("true or false", read)
-
-
-def _choice(*allowed: str, optional: bool = False) -> Kind:
-    def read(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError
-        return value
-
-    expected = "one of " + ", ".join(allowed) + (", or none" if optional and "none" not in allowed else "")
-    return Kind(expected, read, optional)
-
-
-def _text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty") -> Kind:
-    def read(value: Any) -> str:
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ValueError
-        return value
-
-    return Kind(expected + (", or none" if optional else ""), read, optional)
-
-
-_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
-_HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
-_ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
 
 _RUN, _WHERE, _ZK, _SPARK, _SHOW = "Transactions", "Warehouse", "ZooKeeper", "Spark", "Progress and status"
 
@@ -148,18 +60,18 @@ class TridentConfig:
     """
 
     max_spout_pending: int = _setting(
-        3, _whole(1), "Transactions of a batch group that may be active at once.", section=_RUN, unit="transactions"
+        3, whole(1), "Transactions of a batch group that may be active at once.", section=_RUN, unit="transactions"
     )
     max_attempts: int = _setting(
         8,
-        _whole(1),
+        whole(1),
         "Failures of one transaction, since the coordinator started, after which the topology stops.",
         section=_RUN,
         unit="attempts",
     )
     message_timeout_secs: float | None = _setting(
         30.0,
-        _seconds(zero=False, optional=True),
+        seconds(zero=False, optional=True),
         "How long the processing of an attempt may take, from its first Spark task on; doubles with each attempt"
         " that timed out. `none`: for ever.",
         section=_RUN,
@@ -167,7 +79,7 @@ class TridentConfig:
     )
     batch_emit_interval_secs: float = _setting(
         0.0,
-        _seconds(zero=True),
+        seconds(zero=True),
         "Least time between the starts of two new transactions; replays never wait for it.",
         section=_RUN,
         unit="s",
@@ -175,88 +87,88 @@ class TridentConfig:
 
     warehouse: str = _setting(
         "./trident-warehouse",
-        _text(),
+        path(),
         "Folder of the tables, the manifests and the status. Not Spark's own warehouse.",
         section=_WHERE,
     )
 
     zookeeper: str = _setting(
         "embedded",
-        _text(pattern=_HOSTS, expected='"embedded" or host:port,host:port with an optional /chroot'),
+        text(pattern=HOSTS, expected='"embedded" or host:port,host:port with an optional /chroot'),
         "`embedded`: a server of its own for the warehouse, on this machine. Otherwise the hosts.",
         section=_ZK,
     )
     zookeeper_root: str = _setting(
         "/trident",
-        _text(pattern=_ZNODE, expected="a path such as /trident, without a / at its end"),
+        text(pattern=ZNODE, expected="a path such as /trident, without a / at its end"),
         "The znode under which everything is stored.",
         section=_ZK,
     )
     zookeeper_session_timeout_secs: float = _setting(
         20.0,
-        _seconds(zero=False),
+        seconds(zero=False),
         "Session timeout: after so long without contact a standby may take over.",
         section=_ZK,
         unit="s",
     )
     zookeeper_connect_timeout_secs: float = _setting(
         15.0,
-        _seconds(zero=False),
+        seconds(zero=False),
         "How long the first connection may take before ZooKeeper counts as unreachable.",
         section=_ZK,
         unit="s",
     )
     zookeeper_acl: str = _setting(
         "open",
-        _choice("open", "creator"),
+        choice("open", "creator"),
         "Who may use the znodes: everybody, or only who is authenticated as their creator.",
         section=_ZK,
     )
     zookeeper_auth: str | None = _setting(
         None,
-        _text(optional=True, pattern=r"(?s)[a-z0-9]+:.+", expected="scheme:credential, such as digest:user:password"),
+        text(optional=True, pattern=r"(?s)[a-z0-9]+:.+", expected="scheme:credential, such as digest:user:password"),
         "Credentials that the connection presents.",
         section=_ZK,
         secret=True,
     )
     zookeeper_sasl_mechanism: str | None = _setting(
         None,
-        _choice("DIGEST-MD5", "GSSAPI", optional=True),
+        choice("DIGEST-MD5", "GSSAPI", optional=True),
         "SASL mechanism; needs the package `pure-sasl`.",
         section=_ZK,
     )
-    zookeeper_sasl_username: str | None = _setting(None, _text(optional=True), "SASL user name.", section=_ZK)
+    zookeeper_sasl_username: str | None = _setting(None, text(optional=True), "SASL user name.", section=_ZK)
     zookeeper_sasl_password: str | None = _setting(
-        None, _text(optional=True), "SASL password.", section=_ZK, secret=True
+        None, text(optional=True), "SASL password.", section=_ZK, secret=True
     )
-    zookeeper_tls: bool = _setting(False, _flag(), "Connect with TLS.", section=_ZK)
+    zookeeper_tls: bool = _setting(False, flag(), "Connect with TLS.", section=_ZK)
     zookeeper_tls_ca_file: str | None = _setting(
-        None, _text(optional=True), "Certificates of the authorities that sign the servers'.", section=_ZK
+        None, path(optional=True), "Certificates of the authorities that sign the servers'.", section=_ZK
     )
     zookeeper_tls_cert_file: str | None = _setting(
-        None, _text(optional=True), "Certificate that this client presents.", section=_ZK
+        None, path(optional=True), "Certificate that this client presents.", section=_ZK
     )
     zookeeper_tls_key_file: str | None = _setting(
-        None, _text(optional=True), "Private key of that certificate.", section=_ZK
+        None, path(optional=True), "Private key of that certificate.", section=_ZK
     )
     zookeeper_tls_key_password: str | None = _setting(
-        None, _text(optional=True), "Password of that private key.", section=_ZK, secret=True
+        None, text(optional=True), "Password of that private key.", section=_ZK, secret=True
     )
-    zookeeper_tls_verify: bool = _setting(True, _flag(), "Check the servers' certificates and host names.", section=_ZK)
+    zookeeper_tls_verify: bool = _setting(True, flag(), "Check the servers' certificates and host names.", section=_ZK)
 
     spark_master: str = _setting(
-        "local[*]", _text(), "Spark master, when the topology makes its own session.", section=_SPARK
+        "local[*]", text(), "Spark master, when the topology makes its own session.", section=_SPARK
     )
     batch_partitions: int | None = _setting(
         None,
-        _whole(1, optional=True),
+        whole(1, optional=True),
         "Spark partitions of a batch; `none`: what its spout says it is worth, one for a small batch.",
         section=_SPARK,
         unit="partitions",
     )
     shuffle_partitions: int | None = _setting(
         None,
-        _whole(1, optional=True),
+        whole(1, optional=True),
         "Spark partitions after a shuffle within a batch; `none`: as many as the batch has.",
         section=_SPARK,
         unit="partitions",
@@ -264,15 +176,15 @@ class TridentConfig:
 
     progress: str = _setting(
         "auto",
-        _choice("auto", "terminal", "plain", "none"),
+        choice("auto", "terminal", "plain", "none"),
         "Progress on standard error: a display on a terminal, lines elsewhere, or nothing.",
         section=_SHOW,
     )
     progress_interval_secs: float = _setting(
-        5.0, _seconds(zero=True), "Least time between two plain progress lines.", section=_SHOW, unit="s"
+        5.0, seconds(zero=True), "Least time between two plain progress lines.", section=_SHOW, unit="s"
     )
     status_interval_secs: float = _setting(
-        1.0, _seconds(zero=True), "Least time between two writings of `status.json`.", section=_SHOW, unit="s"
+        1.0, seconds(zero=True), "Least time between two writings of `status.json`.", section=_SHOW, unit="s"
     )
 
     def __init__(self, **settings: Any) -> None:
@@ -290,7 +202,8 @@ class TridentConfig:
     def _check_pairs(self) -> None:
         if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
             raise ConfigError(
-                "a SASL user is given without zookeeper_sasl_mechanism", expected=_kind("zookeeper_sasl_mechanism").expected
+                "a SASL user is given without zookeeper_sasl_mechanism",
+                expected=_FIELDS["zookeeper_sasl_mechanism"].metadata["kind"].expected,
             )
         if self.zookeeper_tls_key_file and not self.zookeeper_tls_cert_file:
             raise ConfigError("zookeeper_tls_key_file is given without zookeeper_tls_cert_file")
@@ -311,10 +224,10 @@ class TridentConfig:
             ConfigError: a text is not of the form, or as in the constructor.
         """
         given: dict[str, Any] = {}
-        for text in assignments:
-            key, equals, value = text.partition("=")
+        for assignment in assignments:
+            key, equals, value = assignment.partition("=")
             if not equals or not key.strip():
-                raise ConfigError("--set cannot be read", found=repr(text), expected="key=value")
+                raise ConfigError("--set cannot be read", found=repr(assignment), expected="key=value")
             given[key.strip()] = value.strip()
         return self._with(_named(given, "--set"))
 
@@ -373,10 +286,6 @@ def _settings_of(config_type: type) -> dict[str, Field]:
 
 
 _FIELDS: dict[str, Field] = _settings_of(TridentConfig)
-
-
-def _kind(name: str) -> Kind:
-    return _FIELDS[name].metadata["kind"]
 
 
 def _accept(setting: Field, value: Any, origin: str) -> Any:

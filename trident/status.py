@@ -295,7 +295,8 @@ def _writer(status: TopologyStatus) -> str:
 
 def _group_lines(group: GroupStatus, now: float) -> list[str]:
     lines = [f"group {group.name}: current txid {group.current_txid}, {group.mode}"]
-    lines.append(f"  rates    {_number(group.rows_per_second)} rows/s, {_number(group.txids_per_second)} transactions/s")
+    rows, txids = _number(group.rows_per_second), _number(group.txids_per_second)
+    lines.append(f"  rates    {rows} rows/s, {txids} transactions/s")
     lines.append(f"  backlog  {describe_backlog(group.backlog) or 'unknown'}")
     lines.append(f"  in flight {len(group.attempts)}")
     for attempt in group.attempts:

@@ -74,6 +74,8 @@ def _run(path: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickle look it up
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as `python FILE` does
+    # Before it runs: that functions can be sent to the workers is checked when a topology is built.
+    _pickle_by_value([module])
     before = set(sys.modules)
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
@@ -81,7 +83,7 @@ def _run(path: Path) -> types.ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise TopologyError(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
-    _pickle_by_value([module, *_neighbours(path.parent, before)])
+    _pickle_by_value(_neighbours(path.parent, before))
     return module
 
 

@@ -22,17 +22,32 @@ class Deposed(Exception):
     """The effect did not happen: the fence has another epoch."""
 
 
+class Begun(NamedTuple):
+    """The attempt begun last for its transaction, and the one it builds on."""
+
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+
+
 class Record(NamedTuple):
     """The znodes ``coordinator`` and ``decided``."""
 
     current: int = 1
-    attempts: tuple[tuple[int, int], ...] = ()
+    begun: tuple[Begun, ...] = ()
     last: TransactionAttempt | None = None
     last_published: TransactionAttempt | None = None
     decided: TransactionAttempt | None = None
 
+    def begun_last(self, txid: int) -> Begun | None:
+        return next((begun for begun in self.begun if begun.attempt.txid == txid), None)
+
+    @property
+    def attempts(self) -> dict[int, int]:
+        """txid → the greatest attempt id that was begun."""
+        return {attempt.txid: attempt.attempt_id for attempt, _ in self.begun}
+
     def greatest(self, txid: int) -> int:
-        return dict(self.attempts).get(txid, -1)
+        return self.attempts.get(txid, -1)
 
 
 class Durable(NamedTuple):
@@ -48,7 +63,6 @@ class Rules(NamedTuple):
 
     fence: bool = True  # leader znode checked in each multi
     control_record: bool = True  # table commits compare the control record
-    attempts_checked: bool = True  # a begin must exceed the greatest attempt id known
 
 
 class Writer(NamedTuple):
@@ -81,14 +95,15 @@ def begin(
         expected = TransactionAttempt(txid - 1, seen.greatest(txid - 1))
     else:
         raise Rejected(f"{attempt} begins out of order: current {seen.current}, begun {seen.attempts}")
-    if rules.attempts_checked and attempt.attempt_id <= seen.greatest(txid):
+    if attempt.attempt_id <= seen.greatest(txid):
         raise Rejected(f"{attempt} is begun with an attempt id that was used: {seen.attempts}")
     if parent != expected:
         raise Rejected(f"{attempt} is begun on {parent}, not on {expected}")
     if seen.decided is not None and seen.decided.txid == txid:
         raise Rejected(f"{attempt} begins, but {seen.decided} is decided")
-    attempts = tuple(sorted({**dict(seen.attempts), txid: attempt.attempt_id}.items()))
-    return _multi(durable, writer, rules, seen._replace(attempts=attempts))
+    others = [begun for begun in seen.begun if begun.attempt.txid != txid]
+    begun = tuple(sorted([*others, Begun(attempt, parent)], key=lambda entry: entry.attempt))
+    return _multi(durable, writer, rules, seen._replace(begun=begun))
 
 
 def decide(durable: Durable, writer: Writer, rules: Rules, attempt: TransactionAttempt) -> Durable:
@@ -99,8 +114,11 @@ def decide(durable: Durable, writer: Writer, rules: Rules, attempt: TransactionA
         raise Violation(f"{attempt} is decided while {seen.decided} is")
     if attempt.txid != seen.current:
         raise Violation(f"{attempt} is decided while {seen.current} is current")
-    if attempt.attempt_id != seen.greatest(attempt.txid):
+    begun = seen.begun_last(attempt.txid)
+    if begun is None or begun.attempt != attempt:
         raise Violation(f"{attempt} is decided, not the attempt begun last: {seen.attempts}")
+    if begun.parent != seen.last:
+        raise Violation(f"{attempt} is decided, built on {begun.parent}, but {seen.last} was committed")
     return after
 
 
@@ -134,7 +152,7 @@ def advance(
         durable, writer, rules,
         Record(
             current=attempt.txid + 1,
-            attempts=tuple(entry for entry in seen.attempts if entry[0] > attempt.txid),
+            begun=tuple(begun for begun in seen.begun if begun.attempt.txid > attempt.txid),
             last=attempt,
             last_published=attempt if published else seen.last_published,
         ),

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from coordinators import master
-from coordinators.master import CoordinatorState, Limits, Mode, TimerKind
+from coordinators.master import CoordinatorState, Limits, Mode
 from coordinators.transactions import TransactionAttempt
 from tests.explorer import durable as store
 from tests.explorer.durable import TABLES, Durable, Record, Rules, Writer
@@ -81,7 +81,9 @@ class Process(NamedTuple):
     """One coordinator process.
 
     Attributes:
+        pending: the txid of the decision that it found when it started.
         begun_to: the greatest txid that this process knows to have begun.
+        emits, staged: the attempts that Spark runs, and those that it has finished.
         told: the greatest txid whose success it has told.
         heard: (txid, failures) that it was told of.
         commit: (command, pieces done) on the commit thread.
@@ -90,9 +92,11 @@ class Process(NamedTuple):
     writer: Writer
     brain: Brain
     begun_to: int
+    pending: int = 0
     asked: int | None = None
     begins: tuple[Beginning, ...] = ()
     emits: frozenset[TransactionAttempt] = frozenset()
+    staged: frozenset[TransactionAttempt] = frozenset()
     commit: tuple[master.Command, int] | None = None
     timers: frozenset[master.Timer] = frozenset()
     told: int = 0
@@ -117,6 +121,11 @@ class Environment:
         self.rules = scenario.rules
         self.initial = World(Durable(), scenario.budget)
         self._brains: dict[CoordinatorState, Brain] = {}
+
+    @property
+    def coordinator_states(self) -> int:
+        """How many states of the production coordinator were met."""
+        return len(self._brains)
 
     def finished(self, world: World) -> bool:
         """Everything is committed once and told, or the leader ended as it should."""
@@ -188,8 +197,13 @@ class Environment:
             yield from self._begin_actions(world, who, process)
         for attempt in process.emits:
             rest = process.emits - {attempt}
-            yield Action(f"{who}: {attempt} processed", partial(tell, master.Processed(attempt), emits=rest))
+            staged = process.staged | {attempt}
+            run = partial(tell, master.Processed(attempt), emits=rest, staged=staged)
+            yield Action(f"{who}: {attempt} processed", run)
             yield from self._failure(world, who, attempt, f"{attempt} fails in Spark", emits=rest)
+        for attempt in process.staged:
+            rest = process.staged - {attempt}
+            yield from self._failure(world, who, attempt, f"what {attempt} staged is lost", staged=rest)
         if process.commit is not None:
             yield from self._commit_actions(world, who, process)
 
@@ -248,10 +262,11 @@ class Environment:
         leader = Process(
             Writer(durable.epoch, record),
             self._brain(master.initial(self.scenario.limits)),
-            begun_to=max([record.current - 1, *(txid for txid, _ in record.attempts)]),
+            begun_to=max([record.current - 1, *record.attempts]),
+            pending=record.decided.txid if record.decided else 0,
         )
         world = world._replace(durable=durable, leader=leader)
-        event = master.Recovered(record.current, dict(record.attempts), record.last, record.decided)
+        event = master.Recovered(record.current, record.attempts, record.last, record.decided)
         return self._tell(world, "leader", event)
 
     def _begin(self, world: World, who: str, head: Beginning, rest: tuple[Beginning, ...]) -> World:
@@ -332,7 +347,10 @@ class Environment:
             return _cancel(process, command.attempt)
         if isinstance(command, (master.Prepare, master.Decide, master.Commit, master.Advance)):
             _claim(process.commit is None, f"two commits at once: {command} beside {process.commit}")
-            _claim(not (process.suspended and isinstance(command, master.Prepare)), f"{command} while suspended")
+            if isinstance(command, master.Prepare):
+                _claim(not process.suspended, f"{command} while suspended")
+                _claim(command.attempt in process.staged, f"{command} before it is staged")
+                process = process._replace(staged=process.staged - {command.attempt})
             return process._replace(commit=(command, 0))
         if isinstance(command, master.Success):
             attempt = command.attempt
@@ -349,6 +367,7 @@ class Environment:
         txid = command.attempt.txid
         _claim(not process.suspended, f"{command} while suspended")
         _claim(not process.paused or txid <= process.begun_to, f"{command}, a new one, while paused")
+        _claim(process.writer.view.current > process.pending, f"{command} before {process.pending} is finished")
         _claim(txid <= process.begun_to + 1, f"{command} leaves one out: begun to {process.begun_to}")
         _claim(
             txid < process.writer.view.current + self.scenario.limits.max_spout_pending,
@@ -417,7 +436,9 @@ def _cancel(process: Process, attempt: TransactionAttempt) -> Process:
     commit = process.commit
     if commit is not None and commit[0].attempt == attempt and isinstance(commit[0], master.Prepare):
         commit = None
-    return process._replace(begins=begins, emits=process.emits - {attempt}, commit=commit)
+    return process._replace(
+        begins=begins, emits=process.emits - {attempt}, staged=process.staged - {attempt}, commit=commit
+    )
 
 
 def _put(world: World, who: str, process: Process) -> World:
@@ -429,4 +450,4 @@ def _claim(holds: bool, otherwise: str) -> None:
         raise Violation(otherwise)
 
 
-__all__ = ["Budget", "Environment", "Scenario", "TimerKind", "check_late_reports"]
+__all__ = ["Budget", "Environment", "Scenario", "check_late_reports"]

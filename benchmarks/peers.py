@@ -1,0 +1,117 @@
+"""What we are measured against: foreachBatch into Delta, and Spark's noop sink as the limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Sink = Callable[["DataFrame", int], None]
+
+# Structured Streaming's own files by the same file system that everything else uses;
+# by default it takes another of Hadoop's, which starts a chmod process per file.
+_CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+_SAME_FILE_SYSTEM = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def append_sink(table: Path, query: Callable[["DataFrame"], "DataFrame"], partitions: int | None = None) -> Sink:
+    """Appends a batch's counts, exactly once by Delta's own idempotence (txnAppId, txnVersion)."""
+    app = uuid.uuid4().hex
+
+    def write(frame: "DataFrame", batch_id: int) -> None:
+        frame = frame if partitions is None else frame.coalesce(partitions)
+        writer = query(frame).write.format("delta").mode("append")
+        writer.option("txnAppId", app).option("txnVersion", batch_id).save(str(table))
+
+    return write
+
+
+def merge_sink(
+    table: Path, query: Callable[["DataFrame"], "DataFrame"], key: str, value: str, partitions: int | None = None
+) -> Sink:
+    """Adds a batch's counts to a table with one row per key (value = value + new), exactly once."""
+    app = uuid.uuid4().hex
+
+    def write(frame: "DataFrame", batch_id: int) -> None:
+        from delta.tables import DeltaTable
+
+        # foreachBatch gives the frame's own session, where MERGE takes its transaction id from.
+        session = frame.sparkSession
+        frame = frame if partitions is None else frame.coalesce(partitions)
+        session.conf.set("spark.databricks.delta.write.txnAppId", app)
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(batch_id))
+        (
+            DeltaTable.forPath(session, str(table)).alias("t")
+            .merge(query(frame).alias("s"), f"t.{key} = s.{key}")
+            .whenMatchedUpdate(set={value: f"t.{value} + s.{value}"})
+            .whenNotMatchedInsertAll()
+            .execute()
+        )  # fmt: skip
+
+    return write
+
+
+def make_table(spark: "SparkSession", table: Path, frame: "DataFrame") -> Path:
+    """A Delta table as ours are: a checkpoint every ten commits, no deletion vectors."""
+    (
+        frame.write.format("delta")
+        .option("delta.checkpointInterval", "10")
+        .option("delta.enableDeletionVectors", "false")
+        .save(str(table))
+    )
+    return table
+
+
+def stream_ms(spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, warm_up: int) -> float:
+    """Milliseconds a batch of Structured Streaming over text files, one file a batch.
+
+    Counts what Spark says that each batch took (``triggerExecution``: with its
+    planning and its logs of offsets and commits, which are its exactly-once), not
+    the query's start nor the waiting between batches.
+    """
+    files = spark.read.format("text").load(str(folder)).inputFiles()
+    session = spark.newSession()
+    session.conf.set(_CHECKPOINTS, _SAME_FILE_SYSTEM)
+    session.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
+    query = (
+        session.readStream.format("text")
+        .option("maxFilesPerTrigger", 1)
+        .load(str(folder))
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    took = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress if progress["numInputRows"]]
+    if len(took) != len(files):
+        raise RuntimeError(f"Structured Streaming made {len(took)} batches of {len(files)} files")
+    counted = took[warm_up:]
+    return sum(counted) / len(counted)
+
+
+def noop(frame: "DataFrame") -> None:
+    """Computes everything and writes nothing."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def in_flight_ms(spark: "SparkSession", jobs: list[Callable[[], None]], in_flight: int, warm_up: int) -> float:
+    """Milliseconds a job with so many at once, each thread in a FAIR pool of its own."""
+
+    def run(job: Callable[[], None]) -> None:
+        # Local to the thread; the JVM has one of its own for each of ours.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+        job()
+
+    with ThreadPoolExecutor(in_flight, "noop") as pool:
+        list(pool.map(run, jobs[:warm_up]))
+        started = time.monotonic()
+        list(pool.map(run, jobs[warm_up:]))
+        return (time.monotonic() - started) / (len(jobs) - warm_up) * 1000

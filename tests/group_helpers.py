@@ -1,0 +1,80 @@
+"""A batch group without a topology: real tables, a hand-made batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from coordinators.ports import ProcessedBatch
+from coordinators.records import GroupRecord, Marker
+from coordinators.transactions import TransactionAttempt
+from states.binding import StateBinding
+from states.committer import DeltaCommitter
+from states.delta_append import DeltaAppend
+from states.delta_map import DeltaMapState
+from states.kernel import KernelEngine
+from states.parquet_files import FileTarget, write_partition
+from states.staged import StagedFile
+from states.staging import attempt_folder, staged_file
+
+ROWS = StructType().add("word", "string").add("n", "long")
+COUNTS = StructType().add("word", "string").add("count", "long")
+
+
+def append_binding(name: str = "rows", **state: object) -> StateBinding:
+    return StateBinding(DeltaAppend(name, **state), "append", (), ROWS, ("word", "n"))  # type: ignore[arg-type]
+
+
+def map_binding(name: str = "counts") -> StateBinding:
+    count = SimpleNamespace(native_name="count")
+    return StateBinding(DeltaMapState(name), "keyed", ("word",), COUNTS, ("count",), count)
+
+
+class Group:
+    """One coordinator of topology "top", group "g"; several over one warehouse are its successive lives."""
+
+    def __init__(
+        self, engine: KernelEngine, warehouse: Path, bindings: list[StateBinding] | None = None, epoch: int = 1,
+        record: GroupRecord | None = None, fence=lambda: None, incarnation: str = "inc", topology: str = "top",
+    ) -> None:  # fmt: skip
+        self.warehouse, self.incarnation = warehouse, incarnation
+        self.record = record or GroupRecord(incarnation, 1)
+        self.bindings = [append_binding(), map_binding()] if bindings is None else bindings
+        self.committer = DeltaCommitter(
+            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence
+        )
+
+    def open(self) -> Group:
+        self.committer.open(self.record)
+        return self
+
+    def staged(self, attempt: TransactionAttempt, words: list[str]) -> dict[str, list[StagedFile]]:
+        files: dict[str, list[StagedFile]] = {}
+        for target in self.committer.staging_targets:
+            column = "count" if target.txid_column else "n"
+            table = pa.table({"word": words, column: pa.array([1] * len(words), pa.int64())})
+            constants = {target.txid_column: attempt.txid} if target.txid_column else {}
+            folder = attempt_folder(self.incarnation, attempt)
+            file_target = FileTarget(target.name, str(target.root), folder, constants=constants)
+            files[target.name] = [staged_file(report) for report in write_partition(file_target, table.to_batches())]
+        return files
+
+    def prepare(self, attempt: TransactionAttempt, words: list[str]):
+        """The decision of a batch with these words."""
+        return self.committer.prepare(attempt, None, ProcessedBatch(self.staged(attempt, words)), self.record).decision
+
+    def advance(self, decision, marks) -> None:
+        marker = Marker(decision.txid, decision.attempt_id, decision.sha256)
+        self.record = replace(
+            self.record, current_txid=decision.txid + 1, last=marker, last_published=marker,
+            tables={**self.record.tables, **marks},
+        )  # fmt: skip
+
+    def commit(self, txid: int, words: list[str], attempt_id: int = 0):
+        decision = self.prepare(TransactionAttempt(txid, attempt_id), words)
+        self.advance(decision, self.committer.publish(decision, self.record))
+        return decision

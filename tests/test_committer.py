@@ -1,0 +1,243 @@
+"""Publishing happens exactly once, from the manifest alone, and a table that was tampered with stops it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinators import faults
+from coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch
+from coordinators.faults import InjectedFault
+from coordinators.transactions import TransactionAttempt
+from states.kernel import KernelEngine
+from states.manifest import ManifestStore
+from tests.group_helpers import Group, append_binding, map_binding
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.fixture
+def group(engine: KernelEngine, tmp_path: Path) -> Group:
+    return Group(engine, tmp_path).open()
+
+
+@pytest.fixture(autouse=True)
+def no_faults():
+    yield
+    faults.disarm()
+
+
+def words(spark: SparkSession, path: Path) -> Counter:
+    return Counter(row.word for row in spark.read.format("delta").load(str(path)).collect())
+
+
+def test_staged_rows_are_invisible_until_published(spark, group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a", "b"])
+    assert words(spark, group.warehouse / "rows") == {}
+    group.committer.publish(decision, group.record)
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}
+    assert words(spark, group.warehouse / "counts__log") == {"a": 1, "b": 1}
+
+
+def test_publishing_again_changes_nothing_in_this_process_and_another(spark, engine, group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    first = group.committer.publish(decision, group.record)
+    assert group.committer.publish(decision, group.record) == first
+    successor = Group(engine, group.warehouse, [], epoch=2, record=group.record)
+    assert successor.committer.publish(decision, successor.record) == first
+    assert words(spark, group.warehouse / "rows") == {"a": 1}
+
+
+def test_a_crash_between_two_tables_is_finished_by_a_successor_that_knows_no_topology(spark, engine, group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    faults.arm("publish.table:fail_before:2")
+    with pytest.raises(InjectedFault):
+        group.committer.publish(decision, group.record)
+    assert words(spark, group.warehouse / "rows") == {"a": 1}
+    assert words(spark, group.warehouse / "counts__log") == {}
+    successor = Group(engine, group.warehouse, [], epoch=2, record=group.record)
+    successor.advance(decision, successor.committer.publish(decision, successor.record))
+    assert words(spark, group.warehouse / "counts__log") == {"a": 1}
+    assert words(spark, group.warehouse / "rows") == {"a": 1}
+    again = Group(engine, group.warehouse, epoch=2, record=successor.record).open()
+    again.commit(2, ["b"])
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}
+
+
+def test_a_stale_writer_with_a_later_txid_is_refused_by_the_control_record(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    late = zombie.prepare(TransactionAttempt(2, 0), ["zombie"])
+    new = Group(engine, group.warehouse, epoch=2, record=group.record).open()
+    new.commit(2, ["b"], attempt_id=1)
+    new.commit(3, ["c"])
+    with pytest.raises(Deposed):
+        zombie.committer.publish(late, zombie.record)
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_stale_writer_that_still_leads_halts_instead_of_writing(spark, engine, group: Group) -> None:
+    """The same contradiction with an intact fence: ZooKeeper is older than the tables."""
+    group.commit(1, ["a"])
+    stale = group.record
+    group.commit(2, ["b"])
+    with pytest.raises(Halted, match="do not agree.*transaction 2.*older"):
+        Group(engine, group.warehouse, record=stale).open()
+
+
+def test_tables_of_another_incarnation_halt(engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    with pytest.raises(Halted, match="incarnation inc.*wiped"):
+        Group(engine, group.warehouse, incarnation="other").open()
+
+
+def test_a_table_of_another_topology_is_refused(engine, group: Group) -> None:
+    with pytest.raises(ForeignTable, match="belongs to another topology"):
+        Group(engine, group.warehouse, topology="elsewhere").open()
+
+
+def test_a_delta_table_that_nobody_made_is_refused_unless_adopted(spark, engine, tmp_path: Path) -> None:
+    spark.createDataFrame([("old", 1)], "word string, n long").write.format("delta").save(str(tmp_path / "rows"))
+    with pytest.raises(ForeignTable, match="adopt=True"):
+        Group(engine, tmp_path, [append_binding()]).open()
+    adopted = Group(engine, tmp_path, [append_binding(adopt=True)]).open()
+    adopted.commit(1, ["new"])
+    assert words(spark, tmp_path / "rows") == {"old": 1, "new": 1}
+    Group(engine, tmp_path, [append_binding()], epoch=2, record=adopted.record).open()
+
+
+def test_a_schema_that_does_not_fit_is_refused_with_both(spark, engine, tmp_path: Path) -> None:
+    spark.createDataFrame([(1, 1)], "word int, n long").write.format("delta").save(str(tmp_path / "rows"))
+    with pytest.raises(SchemaMismatch, match="word integer.*expected.*word string"):
+        Group(engine, tmp_path, [append_binding(adopt=True)]).open()
+
+
+def test_a_staged_file_that_is_gone_after_the_decision_halts(group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    next((group.warehouse / "rows" / "data").rglob("*.parquet")).unlink()
+    with pytest.raises(Halted, match="decided and cannot be published.*is gone"):
+        group.committer.publish(decision, group.record)
+
+
+def test_a_staged_file_of_another_size_halts(group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    path = next((group.warehouse / "rows" / "data").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Halted, match="not the one that was staged"):
+        group.committer.publish(decision, group.record)
+
+
+def test_a_manifest_that_was_changed_after_the_decision_halts(group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    path = group.warehouse / decision.manifest
+    value = json.loads(path.read_text())
+    value["tables"][0]["files"] = []
+    path.write_text(json.dumps(value))
+    with pytest.raises(Halted, match="not the one that was decided"):
+        group.committer.publish(decision, group.record)
+
+
+def test_an_older_attempt_never_overwrites_a_manifest(tmp_path: Path, group: Group) -> None:
+    first = group.prepare(TransactionAttempt(1, 0), ["a"])
+    again = group.prepare(TransactionAttempt(1, 0), ["b"])
+    assert first.manifest != again.manifest
+    assert ManifestStore(group.warehouse, "top", "g").read(first).attempt == TransactionAttempt(1, 0)
+
+
+def test_a_row_that_somebody_else_wrote_halts_before_the_decision(spark, group: Group) -> None:
+    group.commit(1, ["a"])
+    spark.createDataFrame([("foreign", 1)], "word string, n long").write.format("delta").mode("append").save(
+        str(group.warehouse / "rows")
+    )
+    with pytest.raises(Halted, match="somebody else changed the table.*version 2"):
+        group.prepare(TransactionAttempt(2, 0), ["b"])
+
+
+def test_a_restored_table_halts_at_takeover(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    group.commit(2, ["b"])
+    spark.sql(f"RESTORE TABLE delta.`{group.warehouse / 'rows'}` TO VERSION AS OF 1")
+    with pytest.raises(Halted, match="RESTORE"):
+        Group(engine, group.warehouse, epoch=2, record=group.record).open()
+
+
+def test_optimize_and_vacuum_are_accepted(spark, engine, group: Group) -> None:
+    for txid, word in enumerate("abc", 1):
+        group.commit(txid, [word])
+    spark.sql(f"OPTIMIZE delta.`{group.warehouse / 'rows'}`")
+    group.commit(4, ["d"])
+    spark.sql(f"VACUUM delta.`{group.warehouse / 'rows'}`")
+    successor = Group(engine, group.warehouse, epoch=2, record=group.record).open()
+    successor.commit(5, ["e"])
+    assert words(spark, group.warehouse / "rows") == dict.fromkeys("abcde", 1)
+
+
+def test_a_table_that_was_dropped_and_made_again_halts(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    shutil.rmtree(group.warehouse / "rows")
+    with pytest.raises(Halted, match="is gone"):
+        group.prepare(TransactionAttempt(2, 0), ["b"])
+    Group(engine, group.warehouse, epoch=2).committer  # a fresh table under the old name:
+    fresh = Group(engine, group.warehouse, [append_binding()], epoch=2)
+    fresh.open()
+    with pytest.raises(Halted, match="dropped and made again"):
+        group.prepare(TransactionAttempt(2, 1), ["b"])
+    with pytest.raises(Halted, match="is gone, or was dropped"):
+        Group(engine, group.warehouse, epoch=3, record=group.record).open()
+
+
+def test_an_empty_batch_needs_no_decision(group: Group) -> None:
+    assert group.prepare(TransactionAttempt(1, 0), []) is None
+
+
+def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group: Group) -> None:
+    group.staged(TransactionAttempt(1, 0), ["failed"])
+    group.staged(TransactionAttempt(2, 0), ["in flight"])
+    group.commit(1, ["good"], attempt_id=1)
+    group.committer.advanced(TransactionAttempt(1, 1), published=True)
+    folders = {path.name.rsplit("-", 1)[0] for path in (group.warehouse / "rows" / "data" / "inc").iterdir()}
+    assert folders == {"1-1", "2-0"}
+
+
+def test_only_the_last_published_manifest_stays(group: Group) -> None:
+    for txid in (1, 2, 3):
+        group.commit(txid, ["a"])
+        group.committer.advanced(TransactionAttempt(txid, 0), published=True)
+    names = [path.name for path in (group.warehouse / "_trident/top/g/manifests").iterdir()]
+    assert names == ["3-0.json"]
+
+
+def test_delta_rs_reads_what_was_published(group: Group) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    group.commit(1, ["a", "b"])
+    group.commit(2, ["c"])
+    rows = deltalake.DeltaTable(str(group.warehouse / "rows")).to_pyarrow_table()
+    assert sorted(rows.column("word").to_pylist()) == ["a", "b", "c"]
+
+
+def test_a_new_state_starts_at_the_current_transaction(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    more = Group(engine, group.warehouse, [*group.bindings, map_binding("more")], epoch=2, record=group.record).open()
+    more.commit(2, ["b"])
+    assert words(spark, group.warehouse / "more__log") == {"b": 1}
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}
+
+
+def test_a_removed_state_is_kept_detached(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    less = Group(engine, group.warehouse, [append_binding()], epoch=2, record=group.record).open()
+    less.commit(2, ["b"])
+    assert words(spark, group.warehouse / "counts__log") == {"a": 1}
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}

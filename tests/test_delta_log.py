@@ -1,0 +1,274 @@
+"""The log reader: what each commit did, and which of them are foreign."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinators.errors import TableError
+from states import delta_log
+from states.delta_log import Commit, commits_since, find_version_by_control, find_version_by_txn, foreign, read_commit
+from states.kernel import KernelEngine, TableSnapshot
+from states.staged import StagedFile
+
+SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+APP = "trident/topology/group"
+INCARNATION = "1f"
+
+
+def is_ours(commit: Commit) -> bool:
+    """As the committer does it: the engine, and the control record of this very commit."""
+    control = commit.control.get("trident")
+    return (
+        commit.engine_info.endswith("/trident/" + INCARNATION)
+        and isinstance(control, dict)
+        and control.get("incarnation") == INCARNATION
+    )
+
+
+def control(txid: int) -> dict[str, str]:
+    return {"trident": json.dumps({"incarnation": INCARNATION, "txid": txid})}
+
+
+@pytest.fixture(scope="module")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.fixture(scope="module")
+def template(spark: SparkSession, engine: KernelEngine, tmp_path_factory) -> str:
+    """A table of ours with two real files at version 2; tests change copies of it."""
+    path = str(tmp_path_factory.mktemp("log") / "t")
+    snapshot = engine.create_table(path, SCHEMA, [], {}, control(0), f"trident/{INCARNATION}")
+    for txid in (1, 2):
+        folder = Path(path, "data", str(txid))
+        spark.range(txid * 10, txid * 10 + 2).coalesce(1).write.parquet(str(folder))
+        file = next(folder.glob("*.parquet"))
+        stats = {
+            "numRecords": 2, "minValues": {"id": txid * 10}, "maxValues": {"id": txid * 10 + 1}, "nullCount": {"id": 0},
+        }  # fmt: skip
+        staged = StagedFile(f"data/{txid}/{file.name}", file.stat().st_size, 1, 2, json.dumps(stats))
+        snapshot = engine.commit_files(snapshot, [staged], (APP, txid), control(txid), f"trident/{INCARNATION}")
+    return path
+
+
+@pytest.fixture
+def table(template: str, tmp_path: Path) -> str:
+    shutil.copytree(template, tmp_path / "t")
+    return str(tmp_path / "t")
+
+
+def reasons(path: str, since: int = 2) -> list[str | None]:
+    return [foreign(commit, is_ours) for commit in commits_since(path, since)]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_our_commits_are_read_as_they_were_made(table):
+    made, first, second = [read_commit(table, version) for version in range(3)]
+    assert (made.operation, made.metadata_changed, made.protocol_changed) == ("CREATE TABLE", True, True)
+    assert (made.adds, made.data_change) == ((), False)
+    assert (first.version, first.operation, first.txns) == (1, "WRITE", {APP: 1})
+    assert first.control == {"trident": {"incarnation": INCARNATION, "txid": 1}}
+    assert first.engine_info.endswith(f"/trident/{INCARNATION}")
+    assert (first.metadata_changed, first.protocol_changed, first.data_change) == (False, False, True)
+    assert (len(second.adds), second.removes) == (1, ())
+    assert Path(table, second.adds[0]).exists()
+    assert [commit.version for commit in commits_since(table, 0)] == [1, 2]
+    assert commits_since(table, 2) == []
+
+
+def test_user_metadata_is_read(spark, table):
+    session = spark.newSession()
+    session.conf.set("spark.databricks.delta.commitInfo.userMetadata", '{"upto": 7}')
+    session.range(1).write.format("delta").mode("append").save(table)
+    assert read_commit(table, 3).user_metadata == '{"upto": 7}'
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]\n", b'{"txn": {"appId": "a"}}\n', b'{"add": {}}\n', b"3\n"])
+def test_a_damaged_entry_is_an_error_and_never_an_empty_commit(table, content):
+    Path(table, "_delta_log", f"{2:020d}.json").write_bytes(content)
+    with pytest.raises(TableError):
+        read_commit(table, 2)
+    with pytest.raises(TableError):
+        commits_since(table, 0)
+
+
+def test_an_entry_that_was_cleaned_up_is_an_error_that_says_so(engine, table):
+    engine.commit_files(engine.load(table), [], (APP, 3), control(3), f"trident/{INCARNATION}")
+    Path(table, "_delta_log", f"{2:020d}.json").unlink()
+    with pytest.raises(TableError, match="cleaned too far"):
+        commits_since(table, 1)
+    assert [commit.version for commit in commits_since(table, 2)] == [3]
+
+
+def test_a_table_that_went_back_is_an_error(table):
+    with pytest.raises(TableError, match="older"):
+        commits_since(table, 3)
+
+
+def test_a_path_elsewhere_and_a_missing_log_are_errors(tmp_path):
+    for path in ("s3://bucket/table", str(tmp_path)):
+        with pytest.raises(TableError):
+            commits_since(path, 0)
+    assert not os.listdir(tmp_path)
+
+
+# --- foreign commits ------------------------------------------------------------------------------
+
+
+def test_our_commits_and_a_log_drop_are_ours(engine, table):
+    snapshot = engine.commit_files(engine.load(table), [], (APP, 3), control(3), f"trident/{INCARNATION}")
+    assert engine.drop_files(snapshot, lambda _: True, control(3), f"trident/{INCARNATION}") is not None
+    assert reasons(table, 0) == [None] * 4
+
+
+def test_optimize_vacuum_and_statistics_may_stay(spark, table):
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    spark.sql(f"VACUUM delta.`{table}`")
+    spark.sql(f"ANALYZE TABLE delta.`{table}` COMPUTE DELTA STATISTICS")
+    operations = [commit.operation for commit in commits_since(table, 2)]
+    assert operations == ["OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"]
+    assert reasons(table) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("operation", "statement"),
+    [
+        ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 1"),
+        ("TRUNCATE", "TRUNCATE TABLE delta.`{}`"),
+        ("DELETE", "DELETE FROM delta.`{}` WHERE id = 10"),
+        ("UPDATE", "UPDATE delta.`{}` SET id = 99 WHERE id = 10"),
+        ("MERGE", "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE"),
+        ("WRITE", "INSERT INTO delta.`{}` VALUES (5)"),
+        ("SET TBLPROPERTIES", "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('x' = 'y')"),
+        ("ADD COLUMNS", "ALTER TABLE delta.`{}` ADD COLUMNS (extra string)"),
+    ],
+)
+def test_a_change_by_others_is_named(spark, table, operation, statement):
+    spark.sql(statement.format(table))
+    (reason,) = [reason for reason in reasons(table) if reason]
+    assert reason.startswith(operation)
+    # The snapshot's control record is still ours: only the log entry shows the change.
+    assert "trident" not in read_commit(table, 3).control
+
+
+def test_another_topology_on_the_table_is_foreign(engine, table):
+    other = {"trident": json.dumps({"incarnation": "2e", "txid": 3})}
+    engine.commit_files(engine.load(table), [], (APP, 3), other, "trident/2e")
+    engine.commit_files(engine.load(table), [], (APP, 4), other, f"trident/{INCARNATION}")
+    assert all(reasons(table))
+
+
+HARMLESS = {
+    "version": 9, "operation": "OPTIMIZE", "engine_info": "Apache-Spark", "user_metadata": None, "control": {},
+    "txns": {}, "adds": ("a",), "removes": ("b",), "metadata_changed": False, "protocol_changed": False,
+    "data_change": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_change": True},
+        {"metadata_changed": True},
+        {"protocol_changed": True},
+        {"control": {"trident": {}}},
+        {"txns": {APP: 1}},
+        {"operation": ""},
+        {"operation": "REORG"},
+    ],
+)
+def test_the_name_of_a_harmless_operation_is_not_believed(change):
+    assert foreign(Commit(**HARMLESS), lambda _: False) is None
+    assert foreign(Commit(**{**HARMLESS, **change}), lambda _: False)
+
+
+def test_a_file_action_that_does_not_say_counts_as_a_change(table):
+    entry = [{"commitInfo": {"operation": "OPTIMIZE"}}, {"remove": {"path": "a"}}]
+    Path(table, "_delta_log", f"{3:020d}.json").write_text("\n".join(map(json.dumps, entry)))
+    assert reasons(table) != [None]
+
+
+# --- finding versions -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory) -> tuple[str, list[tuple[int, int]]]:
+    """A log of 200 entries, and the truth: (control txid, merged txid) at each version."""
+    path = tmp_path_factory.mktemp("long") / "t"
+    (path / "_delta_log").mkdir(parents=True)
+    truth, txid, merged = [], 0, -1
+    for version in range(200):
+        actions: list[dict] = [{"commitInfo": {"operation": "WRITE"}}]
+        if version and version % 3 == 0:
+            txid += 1 + version % 2
+        if version % 5 != 4:  # the others are OPTIMIZE and the like, without a control record
+            configuration = json.dumps({"txid": txid})
+            actions.append({"domainMetadata": {"domain": "trident", "configuration": configuration, "removed": False}})
+        recorded = txid if version % 5 != 4 else truth[-1][0]
+        if version >= 20 and version % 7 == 0:
+            merged = txid
+            actions.append({"txn": {"appId": APP, "version": merged}})
+        truth.append((recorded, merged))
+        (path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    return str(path), truth
+
+
+def test_the_version_of_each_txid_is_found(long_log):
+    path, truth = long_log
+    for txid in range(-1, truth[-1][0] + 3):
+        by_control = [version for version, (recorded, _) in enumerate(truth) if recorded <= txid]
+        assert find_version_by_control(path, "trident", txid) == (by_control[-1] if by_control else None)
+        by_txn = [version for version, (_, merged) in enumerate(truth) if merged <= txid]
+        assert find_version_by_txn(path, APP, txid) == by_txn[-1]
+    # A domain or an application that the table never had: every version is before its first.
+    assert find_version_by_txn(path, "other", 5) == len(truth) - 1
+
+
+def test_few_entries_are_read_and_none_twice(long_log, tmp_path, monkeypatch):
+    path = str(shutil.copytree(long_log[0], tmp_path / "t"))
+    read: list[int] = []
+    monkeypatch.setattr(delta_log, "read_commit", lambda path, version: read.append(version) or read_commit(path, version))
+    found = find_version_by_control(path, "trident", 50)
+    assert len(read) < 30
+    first = list(read)
+    assert find_version_by_control(path, "trident", 50) == found
+    assert read == first
+
+
+def test_a_table_made_anew_at_the_same_path_is_not_taken_for_the_old_one(tmp_path):
+    log = tmp_path / "_delta_log"
+    for txid in (5, 8):
+        log.mkdir()
+        configuration = json.dumps({"txid": txid})
+        action = {"domainMetadata": {"domain": "trident", "configuration": configuration, "removed": False}}
+        (log / f"{0:020d}.json").write_text(json.dumps(action) + " " * txid)
+        assert find_version_by_control(str(tmp_path), "trident", 5) == (0 if txid == 5 else None)
+        shutil.rmtree(log)
+
+
+def test_below_a_cleaned_log_nothing_is_guessed(long_log, tmp_path):
+    path, truth = shutil.copytree(long_log[0], tmp_path / "t"), long_log[1]
+    for version in [*range(0, 30), *range(31, 100)]:
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+    assert find_version_by_control(str(path), "trident", truth[150][0]) >= 150
+    # Version 30 is left over below the hole; it cannot be read as a table version any more.
+    assert find_version_by_control(str(path), "trident", truth[30][0]) is None
+    assert find_version_by_txn(str(path), "other", 5) is None
+
+
+def test_what_kernel_says_of_a_version_is_what_the_log_says(engine, table):
+    snapshot: TableSnapshot = engine.load(table)
+    for txid in (4, 6, 9):
+        snapshot = engine.commit_files(snapshot, [], (APP, txid), control(txid), f"trident/{INCARNATION}")
+    for txid, version in ((2, 2), (3, 2), (4, 3), (5, 3), (8, 4), (9, 5), (100, 5)):
+        assert find_version_by_control(table, "trident", txid) == version
+        assert find_version_by_txn(table, APP, txid) == version
+        assert json.loads(engine.load_version(table, version).control("trident"))["txid"] <= txid

@@ -1,0 +1,93 @@
+"""What a task reports about a file is true, and its statistics never exclude a row that is there."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from states.parquet_files import FileTarget, write_partition
+
+UTC = datetime.timezone.utc
+
+
+def written(folder: Path, table: pa.Table, **target: object) -> list[dict]:
+    return list(write_partition(FileTarget("t", str(folder), "data/i/1-0-aa", **target), table.to_batches(7)))
+
+
+def test_a_file_is_reported_with_its_size_rows_and_null_counts(tmp_path: Path) -> None:
+    table = pa.table({"word": ["b", None, "a"], "n": pa.array([3, 1, None], pa.int64())})
+    (report,) = written(tmp_path, table, constants={"_txid": 7})
+    path = tmp_path / report["path"]
+    assert report["size"] == path.stat().st_size and report["num_records"] == 3
+    assert pq.read_table(path).column("_txid").to_pylist() == [7, 7, 7]
+    stats = json.loads(report["stats"])
+    assert stats["nullCount"] == {"word": 1, "n": 1, "_txid": 0}
+    assert stats["minValues"] == {"word": "a", "n": 1, "_txid": 7}
+    assert stats["maxValues"] == {"word": "b", "n": 3, "_txid": 7}
+
+
+def test_no_rows_no_file(tmp_path: Path) -> None:
+    empty = pa.table({"n": pa.array([], pa.int64())})
+    assert written(tmp_path, empty) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_partition_columns_leave_the_rows_and_become_values(tmp_path: Path) -> None:
+    table = pa.table({"day": [datetime.date(2026, 1, 2), None, datetime.date(2026, 1, 2)], "n": [1, 2, 3]})
+    reports = written(tmp_path, table, partition_columns=("day",))
+    by_value = {json.loads(r["partition_values"])["day"]: r for r in reports}
+    assert set(by_value) == {"2026-01-02", None}
+    assert pq.read_table(tmp_path / by_value["2026-01-02"]["path"]).to_pydict() == {"n": [1, 3]}
+    assert pq.read_table(tmp_path / by_value[None]["path"]).to_pydict() == {"n": [2]}
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, 1.0]])
+def test_bounds_of_floats_that_could_be_wrong_are_left_out(tmp_path: Path, values: list[float]) -> None:
+    (report,) = written(tmp_path, pa.table({"x": values}))
+    assert json.loads(report["stats"])["minValues"] == {}
+
+
+@given(st.lists(st.text(min_size=0, max_size=80), min_size=1, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_string_bounds_enclose_every_value(values: list[str]) -> None:
+    from states.parquet_files import _string_bounds
+
+    bounds = _string_bounds(min(values), max(values))
+    if bounds is not None:
+        low, high = bounds
+        assert all(low <= value <= high for value in values)
+        assert len(low) <= 33 and len(high) <= 33
+
+
+@given(st.lists(st.datetimes(timezones=st.just(UTC), min_value=datetime.datetime(1900, 1, 1)), min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_timestamp_bounds_are_whole_milliseconds_that_enclose_every_value(values: list) -> None:
+    from states.parquet_files import _milliseconds
+
+    low = datetime.datetime.fromisoformat(_milliseconds(min(values), up=False).replace("Z", "+00:00"))
+    high = datetime.datetime.fromisoformat(_milliseconds(max(values), up=True).replace("Z", "+00:00"))
+    assert all(low <= value <= high for value in values)
+
+
+def test_decimals_and_dates_have_bounds_and_nested_columns_none(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "amount": pa.array([decimal.Decimal("1.10"), decimal.Decimal("-2.25")], pa.decimal128(10, 2)),
+            "day": [datetime.date(2026, 1, 2), datetime.date(2025, 1, 2)],
+            "tags": [["a"], ["b", "c"]],
+        }
+    )
+    (report,) = written(tmp_path, table)
+    stats = json.loads(report["stats"])
+    assert stats["minValues"] == {"amount": -2.25, "day": "2025-01-02"}
+    assert stats["maxValues"] == {"amount": 1.1, "day": "2026-01-02"}
+    assert "tags" not in stats["nullCount"]

@@ -1,0 +1,296 @@
+"""Snapshot reads: exact as of one transaction, the same one over all tables of a group, fixed for good."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
+from states.compaction import SnapshotUnavailable
+from states.compactor import Compactor
+from states.reading import latest_txid, read_group, read_state
+from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+
+
+@pytest.fixture
+def group(spark, engine, tmp_path):
+    """Two states of one group: counted words, and lines."""
+    return Group(spark, engine, tmp_path, keyed(), append())
+
+
+def publish(group, txids, only=None):
+    for txid in txids:
+        states = {"counts": [("the", 2), (f"w{txid}", 1), (None, txid)], "lines": [(f"line {txid}",)]}
+        group.publish(txid, {name: rows for name, rows in states.items() if name in group.bindings}, only)
+
+
+def compactor_of(group, name="counts", **settings):
+    binding = group.bindings[name]
+    return Compactor(
+        group.spark, group.engine, group.warehouse, group.descriptor(name),
+        type(binding.state)(name, **settings), binding.aggregator,
+    )  # fmt: skip
+
+
+def read(group, name="counts", txid=None, **more):
+    return read_state(group.spark, group.engine, group.warehouse, name, txid, **more)
+
+
+def counts(group, txid=None):
+    return as_map(group.bindings["counts"], read(group, "counts", txid))
+
+
+def lines(group, txid=None):
+    return sorted(row.line for row in read(group, "lines", txid).collect())
+
+
+def expected_lines(txid):
+    return sorted(f"line {one}" for one in range(1, txid + 1))
+
+
+# --- as of a transaction --------------------------------------------------------------------------------
+
+
+def test_every_transaction_reads_exactly_before_and_after_merges(group):
+    merging = compactor_of(group)
+    publish(group, range(1, 7))
+    assert counts(group) == group.expected("counts", 6)
+    for advanced in (2, 5):
+        merging.merge_once(advanced, force=True)
+    for txid in (0, 1, 2, 4, 5, 6):
+        assert counts(group, txid) == group.expected("counts", txid), txid
+        assert lines(group, txid) == expected_lines(txid), txid
+    merging.merge_once(6, force=True)
+    assert counts(group) == group.expected("counts", 6)
+
+
+def test_what_only_some_tables_have_is_not_read(group):
+    publish(group, [1, 2])
+    publish(group, [3], only=["lines"])
+    assert latest_txid(group.engine, group.warehouse, "lines") == 2
+    assert lines(group) == expected_lines(2)
+    assert counts(group) == group.expected("counts", 2)
+    with pytest.raises(SnapshotUnavailable, match="not committed in every table") as raised:
+        read(group, "lines", 3)
+    assert raised.value.available == 2
+    publish(group, [3], only=["counts"])
+    frames, txid = read_group(group.spark, group.engine, group.warehouse, ["lines", "counts"])
+    assert txid == 3 and frames["lines"].count() == 3
+    assert as_map(group.bindings["counts"], frames["counts"]) == group.expected("counts", 3)
+
+
+def test_half_published_the_keyed_state_waits_too(group):
+    publish(group, [1])
+    publish(group, [2], only=["counts"])
+    assert counts(group) == group.expected("counts", 1)
+
+
+def test_a_transaction_that_committed_nothing_reads_as_the_one_before(group):
+    publish(group, [1, 4])
+    assert lines(group, 3) == expected_lines(1)
+    assert counts(group, 3) == group.expected("counts", 1)
+    assert read(group, "lines", 6, advanced_txid=6).count() == 2
+    with pytest.raises(SnapshotUnavailable):
+        read(group, "lines", 7, advanced_txid=6)
+
+
+def test_a_frame_stays_what_it_was(group):
+    publish(group, [1, 2])
+    merging = compactor_of(group, snapshot_retention_txids=0)
+    keyed_frame, append_frame = read(group), read(group, "lines")
+    publish(group, [3])
+    merging.merge_once(3, force=True)
+    assert merging.drop_once(3) == 3
+    for _ in range(2):
+        assert as_map(group.bindings["counts"], keyed_frame) == group.expected("counts", 2)
+        assert append_frame.count() == 2
+
+
+def test_before_the_first_transaction_everything_is_empty(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed(), keyed("total", "n bigint", (), Native("count")))
+    assert latest_txid(engine, tmp_path, "total") == 0
+    assert counts(group) == {}
+    assert read(group, "total").collect() == []
+    group.publish(1, {"total": [(0,)]})
+    assert [tuple(row) for row in read(group, "total").collect()] == [(0,)]
+
+
+def test_a_global_aggregate_has_one_row(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed("total", "n bigint, m bigint", (), Native("sum")))
+    for txid in (1, 2, 3):
+        group.publish(txid, {"total": [(txid, None if txid < 3 else 7)]})
+    assert [tuple(row) for row in read(group, "total", 2).collect()] == [(3, None)]
+    compactor_of(group, "total").merge_once(2, force=True)
+    assert [tuple(row) for row in read(group, "total").collect()] == [(6, 7)]
+
+
+# --- retention ----------------------------------------------------------------------------------------
+
+
+def test_kept_transactions_read_and_older_ones_name_the_oldest(group):
+    merging = compactor_of(group, snapshot_retention_txids=3)
+    for advanced in (2, 5, 8):
+        publish(group, range(advanced - 2 if advanced > 2 else 1, advanced + 1))
+        merging.merge_once(advanced, force=True)
+    assert merging.drop_once(8) == 5
+    for txid in range(5, 9):
+        assert counts(group, txid) == group.expected("counts", txid), txid
+    for txid in (1, 4):
+        with pytest.raises(SnapshotUnavailable, match="oldest that can be read is 5") as raised:
+            read(group, "counts", txid)
+        assert raised.value.available == 5
+
+
+def test_a_transaction_between_two_merges_is_kept_as_long_as_promised(group):
+    publish(group, range(1, 9))
+    merging = compactor_of(group, snapshot_retention_txids=3)
+    for advanced in (4, 7):
+        merging.merge_once(advanced, force=True)
+    merging.drop_once(8)
+    for txid in (5, 6, 7, 8):  # 8 - 3 = 5 lies between the two MERGEs
+        assert counts(group, txid) == group.expected("counts", txid), txid
+
+
+# --- states that come and go -------------------------------------------------------------------------------
+
+
+def test_a_state_that_started_later_is_empty_before(group):
+    publish(group, [1, 2])
+    group.add(keyed("late"), starts_at=3)
+    assert latest_txid(group.engine, group.warehouse, "late") == 2
+    assert read(group, "late", 1).collect() == []
+    group.publish(3, {"counts": [("the", 1)], "late": [("a", 5)]})
+    assert as_map(group.bindings["late"], read(group, "late")) == {("a",): (5,)}
+    assert read(group, "late", 2).collect() == []
+    compactor_of(group, "late").merge_once(3, force=True)
+    assert as_map(group.bindings["late"], read(group, "late")) == {("a",): (5,)}
+    assert counts(group) == group.expected("counts", 3)
+
+
+def test_a_state_that_the_topology_no_longer_has_does_not_hold_the_others_back(group):
+    publish(group, [1, 2])
+    replace(group.descriptor("lines"), ends_at=2).save(group.warehouse)
+    publish(group, [3], only=["counts"])
+    assert counts(group) == group.expected("counts", 3)
+    assert lines(group) == expected_lines(2)
+
+
+def test_a_keyed_state_whose_plain_table_was_not_made_yet_reads_from_its_log(group):
+    publish(group, [1, 2])
+    shutil.rmtree(group.warehouse / "counts")
+    assert counts(group) == group.expected("counts", 2)
+
+
+# --- Python combiners ---------------------------------------------------------------------------------------
+
+
+def test_a_python_combiner_reads_in_order_and_needs_its_aggregator(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed("texts", "k string, v string", ("k",), Concat()))
+    for txid in range(1, 5):
+        group.publish(txid, {"texts": [("a", f"{txid}"), (None, f"<{txid}>"), (f"k{txid}", "x")]})
+    compactor_of(group, "texts").merge_once(2, force=True)
+    for txid in (1, 2, 4):
+        frame = read(group, "texts", txid, aggregator=Concat())
+        assert as_map(group.bindings["texts"], frame) == group.expected("texts", txid, Concat().combine)
+    for wrong in (None, Longest()):
+        with pytest.raises(ConfigError, match=r"Concat"):
+            read(group, "texts", aggregator=wrong)
+    assert read(group, "texts", 2).count() == 4  # all of it is merged: nothing to combine
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_state_is_named_beside_the_known_ones(group):
+    with pytest.raises(TableError, match="no state 'nope'.*counts, lines"):
+        read(group, "nope")
+
+
+def test_a_table_that_is_gone_is_named(group):
+    publish(group, [1])
+    shutil.rmtree(group.warehouse / "counts__log")
+    with pytest.raises(TableError, match="counts__log"):
+        read(group)
+
+
+def test_a_table_of_another_incarnation_is_not_read(group):
+    publish(group, [1])
+    replace(group.descriptor("counts"), incarnation="inc2").save(group.warehouse)
+    with pytest.raises(ForeignTable, match="inc1"):
+        read(group)
+
+
+def test_states_of_two_groups_are_not_one_snapshot(group):
+    Group(group.spark, group.engine, group.warehouse, append("other"), group="h")
+    with pytest.raises(TableError, match="one batch group"):
+        read_group(group.spark, group.engine, group.warehouse, ["lines", "other"])
+
+
+# --- cost and concurrency ------------------------------------------------------------------------------------------
+
+
+def test_only_the_log_files_that_are_not_merged_are_opened(group):
+    publish(group, range(1, 7))
+    compactor_of(group).merge_once(4, force=True)
+    opened = [path for path in read(group).inputFiles() if "__log" in path]
+    assert sorted(path.split("/")[-2] for path in opened) == ["5-0-x", "6-0-x"]
+
+
+def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_path):
+    """Each transaction adds 10 to the sum of the counts and one line: any reader can tell what it must see."""
+    group = Group(spark, engine, tmp_path, keyed(), append())
+    stop = threading.Event()
+    last, errors = [0], []
+
+    def guarded(work):
+        def run():
+            while not stop.is_set():
+                try:
+                    work()
+                except CommitConflict:
+                    continue  # somebody was quicker; again
+                except BaseException as error:
+                    errors.append(error)
+                    stop.set()
+
+        return threading.Thread(target=run)
+
+    def publish_next():
+        txid = last[0] + 1
+        for name, rows in (("counts", [("a", 4), (f"w{txid % 7}", 6)]), ("lines", [(f"{txid}",)])):
+            while not stop.is_set():
+                try:
+                    group.publish(txid, {name: rows}, only=[name])
+                    break
+                except CommitConflict:
+                    continue
+            else:
+                return
+        last[0] = txid
+
+    merging = compactor_of(group, snapshot_retention_txids=0)
+
+    def compact():
+        if merging.merge_once(last[0], force=True):
+            merging.drop_once(last[0])
+
+    threads = [guarded(publish_next), guarded(compact)]
+    for thread in threads:
+        thread.start()
+    seen = set()
+    end = time.monotonic() + 6
+    while time.monotonic() < end and not stop.is_set():
+        frames, txid = read_group(spark, engine, tmp_path, ["counts", "lines"])
+        total = frames["counts"].agg({"count": "sum"}).first()[0] or 0
+        assert (total, frames["lines"].count()) == (10 * txid, txid)
+        seen.add(txid)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(seen) > 1, "the readers saw nothing happen"
+    assert engine.load(str(tmp_path / "counts")).txn_version("trident/top/g/merge"), "nothing was merged meanwhile"

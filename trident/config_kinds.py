@@ -1,0 +1,111 @@
+"""The kinds of value that a setting can have: how text is read, and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
+HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
+ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of setting: its description, and how a value becomes the stored one.
+
+    Attributes:
+        expected: what an error says was expected.
+        read: takes a Python value or text, returns the value; raises ValueError
+            or TypeError for an impossible one.
+        optional: None (and the text "none") is allowed.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    optional: bool = False
+
+    def accept(self, value: Any) -> Any:
+        if self.optional and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
+            return None
+        return self.read(value)
+
+
+def whole(minimum: int, *, optional: bool = False) -> Kind:
+    """A whole number of at least ``minimum``."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, str):
+            value = int(value.strip().replace("_", ""))
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueError
+        return value
+
+    return Kind(f"a whole number, at least {minimum}" + (", or none" if optional else ""), read, optional)
+
+
+def seconds(*, zero: bool, optional: bool = False) -> Kind:
+    """A time in seconds; ``zero``: 0 is allowed."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, str):
+            value = float(value.strip())
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError
+        if value < 0 or (value == 0 and not zero):
+            raise ValueError
+        return float(value)
+
+    expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
+    return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+def flag() -> Kind:
+    """True or false, also as yes/no, on/off, 1/0."""
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+    def read(value: Any) -> bool:
+        if isinstance(value, str):
+            return words[value.strip().lower()]
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+
+    return Kind("true or false", read)
+
+
+def choice(*allowed: str, optional: bool = False) -> Kind:
+    """One of a few words."""
+
+    def read(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError
+        return value
+
+    expected = "one of " + ", ".join(allowed) + (", or none" if optional and "none" not in allowed else "")
+    return Kind(expected, read, optional)
+
+
+def text(
+    *, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty"
+) -> Kind:
+    """Text, or a path, that matches the whole of ``pattern``."""
+
+    def read(value: Any) -> str:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError
+        return value
+
+    return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+def path(*, optional: bool = False) -> Kind:
+    """A file or folder; ``~`` is the user's home, since shells do not expand it behind ``=``."""
+    plain = text(optional=optional, expected="a path")
+    return Kind(plain.expected, lambda value: os.path.expanduser(plain.read(value)), optional)

@@ -1,0 +1,150 @@
+"""What Spark's Python workers run to read parts of files; imported by them, so it is small."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MARK = "trident-source"
+_REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
+_BLOCK_BYTES = 2 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+class Piece(NamedTuple):
+    """A part of a file: the lines whose first byte is at an offset begin ≤ … < end.
+
+    Attributes:
+        size, mtime_ns: of the file when it was discovered.
+        header: whether the first line is a header, to be left out.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    begin: int
+    end: int
+    header: bool = False
+
+
+class SourceFailure(Exception):
+    """A failure on a worker, written so that the driver can read it back as a SourceError."""
+
+    def __init__(self, message: str, **parts: Any) -> None:
+        text = base64.b64encode(json.dumps({"message": message, **parts}).encode()).decode()
+        super().__init__(f"{message} <<{MARK}:{text}>>")
+
+
+def find_report(text: str) -> dict[str, Any] | None:
+    """What a SourceFailure said, from the text of the error that came back."""
+    match = _REPORT.search(text)
+    if match is None:
+        return None
+    try:
+        report = json.loads(base64.b64decode("".join(match.group(1).split()), validate=True))
+    except (binascii.Error, ValueError):  # cut off on its way
+        return None
+    return {key: report.get(key) for key in ("message", "found", "expected", "action")}
+
+
+def describe_change(size: int, mtime_ns: int) -> str:
+    return f"{size} bytes, modified at {mtime_ns} ns"
+
+
+def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int) -> None:
+    """Raises SourceFailure when a file is not the one that was discovered."""
+    if (status.st_size, status.st_mtime_ns) != (size, mtime_ns):
+        raise SourceFailure(
+            f"the input file {path} changed after it was discovered",
+            found=describe_change(status.st_size, status.st_mtime_ns),
+            expected=describe_change(size, mtime_ns),
+            action="restore it, or build the spout with on_changed='skip'; files must appear whole, by a rename",
+        )
+
+
+def read_lines(
+    groups: Sequence[Sequence[Piece]], names: bool, batches: Iterable["pyarrow.RecordBatch"]
+) -> Iterator["pyarrow.RecordBatch"]:
+    """The function of a mapInArrow over task numbers: the lines of each task's pieces.
+
+    Args:
+        groups: the pieces of each task.
+        names: whether to add the file's path to each line.
+        batches: rows with the task's number in ``id``.
+    """
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from _lines_of(groups[number], names)
+
+
+def _lines_of(pieces: Sequence[Piece], names: bool) -> Iterator["pyarrow.RecordBatch"]:
+    waiting: list[tuple[str, bytes]] = []
+    size = 0
+    for piece in pieces:
+        for block in _blocks(piece):
+            waiting.append((piece.path, block))
+            size += len(block)
+            if size >= _BLOCK_BYTES:
+                yield _as_batch(waiting, names)
+                waiting, size = [], 0
+    if waiting:
+        yield _as_batch(waiting, names)
+
+
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """Blocks of whole lines, each line ending with a newline."""
+    try:
+        with open(piece.path, "rb", buffering=1 << 16) as file:
+            check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+            position = _go_to_first_line(file, piece)
+            while position < piece.end:
+                block = file.read(min(_BLOCK_BYTES, piece.end - position))
+                if not block:
+                    break
+                if not block.endswith(b"\n"):
+                    block += file.readline()
+                position += len(block)
+                yield block if block.endswith(b"\n") else block + b"\n"
+            # Read to the end while it was being overwritten: the size or time tells.
+            check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+    except OSError as error:
+        raise SourceFailure(
+            f"the input file {piece.path} cannot be read",
+            found=str(error),
+            action="restore it or its permissions; the batch is tried again up to max_attempts",
+        ) from error
+
+
+def _go_to_first_line(file: Any, piece: Piece) -> int:
+    if piece.begin:
+        # The line that begins before the piece belongs to the piece before;
+        # when a line begins exactly here this reads the newline before it.
+        file.seek(piece.begin - 1)
+        file.readline()
+    else:
+        if file.read(len(_BOM)) != _BOM:
+            file.seek(0)
+        if piece.header:
+            file.readline()
+    return file.tell()
+
+
+def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBatch":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    data = b"".join(block for _, block in blocks)
+    lines = pc.list_flatten(pc.split_pattern(pa.array([data[:-1]], pa.binary()), b"\n"))
+    if not names:
+        return pa.RecordBatch.from_arrays([lines], ["value"])
+    counts = [(path, block.count(b"\n")) for path, block in blocks]
+    paths = pa.concat_arrays([pa.repeat(pa.scalar(path, pa.string()), count) for path, count in counts])
+    return pa.RecordBatch.from_arrays([lines, paths], ["value", "file"])

@@ -1,0 +1,182 @@
+"""From nodes to Spark: batch groups, live fields, fused passes.
+
+Three layers, as in Trident: the user's calls made **nodes**; connected nodes
+are a **batch group**, with a coordinator of its own; a group becomes, per
+batch, DataFrames for its states. In between stands a pure description, the
+*lowering*: a list of operations per state, where consecutive Python operations
+stand side by side and become one ``mapInArrow`` pass.
+
+Only fields that are read later are carried along ("live"): a word count hands
+words to the JVM and not the lines that they came from.
+
+A node that several branches use is computed once per batch and checkpointed,
+if a Python function or a non-deterministic expression lies at or above it: the
+branches must see the same rows. A deterministic native one is computed twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from coordinators.errors import TopologyError
+from coordinators.transactions import TransactionAttempt
+from states.binding import StateBinding
+from trident.lowering import Lowered, lower
+from trident.nodes import AggregateNode, NativeNode, Node, PersistNode, ProjectNode, PythonNode, SourceNode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from trident.frames import CompiledGroup
+    from trident.topology import TridentTopology
+
+
+class BuiltBatch(dict):
+    """State name → DataFrame of one attempt, with what was kept in memory for it."""
+
+    def __init__(self, frames: Mapping[str, "DataFrame"], checkpoints: Sequence["DataFrame"]) -> None:
+        super().__init__(frames)
+        self.checkpoints = list(checkpoints)
+
+    def release(self) -> None:
+        """Frees the blocks of checkpoints, once the frames are no longer read. May be called again."""
+        while self.checkpoints:
+            frame = self.checkpoints.pop()
+            frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
+
+
+@dataclass
+class GroupPlan:
+    """How one batch group runs on Spark.
+
+    Attributes:
+        name: the group's: the smallest tx_id of its streams.
+        spouts: tx_id → spout.
+        bindings: what is written to which state.
+        nodes: of the group, parents first.
+    """
+
+    name: str
+    spouts: dict[str, Any]
+    bindings: list[StateBinding]
+    nodes: list[Node]
+    _lowered: "Lowered" = field(repr=False)
+    _compiled: dict[int, "CompiledGroup"] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def uninitialised_on_empty(self) -> bool:
+        """Whether an empty batch still writes: a persistent aggregate without groups commits its zero."""
+        return any(binding.kind != "append" and not binding.keys for binding in self.bindings)
+
+    def build(self, inputs: Mapping[str, "DataFrame"], attempt: TransactionAttempt) -> BuiltBatch:
+        """The rows to stage for each state, their columns those of ``binding.schema``.
+
+        Lazy, except where a stream with Python functions feeds several
+        branches: that is computed here (a Spark job in the calling thread), and
+        so are branches that end in Python functions without a state. May be
+        called from several threads at once.
+
+        Args:
+            inputs: tx_id → the batch, with the columns of the spout's output_schema.
+            attempt: whose batch it is; given to aggregators as their batch id.
+        """
+        session = next(iter(inputs.values())).sparkSession
+        return self._compile(session).build(inputs, attempt)
+
+    def _compile(self, session: Any) -> "CompiledGroup":
+        from trident.frames import CompiledGroup
+
+        key = id(session.sparkContext)  # what is compiled belongs to one SparkContext
+        with self._lock:
+            if key not in self._compiled:
+                self._compiled = {key: CompiledGroup(self._lowered, session)}
+            return self._compiled[key]
+
+    @property
+    def lowered(self) -> "Lowered":
+        """The pure description, for ``explain``."""
+        return self._lowered
+
+
+def plan(topology: "TridentTopology") -> list[GroupPlan]:
+    """The batch groups of a topology, in the order of their names.
+
+    Raises:
+        TopologyError: there is nothing to do, or a stream leads nowhere.
+    """
+    if not topology._sources:
+        raise TopologyError(f"topology {topology.name!r} has no stream", action="begin with new_stream")
+    return [_group_plan(name, nodes) for name, nodes in sorted(_groups(topology).items())]
+
+
+def group_members(topology: "TridentTopology") -> dict[str, list[str]]:
+    """Group name → the tx_ids of its streams."""
+    groups = sorted(_groups(topology).items())
+    return {name: sorted(node.tx_id for node in nodes if isinstance(node, SourceNode)) for name, nodes in groups}
+
+
+def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
+    """Connected components: streams that meet anywhere are one batch group."""
+    root: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        while root.setdefault(node, node) is not node:
+            node = root[node]
+        return node
+
+    for node in topology._nodes:
+        for parent in node.parents:
+            root[find(node)] = find(parent)
+    members: dict[Node, list[Node]] = {}
+    for node in topology._nodes:  # in the order of creation: parents first
+        members.setdefault(find(node), []).append(node)
+    return {min(node.tx_id for node in nodes if isinstance(node, SourceNode)): nodes for nodes in members.values()}
+
+
+def _group_plan(name: str, nodes: list[Node]) -> GroupPlan:
+    sinks = [node for node in nodes if isinstance(node, PersistNode)]
+    targets = sinks + _dangling(nodes)
+    if not targets:
+        raise TopologyError(
+            f"stream {name!r} leads nowhere", found="no state and no Python function behind it",
+            expected="partition_persist or persistent_aggregate",
+        )  # fmt: skip
+    used = list(_above(targets, nodes))
+    lonely = [node.tx_id for node in nodes if isinstance(node, SourceNode) and node not in used]
+    if lonely:
+        raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
+    spouts = {node.tx_id: node.spout for node in used if isinstance(node, SourceNode)}
+    lowered = lower(used, targets)
+    return GroupPlan(name, spouts, [sink.binding for sink in sinks], used, lowered)
+
+
+def _dangling(nodes: list[Node]) -> list[Node]:
+    """Ends of streams that no state takes, but whose Python functions are to be called all the same."""
+    parents = {parent for node in nodes for parent in node.parents}
+    ends = [node for node in nodes if node not in parents and not isinstance(node, (PersistNode, SourceNode))]
+    return [node for node in ends if calls_python(node)]
+
+
+def calls_python(node: Node) -> bool:
+    """Whether the node itself or one between it and the last shared node calls a user's function."""
+    if isinstance(node, PythonNode):
+        return True
+    if isinstance(node, AggregateNode) and node.aggregation.kind != "native":
+        return True
+    return isinstance(node, (NativeNode, ProjectNode, AggregateNode)) and any(map(calls_python, node.parents))
+
+
+def _above(targets: list[Node], nodes: list[Node]) -> Iterator[Node]:
+    """The nodes that the targets need, parents first."""
+    needed: set[Node] = set()
+    waiting = list(targets)
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting.extend(node.parents)
+    return (node for node in nodes if node in needed)

@@ -1,0 +1,477 @@
+"""The fluent API: streams, grouped streams, and what is written to states.
+
+A stream never changes: each operation gives a new one, so a stream may be
+used by several branches. Everything that can be checked is checked at once:
+fields, types, the number of a function's parameters, whether it can be sent to
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from pyspark.sql.types import StructField, StructType
+
+from coordinators.errors import FieldError, OutputTypeError, TopologyError
+from states.binding import StateBinding
+from trident.aggregators import is_groupable, kind_of
+from trident.expressions import is_expression, resolve
+from trident.functions import (
+    Expr,
+    UserFunction,
+    call_site,
+    check_arity,
+    check_serialisable,
+    describe,
+    function_location,
+    function_name,
+    resolve_outputs,
+)
+from trident.nodes import (
+    AggregateNode,
+    Aggregation,
+    Names,
+    NativeNode,
+    Node,
+    PersistNode,
+    ProjectNode,
+    PythonNode,
+    appended,
+    field_names,
+    picked,
+    require_fields,
+)
+from trident.state_kinds import check_append, check_keyed, state_kind
+from trident.types import check_distinct, parse_outputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from trident.topology import TridentTopology
+
+Function = Callable[..., Any]
+Outputs = Union[str, Iterable[str], StructType]
+Columnar = Union["Column", Expr]
+_NOT_GIVEN: Any = object()
+
+
+@dataclass(frozen=True)
+class TridentState:
+    """A state that a topology writes to.
+
+    Attributes:
+        name: what ``query.snapshot`` takes.
+        binding: what is written to it.
+    """
+
+    name: str
+    binding: StateBinding
+
+
+class Stream:
+    """Rows on their way through a topology, a batch at a time (SEMANTICS 4).
+
+    Streams come from ``TridentTopology.new_stream`` and from other streams.
+
+    Functions are called with one positional argument per input field. Output
+    types come from the outputs (``"word string, n long"``) or else from the
+    function's return annotation; Python's int is a bigint, float a double.
+
+    A function that raises fails the attempt: a :class:`UserFunctionError`
+    names the operation, the line and the row, and the batch is tried again.
+    """
+
+    def __init__(self, topology: "TridentTopology", node: Node) -> None:
+        self._topology, self._node = topology, node
+
+    @property
+    def schema(self) -> StructType:
+        """The fields and their types."""
+        return self._node.schema
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return self._node.names
+
+    def __repr__(self) -> str:
+        return f"Stream({self._node.schema.simpleString()})"
+
+    # --- operations on rows --------------------------------------------------------------
+
+    def each(
+        self, inputs: Union[Names, Columnar], function: Union[Function, Outputs, None] = None, outputs: Outputs = "",
+    ) -> "Stream":  # fmt: skip
+        """Appends fields: ``each("line", split, "word")`` or ``each(F.upper("word"), "upper")``.
+
+        The function returns an iterable of values (one output) or of tuples
+        (several outputs): each makes one row, none drops the row. A function
+        annotated with a single value (``-> int``) makes one row, and None drops
+        it. Without an annotation, text and whatever is not iterable is one
+        value, and so is a tuple when there are several outputs.
+
+        Without outputs, a function annotated ``-> bool`` is a filter, as in Trident.
+
+        Args:
+            inputs: the fields that the function is called with; or an expression.
+            function: yours; with an expression: its outputs.
+            outputs: names, with types where the annotation does not say them.
+
+        Raises:
+            FieldError: an input does not exist, or an output does already.
+            OutputTypeError: an output's type is not known.
+            TopologyError: the function takes another number of values, or cannot be pickled.
+        """
+        if is_expression(inputs):
+            return self._native("each", inputs, outputs or function)
+        if not outputs:
+            if function is not None and _says_bool(function):
+                return self._python_filter(inputs, function)
+            raise FieldError(
+                "each has no outputs", expected="the new fields, as in each('line', split, 'word')",
+                action="use filter for a condition and peek for a side effect",
+            )  # fmt: skip
+        return self._python("each", field_names(inputs, "each"), function, outputs)
+
+    def map(self, function: Union[Function, Columnar], outputs: Outputs) -> "Stream":
+        """Replaces each row by one other: ``map(f, "a long, b string")``.
+
+        The function is called with all fields and returns a value (one output,
+        where None is a null value) or a tuple (several).
+        """
+        if is_expression(function):
+            return self._native("map", function, outputs)
+        return self._python("map", self.fields, function, outputs)
+
+    def flat_map(self, function: Union[Function, Columnar], outputs: Outputs) -> "Stream":
+        """Replaces each row by any number of others: ``flat_map(F.explode("words"), "word")``.
+
+        The function is called with all fields and returns an iterable of values
+        (one output) or tuples (several); None is no row.
+        """
+        if is_expression(function):
+            return self._native("flat_map", function, outputs)
+        return self._python("flat_map", self.fields, function, outputs)
+
+    def filter(self, inputs: Union[Names, Function, Columnar], function: Union[Function, None] = None) -> "Stream":
+        """Keeps the rows for which the condition holds.
+
+        ``filter("word", is_long)``, ``filter(function_of_all_fields)`` or
+        ``filter(F.col("n") > 3)``. What a function returns is taken as true or false.
+        """
+        if is_expression(inputs):
+            site = call_site()
+            what = "filter"
+            expression = resolve("filter", inputs, (), self.schema, what)
+            return self._next(
+                NativeNode(
+                    parents=(self._node,), schema=self.schema, operation=f"filter({expression})", location=site,
+                    kind="filter", expression=expression,
+                )  # fmt: skip
+            )
+        if function is None:
+            return self._python_filter(self.fields, inputs)
+        return self._python_filter(inputs, function)
+
+    where = filter
+
+    def project(self, *fields: Names) -> "Stream":
+        """Keeps the named fields, in that order: ``project("word", "n")``."""
+        names = _flat(fields, "project")
+        require_fields(names, self.schema, "project")
+        return self._next(
+            ProjectNode(
+                parents=(self._node,), schema=picked(self.schema, names),
+                operation=f"project({', '.join(names)})", location=call_site(),
+            )  # fmt: skip
+        )
+
+    select = project
+
+    def peek(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Stream":
+        """Calls a function with each row's values, for its side effect, on the executors.
+
+        ``peek(print)`` takes all fields, ``peek("word", f)`` some. It is called
+        again when a batch or a Spark task is tried again.
+        """
+        names, given = (self.fields, inputs) if function is None else (field_names(inputs, "peek"), function)
+        described = self._function("peek", given, names)
+        return self._next(
+            PythonNode(
+                parents=(self._node,), schema=self.schema, operation=f"peek({described.name})", location=call_site(),
+                kind="peek", function=described, inputs=names,
+            )  # fmt: skip
+        )
+
+    # --- groups and aggregates -----------------------------------------------------------
+
+    def group_by(self, *fields: Names) -> "GroupedStream":
+        """Groups by the named fields. Null is a group of its own."""
+        names = _flat(fields, "group_by")
+        require_fields(names, self.schema, "group_by")
+        for name in names:
+            if not is_groupable(self.schema[name].dataType):
+                raise TopologyError(
+                    f"group_by cannot use field {name!r}",
+                    found=self.schema[name].dataType.simpleString(), expected="a type that can be compared",
+                )  # fmt: skip
+        return GroupedStream(self, names)
+
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> "Stream":
+        """One row for the whole batch: ``aggregate("n", Sum(), "total")``, ``aggregate(Count(), "rows")``.
+
+        There is exactly one, also for an empty batch: a combiner's ``zero()``, a
+        reducer's ``init()``, what an aggregator's ``complete`` makes of its
+        ``init``. The row holds the outputs only.
+
+        Args:
+            inputs: the fields that the aggregator takes; may be left out.
+            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
+            outputs: the new fields.
+        """
+        return self._aggregate((), *_shifted(inputs, aggregator, outputs))
+
+    agg = aggregate
+
+    def persistent_aggregate(self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> TridentState:  # fmt: skip
+        """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
+
+        Exactly once for the states and spouts of SEMANTICS 5. An empty batch
+        commits the aggregator's ``zero()``, so the state always has its row.
+
+        Args:
+            state: DeltaMapState(name) or MemoryMapState(name).
+            inputs: the fields that the aggregator takes; may be left out.
+            aggregator: Count(), Sum(), Min(), Max() or a Combiner.
+            outputs: the field of the value.
+        """
+        return self._persist_aggregate((), state, *_shifted(inputs, aggregator, outputs))
+
+    def partition_persist(self, state: Any, inputs: Union[Names, None] = None) -> TridentState:
+        """Appends the rows to a state: ``partition_persist(DeltaAppend("words"), "word, n")``.
+
+        Args:
+            state: DeltaAppend(name).
+            inputs: the fields to append; all when left out.
+        """
+        names = self.fields if inputs is None else field_names(inputs, "partition_persist")
+        require_fields(names, self.schema, "partition_persist")
+        schema = picked(self.schema, names)
+        check_append(state, schema)
+        binding = StateBinding(state, "append", (), schema, names)
+        return self._persist(binding, None, f"partition_persist({state.name})")
+
+    # --- behind them ---------------------------------------------------------------------
+
+    def _next(self, node: Node) -> "Stream":
+        self._topology._add(node)
+        return Stream(self._topology, node)
+
+    def _function(self, kind: str, function: Any, inputs: tuple[str, ...]) -> UserFunction:
+        site = call_site()
+        require_fields(inputs, self.schema, kind)
+        described = describe(function, kind, site)
+        check_arity(function, len(inputs), f"{kind}({described.name})")
+        check_serialisable(function, f"{kind}({described.name})")
+        return described
+
+    def _python(self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Outputs) -> "Stream":
+        described = self._function(kind, function, inputs)
+        what = f"{kind}({described.name})"
+        fields, many = resolve_outputs(kind, described, parse_outputs(outputs), what)
+        base = self.schema if kind == "each" else StructType([])
+        return self._next(
+            PythonNode(
+                parents=(self._node,), schema=appended(base, fields, what), operation=what, location=call_site(),
+                kind=kind, function=described, inputs=inputs, outputs=tuple(name for name, _ in fields), many=many,
+            )  # fmt: skip
+        )
+
+    def _python_filter(self, inputs: Any, function: Any) -> "Stream":
+        names = field_names(inputs, "filter")
+        described = self._function("filter", function, names)
+        return self._next(
+            PythonNode(
+                parents=(self._node,), schema=self.schema, operation=f"filter({described.name})",
+                location=call_site(), kind="filter", function=described, inputs=names,
+            )  # fmt: skip
+        )
+
+    def _native(self, kind: str, source: Any, outputs: Any) -> "Stream":
+        given = parse_outputs(outputs if outputs is not None else "")
+        expression = resolve(kind, source, given, self.schema, kind)
+        base = self.schema if kind == "each" else StructType([])
+        schema = appended(base, [(field.name, field.dataType) for field in expression.outputs], kind)
+        return self._next(
+            NativeNode(
+                parents=(self._node,), schema=schema, operation=f"{kind}({expression})", location=call_site(),
+                kind=kind, expression=expression, outputs=tuple(field.name for field in expression.outputs),
+            )  # fmt: skip
+        )
+
+    def _aggregate(self, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> "Stream":
+        aggregation = self._aggregation("aggregate", keys, inputs, aggregator, outputs)
+        schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
+        return self._next(
+            AggregateNode(
+                parents=(self._node,), schema=schema, aggregation=aggregation, location=call_site(),
+                operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
+            )  # fmt: skip
+        )
+
+    def _persist_aggregate(
+        self, keys: tuple[str, ...], state: Any, inputs: Any, aggregator: Any, outputs: Any
+    ) -> TridentState:
+        what = "persistent_aggregate"
+        check_keyed(state, what)
+        aggregation = self._aggregation(what, keys, inputs, aggregator, outputs)
+        if aggregation.kind in ("reducer", "aggregator"):
+            raise TopologyError(
+                f"{what} cannot keep a {aggregation.kind} yet",
+                found=repr(aggregator),
+                expected="Count(), Sum(), Min(), Max() or a combiner (init, combine, zero)",
+                action="a combiner's partial values can be added to a state without reading it first; write it as one",
+            )
+        schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
+        binding = StateBinding(
+            state, state_kind(state), keys, schema, tuple(field.name for field in aggregation.outputs), aggregator
+        )
+        return self._persist(binding, aggregation, f"{what}({state.name}, {aggregator_name(aggregator)})")
+
+    def _persist(self, binding: StateBinding, aggregation: Aggregation | None, operation: str) -> TridentState:
+        self._topology._add_sink(
+            PersistNode(
+                parents=(self._node,), schema=binding.schema, operation=operation, location=call_site(),
+                binding=binding, aggregation=aggregation,
+            )  # fmt: skip
+        )
+        return TridentState(binding.name, binding)
+
+    def _aggregation(self, what: str, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> Aggregation:
+        site = call_site()
+        if isinstance(aggregator, type):
+            raise TopologyError(f"{what} needs an aggregator, not its class", found=aggregator.__name__,
+                                expected=f"{aggregator.__name__}()")  # fmt: skip
+        kind = kind_of(aggregator, what)
+        names = field_names(inputs, what) if inputs else ()
+        require_fields(names, self.schema, what)
+        given = parse_outputs(outputs)
+        check_distinct([*keys, *(name for name, _ in given)], f"the keys and outputs of {what}")
+        fields, many = self._result(what, kind, names, aggregator, given, site)
+        return Aggregation(
+            aggregator=aggregator, kind=kind, keys=keys, inputs=names, many=many,
+            outputs=tuple(StructField(name, type_, True) for name, type_ in fields),
+            location=function_location(_main_method(kind, aggregator)) or site,
+        )  # fmt: skip
+
+    def _result(
+        self, what: str, kind: str, inputs: tuple[str, ...], aggregator: Any, given: Any, site: str
+    ) -> tuple[list, bool | None]:
+        name = aggregator_name(aggregator)
+        if kind != "aggregator" and len(given) != 1:
+            raise OutputTypeError(
+                f"{what}({name}) gives one value", found=f"{len(given)} outputs", expected="one output field",
+                action="give a struct type, as in 'stats struct<n: long, total: double>', for several values in one",
+            )  # fmt: skip
+        if kind == "native":
+            output, type_ = given[0]
+            actual = aggregator.result_type([self.schema[field].dataType for field in inputs])
+            if type_ is not None and type_ != actual:
+                raise OutputTypeError(
+                    f"output {output!r} of {what}({name}) has another type",
+                    found=actual.simpleString(), expected=type_.simpleString(), action="leave the type out",
+                )  # fmt: skip
+            return [(output, actual)], False
+        _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
+        check_serialisable(aggregator, f"{what}({name})")
+        described = describe(_typed_method(kind, aggregator), what, site)
+        return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
+
+
+class GroupedStream:
+    """A stream with the fields that its rows are grouped by."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream, self._keys = stream, keys
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The grouping fields."""
+        return self._keys
+
+    def __repr__(self) -> str:
+        return f"GroupedStream({', '.join(self._keys)} of {self._stream!r})"
+
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> Stream:
+        """One row per group of the batch: the keys, then the outputs. None for an empty batch.
+
+        Args: as in :meth:`Stream.aggregate`.
+        """
+        return self._stream._aggregate(self._keys, *_shifted(inputs, aggregator, outputs))
+
+    agg = aggregate
+
+    def persistent_aggregate(self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> TridentState:  # fmt: skip
+        """Keeps one value per group over all batches: ``persistent_aggregate(state, Count(), "n")``.
+
+        Args: as in :meth:`Stream.persistent_aggregate`.
+        """
+        return self._stream._persist_aggregate(self._keys, state, *_shifted(inputs, aggregator, outputs))
+
+
+# --- reading arguments -------------------------------------------------------------------
+
+
+def _shifted(inputs: Any, aggregator: Any, outputs: Any) -> tuple[Any, Any, Any]:
+    """(inputs, aggregator, outputs), where inputs may have been left out."""
+    if outputs is _NOT_GIVEN:
+        inputs, aggregator, outputs = (), inputs, aggregator
+    if outputs is None:
+        raise FieldError("the aggregate has no output field", expected="a name behind the aggregator")
+    return inputs, aggregator, outputs
+
+
+def _flat(fields: tuple[Names, ...], what: str) -> tuple[str, ...]:
+    names = [name for given in fields for name in field_names(given, what)]
+    if not names:
+        raise FieldError(f"{what} has no fields", expected="at least one field name")
+    check_distinct(names, f"the fields of {what}")
+    return tuple(names)
+
+
+def _says_bool(function: Any) -> bool:
+    return callable(function) and describe(function, "each", "").returned is bool
+
+
+def aggregator_name(aggregator: Any) -> str:
+    return function_name(type(aggregator))
+
+
+def _main_method(kind: str, aggregator: Any) -> Any:
+    method = {"combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}.get(kind)
+    return getattr(aggregator, method) if method else None
+
+
+def _typed_method(kind: str, aggregator: Any) -> Any:
+    """The method whose return annotation says the type of the result."""
+    names = {"combiner": ("init", "combine", "zero"), "reducer": ("reduce", "init"), "aggregator": ("complete",)}[kind]
+    methods = [getattr(aggregator, name) for name in names]
+    annotated = [method for method in methods if describe(method, "", "").returned not in (Any, None)
+                 and repr(describe(method, "", "").returned) != "nothing"]  # fmt: skip
+    return (annotated or methods)[0]
+
+
+def _check_methods(kind: str, aggregator: Any, count: int, what: str) -> None:
+    if kind == "combiner":
+        check_arity(aggregator.init, count, f"init of {what}")
+        check_arity(aggregator.combine, 0, f"combine of {what}", ("two values",) * 2)
+        check_arity(aggregator.zero, 0, f"zero of {what}")
+    elif kind == "reducer":
+        check_arity(aggregator.init, 0, f"init of {what}")
+        check_arity(aggregator.reduce, count, f"reduce of {what}", ("the value so far",))
+    else:
+        check_arity(aggregator.init, 0, f"init of {what}", ("the batch id",))
+        check_arity(aggregator.aggregate, count, f"aggregate of {what}", ("the state",))
+        check_arity(aggregator.complete, 0, f"complete of {what}", ("the state",))

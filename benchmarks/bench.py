@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from trident import TopologyQuery, TridentTopology
 
-log = logging.getLogger("benchmarks")
-# A server of its own that all topologies of the run use: its start is measured by `restart` alone.
 _NAMES = itertools.count(1)
 
 
@@ -33,6 +31,7 @@ class Bench:
         folder: everything is written below it.
         zookeeper: the host list of the run's server.
         quick: tiny sizes: shows that everything works, says nothing about speed.
+        said: prints what is going on.
     """
 
     spark: "SparkSession"
@@ -55,7 +54,7 @@ class Bench:
         """Starts a topology on the run's session and server; stops it in the end."""
         query = topology.start(
             self.spark, warehouse=str(warehouse), zookeeper=self.zookeeper, max_spout_pending=in_flight,
-            **{"progress": "none", **settings},
+            zookeeper_root=f"/{warehouse.name}", **{"progress": "none", **settings},
         )  # fmt: skip
         try:
             yield query
@@ -85,17 +84,52 @@ def rounds(count: int, contenders: Mapping[str, Callable[[int], float]], say: Ca
     return values
 
 
+class Recorder:
+    """Collects every progress record of a query, which itself keeps the last hundred."""
+
+    def __init__(self, query: "TopologyQuery") -> None:
+        self._query = query
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._collect, name="bench-recorder", daemon=True)
+
+    def __enter__(self) -> "Recorder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Those so far, in the order of their txids."""
+        return [self._kept[txid] for txid in sorted(self._kept)]
+
+    def _collect(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._done.wait(0.3)
+            for record in self._query.recent_progress:
+                self._kept[record["batch_id"]] = record
+
+
+def advanced_at(record: dict[str, Any]) -> float:
+    """When a progress record's transaction advanced: seconds since the epoch."""
+    return datetime.fromisoformat(record["timestamp"].replace("Z", "+00:00")).timestamp()
+
+
 def steady_ms(records: list[dict[str, Any]], warm_up: int) -> float:
     """Milliseconds a transaction: wall time from one advance to the last, over those between.
 
     Args:
-        records: ``query.recent_progress``.
-        warm_up: how many at the beginning do not count.
+        records: of consecutive transactions.
+        warm_up: how many at the beginning do not count; at least one.
     """
-    times = [datetime.fromisoformat(record["timestamp"].replace("Z", "+00:00")).timestamp() for record in records]
-    if len(times) <= warm_up + 1 or warm_up < 1:
-        raise ValueError(f"{len(times)} transactions are too few for a warm-up of {warm_up}")
-    return (times[-1] - times[warm_up - 1]) / (len(times) - warm_up) * 1000
+    if len(records) <= warm_up or warm_up < 1:
+        raise ValueError(f"{len(records)} transactions are too few for a warm-up of {warm_up}")
+    span = advanced_at(records[-1]) - advanced_at(records[warm_up - 1])
+    return span / (len(records) - warm_up) * 1000
 
 
 Benchmark = Callable[[Bench, Report], None]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Sink = Callable[["DataFrame", int], None]
 
@@ -21,9 +22,11 @@ _CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 _SAME_FILE_SYSTEM = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
-def append_sink(table: Path, query: Callable[["DataFrame"], "DataFrame"], partitions: int | None = None) -> Sink:
+def append_sink(
+    table: Path, query: Callable[["DataFrame"], "DataFrame"], partitions: int | None = None, app: str | None = None
+) -> Sink:
     """Appends a batch's counts, exactly once by Delta's own idempotence (txnAppId, txnVersion)."""
-    app = uuid.uuid4().hex
+    app = app or uuid.uuid4().hex
 
     def write(frame: "DataFrame", batch_id: int) -> None:
         frame = frame if partitions is None else frame.coalesce(partitions)
@@ -69,19 +72,38 @@ def make_table(spark: "SparkSession", table: Path, frame: "DataFrame") -> Path:
     return table
 
 
-def stream_ms(spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, warm_up: int) -> float:
-    """Milliseconds a batch of Structured Streaming over text files, one file a batch.
+def stream_ms(
+    spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, warm_up: int, format: str = "text",
+    schema: str = "value string",
+) -> float:  # fmt: skip
+    """Milliseconds a batch of Structured Streaming over a folder of files, one file a batch.
 
     Counts what Spark says that each batch took (``triggerExecution``: with its
     planning and its logs of offsets and commits, which are its exactly-once), not
     the query's start nor the waiting between batches.
     """
-    files = spark.read.format("text").load(str(folder)).inputFiles()
+    files = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
+    query = start_stream(spark, folder, sink, checkpoint, format, schema)
+    query.awaitTermination()
+    progress = [one for one in query.recentProgress if one["numInputRows"]]
+    # The files are read by the query and by nothing else, so one count stands for the batch.
+    took = [one["durationMs"]["triggerExecution"] for one in progress]
+    if len(took) != len(files):
+        raise RuntimeError(f"Structured Streaming made {len(took)} batches of {len(files)} files")
+    counted = took[warm_up:]
+    return sum(counted) / len(counted)
+
+
+def start_stream(
+    spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, format: str = "text", schema: str = "value string"
+) -> "StreamingQuery":
+    """A query over what a folder has now, one file a batch."""
     session = spark.newSession()
     session.conf.set(_CHECKPOINTS, _SAME_FILE_SYSTEM)
     session.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
-    query = (
-        session.readStream.format("text")
+    return (
+        session.readStream.format(format)
+        .schema(schema)
         .option("maxFilesPerTrigger", 1)
         .load(str(folder))
         .writeStream.foreachBatch(sink)
@@ -89,12 +111,6 @@ def stream_ms(spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path,
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
-    took = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress if progress["numInputRows"]]
-    if len(took) != len(files):
-        raise RuntimeError(f"Structured Streaming made {len(took)} batches of {len(files)} files")
-    counted = took[warm_up:]
-    return sum(counted) / len(counted)
 
 
 def noop(frame: "DataFrame") -> None:

@@ -49,6 +49,7 @@ class _Work:
     decision: Decision | None = None
     marks: dict[str, TableMark] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
     duration_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -130,10 +131,9 @@ class GroupDriver:
         """The last advanced txid, 0 before the first."""
         return self._store.record.current_txid - 1
 
-    def ages(self) -> dict[TransactionAttempt, float]:
-        """Seconds since each live attempt began."""
-        now = time.monotonic()
-        return {attempt: now - work.started for attempt, work in list(self._work.items())}
+    def began_at(self) -> dict[TransactionAttempt, float]:
+        """When each live attempt began, seconds since the epoch."""
+        return {attempt: work.began_at for attempt, work in list(self._work.items())}
 
     def wait_idle(self, deadline: float | None) -> bool:
         """True once a readiness question asked after this call was answered "no" and nothing is in flight."""
@@ -164,7 +164,9 @@ class GroupDriver:
                 with self._idle:
                     self._idle.notify_all()
         except BaseException as error:  # a bug: the coordinator must not go on with a state it does not trust
-            log.exception("the coordinator of %s failed", self._store.group)
+            if threading.main_thread().is_alive():
+                log.exception("the coordinator of %s failed", self._store.group)
+            # else the interpreter ends and has closed the pools: nothing is lost, the next start goes on
             self.error = error
         finally:
             self._stopping.set()

@@ -198,7 +198,10 @@ def find_java() -> tuple[str, int]:
         raise JavaProblem(f"the Java at {path} does not work", found=major or "no output", action=action)
     if major < JAVA_MAJOR_MIN:
         raise JavaProblem(
-            "Java is too old", found=f"Java {major} at {path}", expected=f"Java {JAVA_MAJOR_MIN} or newer", action=action
+            "Java is too old",
+            found=f"Java {major} at {path}",
+            expected=f"Java {JAVA_MAJOR_MIN} or newer",
+            action=action,
         )
     return path, major
 

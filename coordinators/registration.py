@@ -212,7 +212,9 @@ class Registration:
         if identity is None and incarnation is None:
             return None
         if identity is None:
-            raise CorruptZnode(self._identity_path, found="no such znode", expected="an Identity beside the incarnation")
+            raise CorruptZnode(
+                self._identity_path, found="no such znode", expected="an Identity beside the incarnation"
+            )
         if incarnation is None:
             raise CorruptZnode(self._incarnation_path, found="no such znode", expected="an Incarnation")
         stored = decode(self._identity_path, identity[0], Identity)

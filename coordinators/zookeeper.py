@@ -221,7 +221,13 @@ class ZooKeeper:
         self._loss_timer: threading.Timer | None = None
         try:
             self._client = KazooClient(
-                hosts=config.hosts, timeout=config.session_timeout_secs, logger=_kazoo_log, **config.options
+                hosts=config.hosts,
+                timeout=config.session_timeout_secs,
+                logger=_kazoo_log,
+                # kazoo's own delay doubles up to a minute, and the ZooKeeper
+                # session would expire between two tries.
+                connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0},
+                **config.options,
             )
         except (ValueError, TypeError, kz.ConfigurationError) as problem:
             raise ConfigError(

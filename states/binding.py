@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,7 @@ class StateBinding:
             return None
         native = getattr(self.aggregator, "native_name", None)
         kind = type(self.aggregator)
-        return native or f"python:{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
+        return native or f"python:{_module_name(kind.__module__)}.{kind.__qualname__}"
 
     def identity(self) -> dict[str, Any]:
         """What may not change between runs (DESIGN 3); JSON."""
@@ -50,3 +52,11 @@ class StateBinding:
             "value_schema": self.schema.simpleString(),
             "aggregator": self.aggregator_name or "append",
         }
+
+
+def _module_name(module: str) -> str:
+    """The module's own name, also when it is run as a script: the same class has one identity."""
+    if module != "__main__":
+        return module.rpartition(".")[2]
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return os.path.splitext(os.path.basename(path))[0] if path else module

@@ -154,7 +154,7 @@ class Compactor:
     def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
         """Carries out a plan; the guard makes that safe however old the plan is."""
         started = time.monotonic()
-        session = self._session(plan, plain, log_snapshot)
+        session = self._session(plan, plain)
         rows = _pinned(session, log_snapshot).where(
             (quoted(TXID_COLUMN) > plan.after) & (quoted(TXID_COLUMN) <= plan.upto)
         )
@@ -207,12 +207,12 @@ class Compactor:
         except Exception as error:
             raise _meaning(error, self.plain, plan) from error
 
-    def _session(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> "SparkSession":
+    def _session(self, plan: MergePlan, plain: TableSnapshot) -> "SparkSession":
         """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
         if self._merge_session is None:
             self._merge_session = self._spark.newSession()
         state, conf = self.state, self._merge_session.conf
-        size = sum(file.size for snap in (plain, log_snapshot) for file in self._engine.live_files(snap))
+        size = sum(file.size for file in self._engine.live_files(plain))
         tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
         marker = {"topology": state.topology, "group": state.group, "incarnation": state.incarnation}
         settings = {

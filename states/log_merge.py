@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from coordinators.errors import ConfigError
 from states.descriptor import StateDescriptor
 from states.native import NATIVE, NativeMerge
-from states.tables import TXID_COLUMN, UPTO_COLUMN
+from states.tables import TXID_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
+
+# Log rows in so many bytes of Parquet are sent to every task; they take some ten times as much there.
+_BROADCAST_BYTES_MAX = 8 << 20
 
 
 def native_merge(state: StateDescriptor) -> NativeMerge | None:
@@ -83,25 +87,42 @@ def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -
 def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge) -> "DataFrame":
     """The table's rows with the log rows on top, for a native aggregator.
 
-    The log is combined first and is small beside the table: with a hash join
-    the table's keys are neither sorted nor aggregated again.
+    A filter on keys reaches the scans of both tables, which it would not
+    through an outer join. While few log rows wait the table is read twice and
+    not shuffled; else it is grouped again, which spills instead of failing.
     """
+    if not state.keys or _size_bytes(rows) > _BROADCAST_BYTES_MAX:
+        fields = [quoted(field.name) for field in state.schema.fields]
+        return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+    return _overlaid_by_broadcast(state, base, merged_log(state, rows, native), native)
+
+
+def _overlaid_by_broadcast(
+    state: StateDescriptor, base: "DataFrame", new: "DataFrame", native: NativeMerge
+) -> "DataFrame":
     from pyspark.sql import functions as F
 
     kinds = {field.name: field.dataType for field in state.schema.fields}
-    # Hidden columns, whose names no field has, tell a side that is absent from one whose fields are null.
-    there = base.withColumn(UPTO_COLUMN, F.lit(True)).alias("t")
-    new = merged_log(state, rows, native).withColumn(TXID_COLUMN, F.lit(True)).alias("s")
-    if state.keys:
-        new = new.hint("shuffle_hash")
-    joined = there.join(new, same_key(state.keys, "t", "s"), "full_outer")
-    in_table, in_log = quoted(UPTO_COLUMN, "t").isNotNull(), quoted(TXID_COLUMN, "s").isNotNull()
-    columns = [F.when(in_table, quoted(key, "t")).otherwise(quoted(key, "s")).alias(key) for key in state.keys]
+    keys = [quoted(key) for key in state.keys]
+    # A hidden column, whose name no field has, tells a key without log rows from one whose values are null.
+    marked = F.broadcast(new.withColumn(TXID_COLUMN, F.lit(True))).alias("s")
+    joined = base.alias("t").join(marked, same_key(state.keys, "t", "s"), "left")
+    columns = [quoted(key, "t").alias(key) for key in state.keys]
     for name in state.value_fields:
         both = native.combine_columns(quoted(name, "t"), quoted(name, "s")).cast(kinds[name])
-        value = F.when(in_table & in_log, both).when(in_table, quoted(name, "t")).otherwise(quoted(name, "s"))
+        value = F.when(quoted(TXID_COLUMN, "s").isNull(), quoted(name, "t")).otherwise(both)
         columns.append(value.alias(name))
-    return joined.select(*columns).select(*[quoted(field.name) for field in state.schema.fields])
+    fields = [quoted(field.name) for field in state.schema.fields]
+    there = base.select(*keys).alias("t").join(
+        F.broadcast(new.select(*keys)).alias("s"), same_key(state.keys, "t", "s"), "left_semi"
+    )  # fmt: skip
+    added = new.alias("s").join(F.broadcast(there.alias("u")), same_key(state.keys, "s", "u"), "left_anti")
+    return joined.select(*columns).select(*fields).unionByName(added.select(*fields))
+
+
+def _size_bytes(frame: "DataFrame") -> int:
+    """Of the files that the frame reads, after skipping by statistics; runs no job."""
+    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString())
 
 
 def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":

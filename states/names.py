@@ -7,6 +7,8 @@ import re
 from coordinators.errors import TopologyError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+# Folders of the framework beside those of the topologies.
+_RESERVED = {"topology": ("states", "zookeeper")}
 _STATE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
@@ -27,4 +29,6 @@ def check_name(kind: str, name: object) -> str:
             found=repr(name),
             expected=f"a letter, then at most 99 letters, digits, _{extra}",
         )
+    if name in _RESERVED.get(kind, ()):
+        raise TopologyError(f"the {kind} name {name!r} is taken by the framework", action="choose another")
     return name

@@ -9,6 +9,7 @@ import threading
 import time
 from decimal import Context, Decimal
 
+import deltalake
 import pytest
 
 from coordinators import faults
@@ -18,13 +19,18 @@ from states.background_compactor import BackgroundCompactor
 from states.compactor import Compactor
 from states.control import DOMAIN, decode_control
 from states.kernel import KernelEngine
-from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+from tests.keyed_helpers import Concat, Group, Longest, Native, append, keyed
 
 
 @pytest.fixture(autouse=True)
 def no_fault_left():
     yield
     faults.disarm()
+
+
+@pytest.fixture(scope="module")
+def engine(spark):
+    return KernelEngine(spark)
 
 
 @pytest.fixture
@@ -40,11 +46,20 @@ def compactor_of(group, name="counts", session=None, **settings):
     return Compactor(spark, group.engine, group.warehouse, group.descriptor(name), state, binding.aggregator)
 
 
+def rows_of(group, table):
+    """A table's rows as delta-rs reads them: a reader that shares no code with Spark and Kernel."""
+    return deltalake.DeltaTable(str(group.warehouse / table)).to_pyarrow_table().to_pylist()
+
+
 def plain(group, name="counts"):
-    """The plain table, as any Spark reader sees it, without its hidden column."""
-    return as_map(
-        group.bindings[name], group.spark.read.format("delta").load(str(group.warehouse / name)).drop("_upto")
-    )
+    """The plain table: key → values; fails when a key has two rows."""
+    binding = group.bindings[name]
+    found = {}
+    for row in rows_of(group, name):
+        key = tuple(row[field] for field in binding.keys)
+        assert key not in found, f"{key} has more than one row"
+        found[key] = tuple(row[field] for field in binding.value_fields)
+    return found
 
 
 def control(group, name="counts"):
@@ -53,8 +68,7 @@ def control(group, name="counts"):
 
 
 def log_txids(group, name="counts"):
-    rows = group.spark.read.format("delta").load(str(group.warehouse / f"{name}__log")).select("_txid").distinct()
-    return sorted(row[0] for row in rows.collect())
+    return sorted({row["_txid"] for row in rows_of(group, f"{name}__log")})
 
 
 def publish_words(group, txids):
@@ -85,8 +99,7 @@ def test_the_commit_carries_p_and_says_whose_it_is(counts):
     last = counts.spark.sql(f"describe history delta.`{table}`").first()
     assert (last.operation, last.version) == ("MERGE", 1)
     assert '"incarnation": "inc1"' in last.userMetadata and '"upto": 2' in last.userMetadata
-    upto = counts.spark.read.format("delta").load(table).select("_upto").distinct().collect()
-    assert [row[0] for row in upto] == [2]
+    assert {row["_upto"] for row in rows_of(counts, "counts")} == {2}
 
 
 def test_an_advanced_transaction_that_left_no_trace_is_waited_for_no_longer(counts):
@@ -374,16 +387,15 @@ def test_publishing_and_dropping_at_once_loses_nothing(counts):
 # --- any reader -----------------------------------------------------------------------------------------
 
 
-def test_delta_rs_reads_the_table_and_the_log(counts):
-    deltalake = pytest.importorskip("deltalake")
+def test_any_delta_reader_reads_the_table_and_the_log(counts):
+    """delta-rs here; it is also what every other test in this file reads with."""
     publish_words(counts, range(1, 5))
     merging = compactor_of(counts, snapshot_retention_txids=0)
     merging.merge_once(2, force=True)
     merging.drop_once(2)
     merging.merge_once(4, force=True)
-    table = deltalake.DeltaTable(str(counts.warehouse / "counts")).to_pyarrow_table().to_pylist()
-    assert {(row["word"],): (row["count"],) for row in table} == counts.expected("counts", 4)
-    log = deltalake.DeltaTable(str(counts.warehouse / "counts__log")).to_pyarrow_table().to_pylist()
+    assert plain(counts) == counts.expected("counts", 4)
+    log = rows_of(counts, "counts__log")
     assert sorted((row["_txid"], row["count"]) for row in log if row["word"] == "the") == [(3, 2), (4, 2)]
 
 

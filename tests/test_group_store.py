@@ -333,7 +333,7 @@ def prepared(zk, topology="wc"):
     return lease, store
 
 
-@pytest.mark.parametrize("lose", [["request"], ["answer"], ["request", "answer"], ["request", "request", "answer"]])
+@pytest.mark.parametrize("lose", [["request"], ["answer"], ["request", "answer"]])
 @pytest.mark.parametrize("name", WRITES)
 def test_a_lost_connection_resolves_to_exactly_one_effect(cutting_proxy, zk_connect, zk, name, lose):
     _, reference = prepared(zk, "reference")

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from states import kernel
-from states.delta_log import read_commit
+from states.delta_log import commits_since, foreign, read_commit
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from states.staged import StagedFile
 from tests.spark_fixtures import spark_confs
@@ -419,19 +419,19 @@ def test_a_long_chain_of_commits_is_loaded_again_now_and_then_and_loses_nothing(
     assert commit(engine, snapshot, 15, [15])._commits_since_load == 1
 
 
-def test_vacuum_removes_what_was_staged_and_never_published(spark, engine, table):
+def test_vacuum_removes_what_was_never_published_and_is_no_foreign_change(spark, engine, table):
     snapshot = commit(engine, table, 1, [1])
     orphan = stage(table.path, "orphan", [2])
-    confs = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
     session = spark.newSession()
-    for key, value in confs.items():
-        session.conf.set(key, value)
+    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     session.sql(f"VACUUM delta.`{table.path}` RETAIN 0 HOURS")
     assert not Path(table.path, orphan.path).exists()
     assert ids_by_spark(spark, table.path) == [1]
+    vacuum = commits_since(table.path, snapshot.version)
+    assert [entry.operation for entry in vacuum] == ["VACUUM START", "VACUUM END"]
+    assert [foreign(entry, lambda _: False) for entry in vacuum] == [None, None]
     commit(engine, engine.load(table.path), 2, [2])
     assert engine.load(table.path).control("trident") == record(2)
-    assert snapshot.version == 1
 
 
 # --- races and crashes --------------------------------------------------------------------------------

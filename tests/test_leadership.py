@@ -180,6 +180,21 @@ def test_the_lease_is_lost_with_the_session_and_the_same_process_can_lead_again(
     assert again.lease.fences["lines"].epoch == 2 and not again.lease.lost.is_set()
 
 
+def test_a_lease_released_without_a_connection_does_not_block_its_own_process(cutting_proxy, zk_connect):
+    """The server keeps the session, and with it the live znode of a process that is alive."""
+    behind = zk_connect(cutting_proxy.hosts, session_secs=30)
+    lease = Leadership(behind, "wc", ["lines"]).acquire()
+    session_number = behind.session_number
+    cutting_proxy.go_down()
+    assert eventually(lambda: not behind.connected)
+    lease.release()
+    cutting_proxy.down = False
+    again = Standby(behind)
+    assert again.join(8.0) and behind.session_number == session_number
+    assert again.lease.fences["lines"].epoch == 2 and not again.lease.lost.wait(0.2)
+    again.lease.release()
+
+
 @pytest.mark.parametrize("lose", ["request", "answer"])
 def test_a_lost_answer_while_acquiring_leads_in_the_end(cutting_proxy, zk_connect, zk, lose):
     behind = zk_connect(cutting_proxy.hosts)

@@ -12,8 +12,14 @@ import pytest
 from coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
 from states.compaction import SnapshotUnavailable
 from states.compactor import Compactor
+from states.kernel import KernelEngine
 from states.reading import latest_txid, read_group, read_state
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+
+
+@pytest.fixture(scope="module")
+def engine(spark):
+    return KernelEngine(spark)
 
 
 @pytest.fixture

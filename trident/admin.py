@@ -26,8 +26,9 @@ from states.committer import DeltaCommitter
 from states.dead_letters import DEAD_LETTERS, dead_letter_binding, dead_letter_file
 from states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from states.kernel import KernelEngine
+from states.names import check_name
 from trident.config import TridentConfig
-from trident.query import open_zookeeper
+from trident.query import open_zookeeper, spark_settings
 from trident.session import make_session
 
 _TAKE_SECS = 5.0
@@ -52,7 +53,7 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
     descriptors = _descriptors(warehouse, name)
-    spark = make_session(f"trident compact {name}", {"spark.master": config.spark_master})
+    spark = make_session(f"trident compact {name}", spark_settings(config))
     engine = KernelEngine(spark)
     lines = []
     for descriptor in descriptors:
@@ -94,7 +95,7 @@ def skip(name: str, txid: int, config: TridentConfig | None = None, group: str |
         group = group or next(iter(groups))
         if group not in groups:
             raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
-        spark = make_session(f"trident skip {name}", {"spark.master": config.spark_master})
+        spark = make_session(f"trident skip {name}", spark_settings(config))
         with _leading(zk, name, list(groups)) as lease:
             return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, groups[group], incarnation, txid)
     finally:
@@ -219,6 +220,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         CoordinationError: the topology runs.
         TopologyError: nothing is known of it.
     """
+    check_name("topology", name)  # it becomes a folder that is deleted
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
     descriptors = list_descriptors(warehouse, name)

@@ -3,18 +3,18 @@
 Several small batches in flight have the least latency; large ones have the
 most throughput. So the size follows the backlog:
 
-===================================  =========================================
-a batch is planned, the backlog is   the size becomes
-===================================  =========================================
-many sizes                           backlog / in flight at once
-more than the size, batches quick    twice itself
-more than the size, batches slow     stays
-less than the size                   half itself, and the batch takes what is there
-===================================  =========================================
+==============================================  ==========================================
+a batch is planned, and what waits is           the size becomes
+==============================================  ==========================================
+more than all that may be in flight at once     what waits / in flight, if batches are quick
+more than one batch                             stays: towards its end a backlog is not cut ever finer
+less than one batch                             half itself; the batch takes what is there
+==============================================  ==========================================
 
+So a backlog is met at once by large batches, not after many doublings.
 A batch that timed out halves the size and puts a ceiling on it, which every
-batch that succeeds lifts by a quarter: a source that times out at 80,000 rows is not
-asked for 80,000 again at once. What is chosen is pinned with the batch's
+batch that succeeds lifts by a quarter: a source that timed out at 80,000 rows
+is not asked for 80,000 again at once. What is chosen is pinned with the batch's
 metadata, so none of this needs to be remembered over a restart.
 """
 
@@ -67,10 +67,8 @@ class AdaptiveBatchSize:
         """Rows that the next batch should have, given what waits (the batch included)."""
         if backlog_rows < self._size:
             size = self._size // 2
-        elif backlog_rows > self._size and self.quick:
-            size = max(2 * self._size, -(-backlog_rows // self._in_flight))
-            if size > backlog_rows:
-                size = self._size  # doubling has no use: this batch and the next take all there is
+        elif self.quick:
+            size = max(self._size, -(-backlog_rows // self._in_flight))
         else:
             size = self._size
         self._size = max(self.min_rows, min(size, self._ceiling, self.max_rows))

@@ -33,7 +33,7 @@ NATIVE_FILES_MAX = 30
 PARTITION_BYTES = 8 << 20
 MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
 _CORRUPT = "_trident_corrupt"
-_LINE = """CASE WHEN endswith(value, '\\r')
+_LINE = """CASE WHEN endswith(value, char(13))
     THEN substring(make_valid_utf8(value), 1, length(make_valid_utf8(value)) - 1)
     ELSE make_valid_utf8(value) END"""
 _GLOB = re.compile(r"([{}\[\]*?\\])")

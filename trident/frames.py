@@ -34,6 +34,7 @@ from trident.lowering import (
     Segment,
     SelectOp,
     arrow_type,
+    only_for_several,
 )
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import BuiltBatch
@@ -51,12 +52,11 @@ class CompiledGroup:
 
     def __init__(self, lowered: Lowered, session: Any) -> None:
         self._lowered, self._session = lowered, session
-        # What is grouped in Python needs no exchange when the batch is one Spark partition.
-        variants = (False, True) if lowered.groups_in_python else (False,)
+        variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._transforms = {single: self._compile(single) for single in variants}
 
     def build(self, inputs: Mapping[str, DataFrame], attempt: TransactionAttempt) -> BuiltBatch:
-        single = self._lowered.groups_in_python and all(map(_is_single, inputs.values()))
+        single = self._lowered.depends_on_partitions and all(map(_is_single, inputs.values()))
         frames: dict[Node, DataFrame] = {}
         batch: dict[str, DataFrame] = {}
         checkpoints: list[DataFrame] = []
@@ -91,8 +91,7 @@ class CompiledGroup:
         return [(segment, list(self._transforms_of(segment.ops, single))) for segment in self._lowered.segments]
 
     def _transforms_of(self, ops: Sequence[Op], single: bool) -> Iterator[Transform]:
-        kept = [op for op in ops if not (single and isinstance(op, ByKeyOp))]
-        # The fields behind the last operation are what the next one finds in front of it.
+        kept = [op for op in ops if not (single and only_for_several(op))]
         for in_python, run in groupby(kept, key=lambda op: isinstance(op, PyOp)):
             if in_python:
                 yield self._python_pass(list(run))
@@ -194,7 +193,9 @@ def _quoted(name: str) -> str:
 
 
 def _is_single(frame: DataFrame) -> bool:
-    """Whether Spark knows that the batch is one partition; then it adds no exchange to groupings either."""
-    return frame._jdf.queryExecution().executedPlan().outputPartitioning().toString() == "SinglePartition"
+    """Whether the batch certainly is one Spark partition: ``coalesce(1)`` or ``repartition(1)`` was its last step.
 
-
+    Asking the physical plan would say more, at the price of planning the batch twice.
+    """
+    last = frame._jdf.queryExecution().logical()
+    return last.nodeName() in ("Repartition", "RepartitionByExpression") and last.numPartitions() == 1

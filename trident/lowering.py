@@ -77,6 +77,8 @@ class NativeAggregateOp:
         aggregator: a native one.
         merges: its input is partial values already.
         fields: the keys and the output.
+        parts_suffice: the partial values can go on as they are: a state combines
+            them, so this only saves rows where they come from several partitions.
     """
 
     keys: tuple[str, ...]
@@ -84,6 +86,7 @@ class NativeAggregateOp:
     aggregator: Any
     merges: bool
     fields: Fields
+    parts_suffice: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,14 @@ class Lowered:
     checkpointed: frozenset[Node] = frozenset()
 
     @property
-    def groups_in_python(self) -> bool:
-        """Whether it matters if a batch is one Spark partition."""
-        return any(isinstance(op, ByKeyOp) for segment in self.segments for op in segment.ops)
+    def depends_on_partitions(self) -> bool:
+        """Whether less needs to be done for a batch in one Spark partition."""
+        return any(only_for_several(op) for segment in self.segments for op in segment.ops)
+
+
+def only_for_several(op: Op) -> bool:
+    """Whether the operation is for nothing when the batch is one Spark partition."""
+    return isinstance(op, ByKeyOp) or (isinstance(op, NativeAggregateOp) and op.parts_suffice)
 
 
 def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
@@ -301,13 +309,13 @@ class _Maker:
     def _aggregate(self, aggregation: Aggregation, node: Node, persists: bool) -> None:
         fields = tuple(node.schema.fields)
         if aggregation.kind == "native":
-            self._native_aggregate(aggregation, fields)
+            self._native_aggregate(aggregation, fields, persists)
         elif aggregation.kind == "combiner":
             self._combine(aggregation, node, fields, persists)
         else:
             self._fold(aggregation, node, fields)
 
-    def _native_aggregate(self, aggregation: Aggregation, fields: Fields) -> None:
+    def _native_aggregate(self, aggregation: Aggregation, fields: Fields, persists: bool) -> None:
         merges = False
         if (
             isinstance(self._last(), PyOp) and aggregation.keys and aggregation.aggregator.native_name == "count"
@@ -317,7 +325,7 @@ class _Maker:
             self._push_python(step, fields, aggregation.keys)
             merges = True
         inputs = tuple(field.name for field in aggregation.outputs) if merges else aggregation.inputs
-        self._push(NativeAggregateOp(aggregation.keys, inputs, aggregation.aggregator, merges, fields))
+        self._push(NativeAggregateOp(aggregation.keys, inputs, aggregation.aggregator, merges, fields, persists and merges))
 
     def _combine(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
         keys, output = aggregation.keys, aggregation.outputs[0]

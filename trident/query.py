@@ -10,6 +10,9 @@ own threads and contend again.
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 import uuid
@@ -76,9 +79,17 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
     return zk
 
 
+def spark_settings(config: TridentConfig) -> dict[str, str]:
+    """The Spark settings that follow from the topology's."""
+    settings = {"spark.master": config.spark_master}
+    if config.shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
+    return settings
+
+
 def start_topology(
     topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
-    **settings: Any,
+    *, show_progress: bool = False, **settings: Any,
 ) -> "TopologyQuery":  # fmt: skip
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
 
@@ -86,6 +97,8 @@ def start_topology(
         topology: what to run.
         spark: the session; None makes one (or takes the active one, if it has what is needed).
         config: the settings; None takes the defaults and the environment.
+        show_progress: also when the setting ``progress`` was left at its
+            default: a library prints nothing unless asked.
         **settings: single settings on top of config.
 
     Raises:
@@ -106,10 +119,50 @@ def start_topology(
         )
     (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
     if spark is None:
-        spark = make_session(f"trident {topology.name}", {"spark.master": config.spark_master})
+        spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
-    query = TopologyQuery(topology, plans, spark, config, warehouse)
+    query = TopologyQuery(topology, plans, spark, config, warehouse, show_progress)
     query._start()
+    return query
+
+
+def run_topology(
+    topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
+    **settings: Any,
+) -> "TopologyQuery":  # fmt: skip
+    """Starts a topology and waits until it ends; see ``TridentTopology.run``.
+
+    A first SIGINT or SIGTERM finishes what is decided and stops; a second one
+    ends the process at once, which loses nothing: the next start goes on.
+
+    Returns:
+        the query, which has ended without an error.
+
+    Raises:
+        TridentError: why it ended; and as :func:`start_topology`.
+    """
+    config = (config or TridentConfig()).replace(**settings)
+    query = start_topology(topology, spark, config, show_progress=True)
+    asked = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if asked.is_set():
+            print("trident: aborted", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        asked.set()
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not query.await_termination(0.2):
+            if asked.is_set() and query.is_active:
+                query.request_stop()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if spark is None:
+            query.spark.stop()
     return query
 
 
@@ -130,7 +183,7 @@ class TopologyQuery:
 
     def __init__(
         self, topology: "TridentTopology", plans: list[GroupPlan], spark: "SparkSession", config: TridentConfig,
-        warehouse: Path,
+        warehouse: Path, show_progress: bool = False,
     ) -> None:  # fmt: skip
         self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
         self._warehouse = warehouse
@@ -147,9 +200,13 @@ class TopologyQuery:
         self._changed = threading.Condition()
         self._paused = False
         self._error: BaseException | None = None
+        self._final_groups: tuple[GroupStatus, ...] = ()
         self._errors: dict[str, tuple[str, float]] = {}
         self._mode = "starting"
-        self._progress: ProgressLog | None = None
+        shown = show_progress or config.origin("progress") != "default"
+        display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
+        self._progress = ProgressLog(topology.name, "", self._run_id, display)
+        self._has_led = False
         self._status_writer = StatusWriter(status_path(warehouse, topology.name), config.status_interval_secs)
         self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
         self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
@@ -189,12 +246,12 @@ class TopologyQuery:
     @property
     def last_progress(self) -> dict[str, Any] | None:
         """The last advanced transaction, with PySpark's keys in snake_case (DESIGN 8); None before the first."""
-        return self._progress.last_progress if self._progress else None
+        return self._progress.last_progress
 
     @property
     def recent_progress(self) -> list[dict[str, Any]]:
         """The last 100 of them, the oldest first."""
-        return self._progress.recent_progress if self._progress else []
+        return self._progress.recent_progress
 
     def exception(self) -> BaseException | None:
         """Why it ended; None while it runs or when it was stopped."""
@@ -252,10 +309,19 @@ class TopologyQuery:
 
         Transactions that are not decided are processed again at the next start.
         """
+        self.request_stop()
+        self._done.wait(timeout_secs)
+
+    def request_stop(self) -> None:
+        """What :meth:`stop` does, without waiting for it."""
         self._stop_requested.set()
         for group in list(self._groups):
             group.driver.stop()
-        self._done.wait(timeout_secs)
+
+    @property
+    def spark(self) -> "SparkSession":
+        """The session that the batches run on."""
+        return self._spark
 
     def snapshot(self, state: str, txid: int | None = None) -> "DataFrame":
         """The state as of one transaction, the same for all states of its batch group.
@@ -317,10 +383,10 @@ class TopologyQuery:
             log.debug("the topology ended", exc_info=True)
         finally:
             self._mode = "failed" if self._error else "stopped"
-            self._status_writer.update(self._make_status())
+            if self._has_led:  # a standby must not write over the leader's
+                self._status_writer.update(self._make_status())
             self._status_writer.close()
-            if self._progress is not None:
-                self._progress.close()
+            self._progress.close()
             if self._zk is not None:
                 self._zk.close()
             self._done.set()
@@ -339,11 +405,10 @@ class TopologyQuery:
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
         fences = lease.fences.values()
-        self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences).incarnation
+        self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences)
         self._epoch = max(fence.epoch for fence in lease.fences.values())
-        if self._progress is None:
-            display = make_display(self._config.progress, interval_secs=self._config.progress_interval_secs)
-            self._progress = ProgressLog(self.name, self._incarnation, self._run_id, display)
+        self._progress.id = self._incarnation
+        self._has_led = True
         self._event(f"leads {self.name} (epoch {self._epoch})")
         groups: list[_RunningGroup] = []
         try:
@@ -365,6 +430,7 @@ class TopologyQuery:
         finally:
             self._leading.clear()
             self._close_groups(groups)
+            self._final_groups = self._group_statuses()
             self._groups = []
 
     def _open_group(self, plan_: GroupPlan, lease: Lease) -> _RunningGroup:
@@ -513,13 +579,12 @@ class TopologyQuery:
 
     def _event(self, text: str) -> None:
         log.info(text)
-        if self._progress is not None:
-            self._progress.event(text)
+        self._progress.event(text)
 
     def _pulse_status(self) -> None:
         """Status and display once in a while, off every critical path."""
         while not self._done.wait(_STATUS_POLL_SECS):
-            if self._progress is not None and self._leading.is_set():
+            if self._leading.is_set():
                 in_flight = sum(len(group.driver.state.live) for group in self._groups)
                 self._progress.activity(in_flight, self._backlog())
                 self._status_writer.update(self._make_status())
@@ -532,28 +597,33 @@ class TopologyQuery:
         return total
 
     def _make_status(self) -> TopologyStatus:
-        groups = []
-        for group in list(self._groups):
-            state, ages, now = group.driver.state, group.driver.ages(), time.time()
-            error = self._errors.get(group.plan.name)
-            mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
-            rows, txids = self._progress.rates() if self._progress else (None, None)
-            attempts = tuple(
-                AttemptStatus(
-                    live.attempt.txid, live.attempt.attempt_id, live.stage.phase.value,
-                    now - ages.get(live.attempt, 0.0), state.trouble_of(live.attempt.txid).failures,
-                )
-                for live in state.live
-            )  # fmt: skip
-            groups.append(
-                GroupStatus(
-                    group.plan.name, state.current, mode, attempts, rows, txids, group.host.backlog(),
-                    error[0] if error else None, error[1] if error else None,
-                    str(group.driver.error) if state.mode is Mode.HALTED else None,
-                )
-            )  # fmt: skip
         role = "leader" if self._leading.is_set() else self._mode
-        return TopologyStatus(self.name, self._incarnation, self._run_id, self._epoch, role, tuple(groups))
+        return TopologyStatus(
+            self.name, self._incarnation, self._run_id, self._epoch, role,
+            error=str(self._error) if self._error else None,
+            groups=self._group_statuses() or self._final_groups,
+        )  # fmt: skip
+
+    def _group_statuses(self) -> tuple[GroupStatus, ...]:
+        return tuple(self._group_status(group) for group in list(self._groups))
+
+    def _group_status(self, group: _RunningGroup) -> GroupStatus:
+        state, began = group.driver.state, group.driver.began_at()
+        error = self._errors.get(group.plan.name)
+        mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
+        rows, txids = self._progress.rates()
+        attempts = tuple(
+            AttemptStatus(
+                live.attempt.txid, live.attempt.attempt_id, live.stage.phase.value,
+                began.get(live.attempt, 0.0), state.trouble_of(live.attempt.txid).failures,
+            )
+            for live in state.live
+        )  # fmt: skip
+        return GroupStatus(
+            group.plan.name, state.current, mode, attempts, rows, txids, group.host.backlog(),
+            error[0] if error else None, error[1] if error else None,
+            str(group.driver.error) if state.mode is Mode.HALTED else None,
+        )  # fmt: skip
 
 
 class _LeaseLost(TridentError):
@@ -579,19 +649,17 @@ class _GroupObserver:
     def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
         if self._compactor is not None:
             self._compactor.advanced(attempt.txid)
-        progress = self._query._progress
-        if progress is not None:
-            progress.transaction(
-                {
-                    "group": self._group,
-                    "batch_id": attempt.txid,
-                    "attempt": attempt.attempt_id,
-                    "num_input_rows": info["input_rows"],
-                    "duration_ms": info["duration_ms"],
-                    "in_flight": info["in_flight"],
-                    "states": info["rows"],
-                }
-            )
+        self._query._progress.transaction(
+            {
+                "group": self._group,
+                "batch_id": attempt.txid,
+                "attempt": attempt.attempt_id,
+                "num_input_rows": info["input_rows"],
+                "duration_ms": info["duration_ms"],
+                "in_flight": info["in_flight"],
+                "states": info["rows"],
+            }
+        )
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         self._query._errors[self._group] = (f"attempt {attempt}: {error}", time.time())

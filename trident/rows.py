@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import SourceError
@@ -111,7 +112,7 @@ def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType")
 def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType") -> "DataFrame":
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import ArrayType, MapType, StructType
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     width = len(schema.fields)
     rows = []
@@ -131,6 +132,9 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
     columns = []
     for position, field in enumerate(target):
         values = [row[position] for row in rows]
+        if isinstance(schema.fields[position].dataType, TimestampType):
+            # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
+            values = [v.astimezone() if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
         try:
             column = pa.array(values, field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:

@@ -1,0 +1,109 @@
+"""A spout of keys that gives batches when it is told to: the benchmark decides when, and which keys."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from trident import SpoutContext, SpoutKind, TransactionAttempt
+
+# Odd and no multiple of 5: walks over all keys before it meets one again.
+_STRIDE = 1_000_003
+
+
+class GatedKeys:
+    """Batches of distinct keys: ``(key string, n long)``, spread over all keys.
+
+    Transactional: the metadata is the number of the batch and its size.
+
+    Args:
+        rows: keys in a batch.
+        keys: how many keys there are.
+        load: the first batch holds every key once instead: fills the state.
+    """
+
+    def __init__(self, rows: int, keys: int, load: bool = False) -> None:
+        self._rows, self._keys, self._load = rows, keys, load
+        self._allowed = self._begun = 0
+        self._lock = threading.Lock()
+
+    @property
+    def kind(self) -> "SpoutKind":
+        from trident import SpoutKind
+
+        return SpoutKind.TRANSACTIONAL
+
+    @property
+    def output_schema(self) -> "StructType":
+        from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+        return StructType([StructField("key", StringType()), StructField("n", LongType())])
+
+    def allow(self, batches: int) -> None:
+        """So many more batches are ready."""
+        with self._lock:
+            self._allowed += batches
+
+    def close_gate(self) -> None:
+        """No batch is ready beyond those that have begun."""
+        with self._lock:
+            self._allowed = self._begun
+
+    def get_coordinator(self, context: "SpoutContext") -> "GatedKeys":
+        return self
+
+    def get_emitter(self, context: "SpoutContext") -> "_Emitter":
+        return _Emitter(context)
+
+    # --- the coordinator ------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Any, curr_metadata: Any) -> Any:
+        with self._lock:
+            self._begun = max(self._begun, txid)
+        if curr_metadata is not None:
+            return curr_metadata
+        if self._load and txid == 1:
+            return {"first": 0, "rows": self._keys, "keys": self._keys}
+        return {"first": txid * self._rows, "rows": self._rows, "keys": self._keys}
+
+    def is_ready(self, txid: int) -> bool:
+        with self._lock:
+            return txid <= self._allowed
+
+    def success(self, txid: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _Emitter:
+    def __init__(self, context: "SpoutContext") -> None:
+        self._spark = context.spark
+
+    def emit_batch(self, attempt: "TransactionAttempt", metadata: Any) -> Any:
+        from trident import Emitted
+
+        first, rows = metadata["first"], metadata["rows"]
+        # A large batch is worth all cores, a small one runs fastest on one.
+        partitions = 1 if rows <= 1_000_000 else 2 * self._spark.sparkContext.defaultParallelism
+        ids = self._spark.range(first, first + rows, 1, partitions)
+        return Emitted(keyed(ids, metadata["keys"]), partitions=partitions)
+
+    def success(self, attempt: "TransactionAttempt") -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def keyed(ids: "DataFrame", keys: int) -> "DataFrame":
+    """Numbers as keys, far apart from each other, with a one to add."""
+    from pyspark.sql import functions as F
+
+    key = (F.col("id") * _STRIDE) % keys
+    return ids.select(F.format_string("k%08d", key).alias("key"), F.lit(1).cast("long").alias("n"))

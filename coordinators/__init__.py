@@ -1,0 +1,1 @@
+"""Transactions: the pure coordinator, its driver, ZooKeeper state and leadership. Knows neither Spark nor Delta."""

@@ -1,0 +1,1 @@
+"""States: what a batch is committed to, and how: staging, manifests, Delta tables, keyed state, snapshots."""

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from coordinators import faults
-from coordinators.errors import CommitConflict, ForeignTable, Halted, TableError
-from states import delta_log
+from coordinators.errors import CommitConflict, Halted, TableError
 from states.compaction import LogView, MergePlan, TableView, ViewsDisagree, guard_condition, plan_drop, plan_merge
-from states.control import DOMAIN, ControlRecord, decode_control
+from states.control import DOMAIN, ControlRecord
 from states.delta_map import DeltaMapState
 from states.descriptor import StateDescriptor
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
+from states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from states.kernel_files import LiveFile, commit_lock
+from states.keyed_tables import merged_upto, open_plain, own_control, plain_as_of
 from states.log_merge import folded, merged_log, native_merge, quoted, require_combiner, same_key
-from states.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN
+from states.tables import TXID_COLUMN, UPTO_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,7 +187,8 @@ class Compactor:
         p_new = F.lit(plan.upto).cast("bigint")
         raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
         # Written so that null, a row which we did not write, raises too.
-        changed = {_name(UPTO_COLUMN): F.when(~F.expr(guard_condition(plan, "t." + UPTO_COLUMN)), p_new).otherwise(raises)}
+        passes = ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
+        changed = {_name(UPTO_COLUMN): F.when(passes, p_new).otherwise(raises)}
         added = {_name(UPTO_COLUMN): p_new, **{_name(key): quoted(key, "s") for key in state.keys}}
         for name in state.value_fields:
             new = quoted(name, "s")
@@ -262,7 +262,9 @@ class Compactor:
                 # A transaction was published meanwhile, or the answer was lost: both are seen in the table.
                 log.debug("dropping from %s met %s; reading again", self.log, error)
                 time.sleep(0.01 * 2**attempt)
-        raise CommitConflict(f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts", action="tried again later")
+        raise CommitConflict(
+            f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
+        )
 
     def _new_floor(self, view: LogView, control: ControlRecord, advanced: int) -> int | None:
         retention = self._settings.snapshot_retention_txids
@@ -316,78 +318,6 @@ class _Jobs:
             self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
-def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
-    """P of a version of the plain table; before its first MERGE all that was before the state."""
-    return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
-
-
-def plain_as_of(
-    engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int
-) -> TableSnapshot | None:
-    """The newest version of the plain table with P <= txid; None when it was cleaned up."""
-    version = delta_log.find_version_by_txn(plain.path, state.merge_app, txid)
-    if version is None or version >= plain.version:
-        return None if version is None else plain
-    return engine.load_version(plain.path, version)
-
-
-def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecord:
-    """The control record of one of the state's tables.
-
-    Raises:
-        ForeignTable: there is none, or it is of another topology, group or incarnation.
-    """
-    control = decode_control(snapshot.path, snapshot.control(DOMAIN))
-    found = (control.topology, control.group, control.incarnation)
-    if found != (state.topology, state.group, state.incarnation):
-        raise ForeignTable(
-            f"the table {snapshot.path} is not of the state that its descriptor names",
-            found="/".join(found),
-            expected=f"{state.topology}/{state.group}/{state.incarnation}",
-            action="start the topology that owns it (it writes the descriptor again), or choose another warehouse",
-        )
-    return control
-
-
-def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_path: str) -> TableSnapshot:
-    """The plain table of a keyed state, made when it is not there yet.
-
-    Raises:
-        ForeignTable: the table is not this state's.
-        TableError: it cannot be made or read.
-    """
-    try:
-        snapshot = engine.load(plain)
-    except TableMissing:
-        control = own_control(state, engine.load(log_path))
-        if control.floor >= control.starts_at:
-            raise TableError(
-                f"the table {plain} is gone, and its log no longer has all transactions",
-                found=f"a log kept above transaction {control.floor}",
-                expected=f"the table, or a log from transaction {control.starts_at} on",
-                action="bring the table back from a back-up, or begin again with `trident reset`",
-            ) from None
-        first = replace(control, txid=control.starts_at - 1, attempt_id=-1, digest="", floor=0)
-        try:
-            engine.create_table(
-                plain, plain_schema_json(state), (), PROPERTIES, {DOMAIN: first.encode()},
-                f"trident/{state.incarnation}",
-            )  # fmt: skip
-        except (CommitConflict, CommitOutcomeUnknown):
-            pass  # another compactor makes it, or has made it: loading it tells
-        snapshot = engine.load(plain)
-    own_control(state, snapshot)
-    return snapshot
-
-
-def plain_schema_json(state: StateDescriptor) -> str:
-    """The plain table's schema: keys, values and the hidden ``_upto``, all nullable."""
-    from pyspark.sql.types import LongType, StructField, StructType
-
-    fields = [StructField(field.name, field.dataType, True) for field in state.schema.fields]
-    return StructType([*fields, StructField(UPTO_COLUMN, LongType(), True)]).json()
-
-
 def _pinned(session: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
     """A frame of exactly this version: one without it moves on to later ones when used again."""
     return session.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
@@ -409,24 +339,30 @@ _CONFLICTS = ("ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "
 
 def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
     """What an exception of a MERGE says, as one of ours."""
-    text = _text(error)
-    if _GUARD in text or any(name in text for name in _CONFLICTS):
+    causes = _causes(error)
+    if any(word in cause for cause in causes for word in (_GUARD, *_CONFLICTS)):
         return CommitConflict(
             f"another compactor merged into {path} meanwhile",
-            found=text.splitlines()[0][:300],
+            found=_first_line(causes[-1]),
             expected=f"a table merged up to {plan.after}",
             action="nothing was changed; the MERGE is planned anew",
         )
     return TableError(
         f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
-        found=text.splitlines()[0][:500],
+        found=_first_line(causes[-1]),
         action="nothing is lost: the log has the rows, and the MERGE is tried again",
     )
 
 
-def _text(error: Exception) -> str:
-    if isinstance(error, Py4JJavaError):
-        return f"{error.java_exception}\n{error}"
-    return str(error)
+def _causes(error: Exception) -> list[str]:
+    """What an exception and its causes in the JVM say; the last is where it began."""
+    java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    found = [str(error)]
+    while java is not None and len(found) < 20:
+        found.append(str(java.toString()))
+        java = java.getCause()
+    return found
 
 
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:500] if text.strip() else "no message"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from coordinators.errors import TableError
 from states import delta_log
 from states.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
-from states.compactor import merged_upto, own_control, plain_as_of
 from states.control import DOMAIN, ControlRecord
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.kernel import KernelEngine, TableMissing, TableSnapshot
+from states.keyed_tables import merged_upto, own_control, plain_as_of
 from states.log_merge import combined, native_merge, overlaid, quoted, require_combiner
 from states.tables import TXID_COLUMN
 

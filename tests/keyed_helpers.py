@@ -139,8 +139,8 @@ class Group:
             spec.partition_columns, {spec.txid_column: txid} if spec.txid_column else {},
         )  # fmt: skip
         return [
-            StagedFile(r["path"], r["size"], r["mtime_ms"], r["num_records"], r["stats"], json.loads(r["partition_values"]))
-            for r in write_partition(target, [batch])
+            StagedFile(**{**report, "partition_values": json.loads(report["partition_values"])})
+            for report in ({k: v for k, v in r.items() if k != "target"} for r in write_partition(target, [batch]))
         ]
 
     def expected(self, name: str, txid: int, combine: Callable[[Any, Any], Any] | None = None) -> dict[tuple, tuple]:

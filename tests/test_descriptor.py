@@ -53,7 +53,8 @@ def test_there_is_no_state_that_was_not_saved(tmp_path):
 
 
 def test_a_group_lists_its_own_states_by_name(tmp_path):
-    for name, group, topology in (("b", "lines", "top"), ("a", "lines", "top"), ("c", "other", "top"), ("d", "lines", "x")):
+    states = (("b", "lines", "top"), ("a", "lines", "top"), ("c", "other", "top"), ("d", "lines", "x"))
+    for name, group, topology in states:
         descriptor(name, group=group, topology=topology).save(tmp_path)
     assert [state.name for state in descriptors_of_group(tmp_path, "top", "lines")] == ["a", "b"]
 

@@ -26,13 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinators.errors import FailedException
-from trident.arrow_values import Values, WrongValue, python_values, to_arrow
+from trident.arrow_values import Values, WrongValue, cut_repr, python_values, to_arrow
 
 # A batch is worked on in pieces that are expected to give about so many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
 _ROWS_PER_PIECE = 100_000
 _FIRST_PIECE = 2_000
-_CUT = 120
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,11 @@ def fail(label: Label, error: BaseException, row: Mapping[str, Any], **wrong: st
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, FailedException):
-        return str(error)[:2000] or "FailedException"
-    return f"{type(error).__name__}: {str(error)[:2000]}"
+    try:
+        text = str(error)[:2000]
+    except Exception as broken:  # a user's exception class
+        text = f"(its text raised {type(broken).__name__})"
+    return text if isinstance(error, FailedException) and text else f"{type(error).__name__}: {text}"
 
 
 def _own_line(error: BaseException, location: str) -> str:
@@ -130,17 +131,7 @@ def _own_line(error: BaseException, location: str) -> str:
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {_cut(value)}" for name, value in row.items()) + "}"
-
-
-def _cut(value: Any) -> str:
-    if isinstance(value, (str, bytes)) and len(value) > _CUT:
-        return repr(value[:_CUT]) + "…"
-    try:
-        text = repr(value)
-    except Exception as error:  # a user's __repr__
-        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    return text if len(text) <= _CUT else text[:_CUT] + "…"
+    return "{" + ", ".join(f"{name}: {cut_repr(value)}" for name, value in row.items()) + "}"
 
 
 # --- calling a function for every row ----------------------------------------------------
@@ -234,7 +225,7 @@ def _gather_many(calls: Iterable[Any], rows: list[Any], ends: list[int], several
         if result is not None:
             # A text is iterable too, but nobody means its characters.
             if result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__"):
-                raise WrongValue("the function returned a single value", repr(result)[:_CUT], "an iterable of rows")
+                raise WrongValue("the function returned a single value", cut_repr(result), "an iterable of rows")
             extend(result)
         append(len(rows))
 
@@ -280,7 +271,7 @@ def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence
             if not isinstance(row, (tuple, list)) or len(row) != count:
                 raise WrongValue(
                     "a result has another number of values than there are outputs",
-                    _cut(row), f"a tuple of {count} for {', '.join(outputs)}", position,
+                    cut_repr(row), f"a tuple of {count} for {', '.join(outputs)}", position,
                 )  # fmt: skip
     return list(zip(*rows)) if rows else [()] * count
 

@@ -33,6 +33,17 @@ class WrongValue(Exception):
         self.details = {"found": found, "expected": expected}
 
 
+def cut_repr(value: Any) -> str:
+    """repr, cut short; also of a value whose class's repr raises."""
+    if isinstance(value, (str, bytes)) and len(value) > _CUT:
+        return repr(value[:_CUT]) + "…"
+    try:
+        text = repr(value)
+    except Exception as error:  # user code
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return text if len(text) <= _CUT else text[:_CUT] + "…"
+
+
 def python_values(array: pa.Array) -> Values:
     """The values as users' functions see them: None for null, aware datetimes for timestamps."""
     return array.to_pylist()
@@ -100,7 +111,7 @@ def _mixes_zones(values: Sequence[Any], kind: pa.DataType) -> bool:
 def _first_wrong(values: Sequence[Any], kind: pa.DataType, name: str) -> WrongValue:
     position = next((at for at, value in enumerate(values) if not _fits(value, kind)), 0)
     value = values[position]
-    found = f"{_cut(value)} ({type(value).__name__})"
+    found = f"{cut_repr(value)} ({type(value).__name__})"
     return WrongValue(f"a value of output {name!r} is not of its type", found, _type_text(kind), position)
 
 
@@ -124,8 +135,3 @@ def _type_text(kind: pa.DataType) -> str:
     names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "date32[day]": "date",
              "bool": "boolean"}  # fmt: skip
     return names.get(str(kind), str(kind))
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _CUT else text[:_CUT] + "…"

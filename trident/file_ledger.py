@@ -17,6 +17,7 @@ that cannot be read is an error: guessing could read rows twice.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -210,8 +211,6 @@ class FileLedger:
     @contextlib.contextmanager
     def _appending(self) -> Iterator[list[dict[str, Any]]]:
         """Collects lines under the lock, then writes them at once and takes them in."""
-        import fcntl
-
         with self._lock:
             try:
                 with open(self.path, "a+b") as file:

@@ -76,10 +76,13 @@ class RowFormat:
                             ("inferschema", "a schema is given")):  # fmt: skip
             if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
                 raise TopologyError(
-                    f"FileSpout cannot use the option {option}", found=repr(lowered[option]), expected=f"none: {why}"
+                    f"FileSpout cannot use the option {self._as_written(option)}", found=repr(lowered[option]), expected=f"none: {why}"
                 )
         if self.mode not in MODES:
             raise TopologyError("the mode for malformed rows is unknown", found=self.mode, expected=" or ".join(MODES))
+
+    def _as_written(self, option: str) -> str:
+        return next(key for key in self.options if key.lower() == option)
 
     def option(self, name: str, default: str) -> str:
         return next((str(value) for key, value in self.options.items() if key.lower() == name.lower()), default)

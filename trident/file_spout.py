@@ -169,8 +169,9 @@ class FileCoordinator:
                 self._ledger.append(found)
         finally:
             ended = time.monotonic()
+            pause = self._spout.poll_interval_secs
             # A folder so large that looking takes long is looked at less often.
-            self._next_look = ended + max(self._spout.poll_interval_secs, 10 * (ended - started))
+            self._next_look = ended + max(pause, 10 * (ended - started)) if pause else ended
 
     def backlog(self) -> Backlog:
         position = self._ends[max(self._ends)] if self._ends else START

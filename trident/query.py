@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from coordinators import faults
 from coordinators.driver import GroupDriver
 from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.errors import Deposed, Halted, OutcomeUnknown, TopologyError, TridentError
+from coordinators.errors import Deposed, Halted, OutcomeUnknown, TopologyError, TridentError, ZooKeeperUnreachable
 from coordinators.group_store import GroupStore
 from coordinators.leadership import Lease, Leadership
 from coordinators.master import Limits, Mode
@@ -374,7 +374,7 @@ class TopologyQuery:
                     break
                 try:
                     self._lead(lease)
-                except (_LeaseLost, Deposed, OutcomeUnknown) as lost:
+                except (_LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable) as lost:
                     self._event(f"not the leader any more: {_first_line(lost)}")
                 finally:
                     lease.release()

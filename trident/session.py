@@ -144,7 +144,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     options = given.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options and not _has_own_log4j():
         quiet = f'"-Dlog4j2.configurationFile={_log4j_file().as_uri()}"'
-        confs["spark.driver.extraJavaOptions"] = _joined(" ", options, quiet)
+        confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
     return confs
 
 
@@ -358,8 +358,8 @@ def _log4j_file() -> Path:
 
 
 def _joined(separator: str, *parts: str | None) -> str:
-    """The parts in order, each once, without empty ones."""
-    return separator.join(dict.fromkeys(part for part in parts if part))
+    """The entries of all parts in order, each once, without empty ones."""
+    return separator.join(dict.fromkeys(entry for part in parts for entry in (part or "").split(separator) if entry))
 
 
 def _lacks(conf: str, found: str | None, expected: str) -> SparkSessionProblem:

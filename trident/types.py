@@ -164,10 +164,11 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     """Raises FieldError when a name is there twice; Spark does not tell upper from lower case."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other is not name:
+        other = seen.get(name.lower())
+        if other is not None:
             both = repr(name) if other == name else f"{other!r} and {name!r}"
             raise FieldError(f"{where} name a field twice", found=both, expected="distinct names (Spark ignores case)")
+        seen[name.lower()] = name
 
 
 def _fields(text: str) -> list[Output]:

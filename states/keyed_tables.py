@@ -1,0 +1,84 @@
+"""The two tables of a keyed state: how they are found, made, and known for the state's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinators.errors import CommitConflict, ForeignTable, TableError
+from states import delta_log
+from states.control import DOMAIN, ControlRecord, decode_control
+from states.descriptor import StateDescriptor
+from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
+from states.tables import PROPERTIES, UPTO_COLUMN
+
+
+def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
+    """P of a version of the plain table; before its first MERGE all that was before the state."""
+    return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
+
+
+def plain_as_of(
+    engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int
+) -> TableSnapshot | None:
+    """The newest version of the plain table with P <= txid; None when it was cleaned up."""
+    version = delta_log.find_version_by_txn(plain.path, state.merge_app, txid)
+    if version is None or version >= plain.version:
+        return None if version is None else plain
+    return engine.load_version(plain.path, version)
+
+
+def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecord:
+    """The control record of one of the state's tables.
+
+    Raises:
+        ForeignTable: there is none, or it is of another topology, group or incarnation.
+    """
+    control = decode_control(snapshot.path, snapshot.control(DOMAIN))
+    found = (control.topology, control.group, control.incarnation)
+    if found != (state.topology, state.group, state.incarnation):
+        raise ForeignTable(
+            f"the table {snapshot.path} is not of the state that its descriptor names",
+            found="/".join(found),
+            expected=f"{state.topology}/{state.group}/{state.incarnation}",
+            action="start the topology that owns it (it writes the descriptor again), or choose another warehouse",
+        )
+    return control
+
+
+def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_path: str) -> TableSnapshot:
+    """The plain table of a keyed state, made when it is not there yet.
+
+    Raises:
+        ForeignTable: the table is not this state's.
+        TableError: it cannot be made or read.
+    """
+    try:
+        snapshot = engine.load(plain)
+    except TableMissing:
+        control = own_control(state, engine.load(log_path))
+        if control.floor >= control.starts_at:
+            raise TableError(
+                f"the table {plain} is gone, and its log no longer has all transactions",
+                found=f"a log kept above transaction {control.floor}",
+                expected=f"the table, or a log from transaction {control.starts_at} on",
+                action="bring the table back from a back-up, or begin again with `trident reset`",
+            ) from None
+        first = replace(control, txid=control.starts_at - 1, attempt_id=-1, digest="", floor=0)
+        try:
+            engine.create_table(
+                plain, plain_schema_json(state), (), PROPERTIES, {DOMAIN: first.encode()},
+                f"trident/{state.incarnation}",
+            )  # fmt: skip
+        except (CommitConflict, CommitOutcomeUnknown):
+            pass  # another compactor makes it, or has made it: loading it tells
+        snapshot = engine.load(plain)
+    own_control(state, snapshot)
+    return snapshot
+
+
+def plain_schema_json(state: StateDescriptor) -> str:
+    """The plain table's schema: keys, values and the hidden ``_upto``, all nullable."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    fields = [StructField(field.name, field.dataType, True) for field in state.schema.fields]
+    return StructType([*fields, StructField(UPTO_COLUMN, LongType(), True)]).json()

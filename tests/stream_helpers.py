@@ -1,0 +1,100 @@
+"""Runs streams in tests: on Spark as the runner does, or a Python pass alone without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructField, StructType
+
+from coordinators.transactions import TransactionAttempt
+from states.delta_append import DeltaAppend
+from trident.arrow_ops import Chain
+from trident.lowering import PyOp, arrow_type
+from trident.planner import GroupPlan, plan
+from trident.stream import Stream
+from trident.topology import TridentTopology
+from trident.types import parse_outputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ATTEMPT = TransactionAttempt(7, 2)
+
+
+class RowsSpout:
+    """A spout's description only: tests hand batches to the plan themselves."""
+
+    def __init__(self, fields: str) -> None:
+        self.output_schema = StructType([StructField(name, kind) for name, kind in parse_outputs(fields)])
+
+    def get_coordinator(self, context: Any) -> Any:
+        raise AssertionError("a plan asks no coordinator")
+
+    def get_emitter(self, context: Any) -> Any:
+        raise AssertionError("a plan asks no emitter")
+
+
+def stream_of(fields: str, name: str = "test") -> Stream:
+    return TridentTopology(name).new_stream("rows", RowsSpout(fields))
+
+
+def append_plan(stream: Stream) -> GroupPlan:
+    """The plan that appends the stream's rows."""
+    stream.partition_persist(DeltaAppend("out"))
+    return plan(stream._topology)[0]
+
+
+def batch(spark: "SparkSession", plan_: GroupPlan, rows: Sequence[tuple], partitions: int = 1) -> "DataFrame":
+    """A batch as the runner makes it. No rows and partitions=0: a relation that Spark optimises away."""
+    schema = plan_.spouts["rows"].output_schema
+    frame = spark.createDataFrame(list(rows), schema)
+    if partitions == 0:
+        return frame.where("false")
+    return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions)
+
+
+def run(
+    spark: "SparkSession", stream: Stream, rows: Sequence[tuple], partitions: int = 1, attempt: TransactionAttempt = ATTEMPT
+) -> list[tuple]:  # fmt: skip
+    """The stream's rows on Spark, in no order but sorted by their text."""
+    plan_ = append_plan(stream)
+    return collect(plan_.build({"rows": batch(spark, plan_, rows, partitions)}, attempt)["out"])
+
+
+def collect(frame: "DataFrame") -> list[tuple]:
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def run_pass(stream: Stream, rows: Sequence[tuple], cut: int | None = None) -> list[tuple]:
+    """The stream's rows through its one Python pass, in order, without Spark.
+
+    Args:
+        stream: made of Python operations only.
+        rows: the batch.
+        cut: rows per Arrow batch.
+    """
+    plan_ = append_plan(stream)
+    (segment,) = plan_.lowered.segments
+    assert all(isinstance(op, PyOp) for op in segment.ops), segment.ops
+    chain = Chain(
+        tuple(op.step for op in segment.ops), pa.schema([(f.name, arrow_type(f.dataType)) for f in segment.fields])
+    )
+    spout = plan_.spouts["rows"].output_schema
+    columns = list(zip(*rows)) if rows else [()] * len(spout.names)
+    table = pa.table(
+        {f.name: pa.array(column, arrow_type(f.dataType)) for f, column in zip(spout.fields, columns)}
+    )
+    out: list[tuple] = []
+    for piece in chain(iter(table.to_batches(max_chunksize=cut))):
+        out.extend(zip(*(column.to_pylist() for column in piece.columns)))
+    return out
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    try:
+        call()
+    except Exception as error:  # whatever it is, the test looks at it
+        return error
+    raise AssertionError("nothing was raised")

@@ -1,0 +1,287 @@
+"""What is known of a user's function before it runs, and what its failure becomes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
+
+import pytest
+
+from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
+from trident.functions import Expr, describe, expr, translate_failure
+
+LOCK = threading.Lock()
+
+
+def one_line(n: int) -> str:
+    return str(n)
+
+
+class Adds:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __call__(self, n: int) -> int:
+        return n + self.amount
+
+    def method(self, n: int) -> int:
+        return n - self.amount
+
+
+class Pair(NamedTuple):
+    word: str
+    n: int
+
+
+def test_functions_are_named_with_their_place() -> None:
+    line = one_line.__code__.co_firstlineno
+    described = describe(one_line, "each", "here:1")
+    assert (described.name, described.location) == ("one_line", f"{__file__}:{line}")
+    assert describe(functools.partial(one_line), "each", "here:1").location == f"{__file__}:{line}"
+    assert describe(Adds(1), "each", "here:1").name == "Adds"
+    assert describe(Adds(1).method, "each", "here:1").name == "Adds.method"
+    assert describe(len, "each", "here:1").location == "here:1"
+    assert describe(lambda n: n, "each", "here:1").name == "<lambda>"
+
+
+def test_types_come_from_all_kinds_of_callables() -> None:
+    source = stream_of("n long")
+    typed = {
+        "bigint": [Adds(1), Adds(1).method, functools.partial(Adds.method, Adds(2)), int],
+        "string": [one_line, str, functools.partial(one_line)],
+        "array<string>": [lambda n: [str(n)]],
+    }
+    typed["array<string>"][0].__annotations__["return"] = list[str]
+    for expected, functions in typed.items():
+        for function in functions:
+            assert source.map(function, "x").schema["x"].dataType.simpleString() == expected
+
+
+@pytest.mark.parametrize(
+    ("returns", "outputs", "problem"),
+    [(None, "x", "not known"), (Any, "x", "not known"), (tuple[int, int], "x, y, z", "number of values"),
+     (str, "x, y", "number of values"), (tuple[int, int], "x", "no Spark type"), (str, "x long", "two types"),
+     (Iterator[float], "x int", "two types"), (Iterator, "x", "not known")],
+)  # fmt: skip
+def test_outputs_that_do_not_fit_the_annotation_are_errors(returns: Any, outputs: str, problem: str) -> None:
+    def function(n):
+        return n
+
+    if returns is not None:
+        function.__annotations__["return"] = returns
+    with pytest.raises(OutputTypeError, match=problem):
+        stream_of("n long").each("n", function, outputs)
+
+
+def test_given_types_stand_before_annotations_and_may_be_narrower() -> None:
+    assert stream_of("n long").each("n", one_line, "s string").schema["s"].dataType.simpleString() == "string"
+    assert stream_of("n long").each("n", Adds(1), "m int").schema["m"].dataType.simpleString() == "int"
+    assert stream_of("n long").each("n", Adds(1), "m double").schema["m"].dataType.simpleString() == "double"
+
+
+def test_a_named_tuple_is_a_row() -> None:
+    def pair(n: int) -> Pair:
+        return Pair(str(n), n)
+
+    assert run_pass(stream_of("n long").map(pair, "word, m"), [(4,)]) == [("4", 4)]
+
+
+def test_map_refuses_a_generator_and_flat_map_a_single_value() -> None:
+    def many(n: int) -> Iterator[int]:
+        yield n
+
+    with pytest.raises(OutputTypeError, match="flat_map"):
+        stream_of("n long").map(many, "x")
+    with pytest.raises(OutputTypeError, match="Use map"):
+        stream_of("n long").flat_map(one_line, "x")
+
+
+def test_a_function_must_take_as_many_values_as_there_are_inputs() -> None:
+    def two(a: int, b: int) -> int:
+        return a + b
+
+    with pytest.raises(TopologyError, match=r"two\(a: .*found|found: two\(a") as caught:
+        stream_of("n long").each("n", two, "x")
+    assert "1 field" in str(caught.value.expected)
+    stream_of("a long, b long").each("a, b", two, "x")
+    stream_of("a long").each("a", lambda a, b=1: a, "x long")
+    stream_of("a long").each([], lambda: 3, "x long")
+
+
+def test_a_function_that_cannot_be_pickled_names_what_it_captured() -> None:
+    held = threading.Lock()
+    for function, culprit in (
+        (lambda n: (held, n)[1], "held"),
+        (lambda n, lock=held: n, "a default value"),
+        (functools.partial(lambda lock, n: n, held), "argument 1 of the partial"),
+    ):
+        with pytest.raises(TopologyError, match="cannot be sent to the workers") as caught:
+            stream_of("n long").each("n", function, "x long")
+        assert culprit in str(caught.value)
+        assert "lock" in str(caught.value.found)
+
+
+def test_a_callable_object_that_cannot_be_pickled_names_its_attribute() -> None:
+    adds = Adds(1)
+    adds.connection = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TopologyError, match="self.connection"):
+        stream_of("n long").each("n", adds, "x long")
+    with pytest.raises(TopologyError, match="self.connection"):
+        stream_of("n long").each("n", adds.method, "x long")
+
+
+def test_what_is_not_a_function_is_refused() -> None:
+    async def later(n: int) -> int:
+        return n
+
+    for wrong, problem in ((3, "needs a function"), (later, "async")):
+        with pytest.raises(TopologyError, match=problem):
+            stream_of("n long").each("n", wrong, "x long")
+    with pytest.raises(TopologyError, match="SQL text"):
+        expr(" ")
+    assert repr(Expr("upper(a)")) == "expr('upper(a)')"
+
+
+# --- failures ----------------------------------------------------------------------------
+
+
+def divides(n: int) -> int:
+    return 10 // n
+
+
+def gives_up(n: int) -> int:
+    raise FailedException(f"the service refused {n}")
+
+
+def wrong_type(n: int) -> int:
+    return "seven" if n == 7 else n  # type: ignore[return-value]
+
+
+def spark_failure(spark: Any, function: Any, rows: list[tuple], outputs: str = "x") -> BaseException:
+    plan_ = append_plan(stream_of("n long").each("n", function, outputs))
+    frame = plan_.build({"rows": batch(spark, plan_, rows)}, ATTEMPT)["out"]
+    return translate_failure(raised(frame.collect), ATTEMPT)
+
+
+def test_a_function_that_raises_on_a_worker_is_named_with_line_row_and_attempt(spark) -> None:
+    error = spark_failure(spark, divides, [(5,), (0,), (2,)])
+    assert isinstance(error, UserFunctionError)
+    assert error.operation == "each(divides)"
+    assert error.location == f"{__file__}:{divides.__code__.co_firstlineno + 1}"
+    assert error.attempt == "7:2"
+    for part in ("ZeroDivisionError", "{n: 0}", "7:2", error.location):
+        assert part in str(error)
+
+
+def test_a_failed_exception_on_a_worker_stays_one(spark) -> None:
+    error = spark_failure(spark, gives_up, [(3,)])
+    assert isinstance(error, FailedException)
+    assert "the service refused 3" in str(error) and error.attempt == "7:2"
+
+
+def test_other_failures_are_left_alone(spark) -> None:
+    error = raised(spark.sql("select raise_error('no')").collect)
+    assert translate_failure(error, ATTEMPT) is error
+    plain = ValueError("<<trident-failure:bm90IGpzb24=>>")
+    assert translate_failure(plain, ATTEMPT) is plain
+
+
+def local_failure(function: Any, rows: list[tuple], outputs: str = "x", fields: str = "n long") -> UserFunctionError:
+    stream = stream_of(fields)
+    error = translate_failure(raised(lambda: run_pass(stream.each(stream.fields, function, outputs), rows)), ATTEMPT)
+    assert isinstance(error, UserFunctionError), error
+    return error
+
+
+def test_the_line_is_the_users_own_and_not_a_librarys() -> None:
+    import json
+
+    def reads(text: str) -> int:
+        return json.loads(text)
+
+    error = local_failure(reads, [("{",)], fields="s string")
+    assert error.location == f"{__file__}:{reads.__code__.co_firstlineno + 1}"
+
+
+def test_a_built_in_that_raises_is_placed_where_it_was_given() -> None:
+    stream = stream_of("s string")
+    error = translate_failure(raised(lambda: run_pass(stream.map(int, "n"), [("x",)])), ATTEMPT)
+    assert isinstance(error, UserFunctionError)
+    assert error.location.startswith(__file__) and "ValueError" in str(error)
+
+
+def test_a_generator_that_raises_halfway_names_its_row() -> None:
+    def count_down(n: int) -> Iterator[int]:
+        yield n
+        if n == 2:
+            raise KeyError("two")
+
+    error = local_failure(count_down, [(1,), (2,), (3,)])
+    assert "{n: 2}" in str(error) and "KeyError" in str(error)
+
+
+def test_stop_iteration_and_exit_lose_no_rows() -> None:
+    def stops(n: int) -> int:
+        return next(iter(()))
+
+    def leaves(n: int) -> int:
+        raise SystemExit(3)
+
+    assert "StopIteration" in str(local_failure(stops, [(1,), (2,)]))
+    assert "SystemExit" in str(local_failure(leaves, [(1,)]))
+
+
+def test_a_generator_that_is_stopped_by_a_stop_iteration_is_an_error() -> None:
+    def stops(n: int) -> Iterator[int]:
+        yield next(iter(()))
+
+    assert "StopIteration" in str(local_failure(stops, [(1,)]))
+
+
+def test_a_value_of_a_wrong_type_names_its_row() -> None:
+    error = local_failure(wrong_type, [(1,), (7,), (2,)])
+    assert (error.found, error.expected) == ("'seven' (str)", "bigint")
+    assert "{n: 7}" in str(error) and error.operation == "each(wrong_type)"
+
+
+@pytest.mark.parametrize(
+    ("result", "outputs", "found", "expected"),
+    [((1, 2), "a long, b long, c long", "(1, 2)", "a tuple of 3"), ("ab", "a string, b string", "'ab'", "a tuple of 2"),
+     (1.5, "a long", "1.5 (float)", "bigint"), (True, "a long", "True (bool)", "bigint"), (b"x", "a string", "b'x'", "string"),
+     ("x", "a binary", "'x'", "binary"), (300, "a byte", "300", "tinyint"), (2**63, "a long", str(2**63), "bigint")],
+)  # fmt: skip
+def test_wrong_results_say_found_and_expected(result: Any, outputs: str, found: str, expected: str) -> None:
+    error = local_failure(lambda n: result, [(1,)], outputs)
+    assert found in str(error.found) and expected in str(error.expected)
+
+
+def test_long_values_and_broken_reprs_are_cut() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    error = local_failure(lambda s: 1 // 0, [("x" * 100_000,)], "x long", "s string")
+    assert len(str(error)) < 1000
+    assert "RuntimeError" in str(local_failure(lambda n: Broken(), [(1,)], "x long").found)
+
+
+def test_a_datetime_must_say_its_zone() -> None:
+    import datetime
+
+    naive, aware = datetime.datetime(2024, 5, 1), datetime.datetime(2024, 5, 1, tzinfo=datetime.timezone.utc)
+    assert run_pass(stream_of("n long").map(lambda n: aware, "at timestamp"), [(1,)]) == [(aware,)]
+    assert run_pass(stream_of("n long").map(lambda n: naive, "at timestamp_ntz"), [(1,)]) == [(naive,)]
+    assert "time zone" in str(local_failure(lambda n: naive, [(1,)], "at timestamp").expected)
+    assert "without" in str(local_failure(lambda n: aware, [(1,)], "at timestamp_ntz").expected)
+    assert "date" in str(local_failure(lambda n: naive, [(1,)], "at date").expected)
+
+
+def test_an_optional_annotation_is_its_inner_type() -> None:
+    def maybe(n: int) -> Optional[str]:
+        return None if n == 0 else str(n)
+
+    assert run_pass(stream_of("n long").each("n", maybe, "s"), [(0,), (1,)]) == [(1, "1")]
+    assert run_pass(stream_of("n long").map(maybe, "s"), [(0,), (1,)]) == [(None,), ("1",)]

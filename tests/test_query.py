@@ -1,0 +1,394 @@
+"""Whole topologies on real Spark, ZooKeeper and Delta: exactly once over failures, crashes and restarts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from coordinators import faults
+from coordinators.errors import (
+    AttemptCapReached,
+    CorruptZnode,
+    IdentityMismatch,
+    SourceError,
+    TopologyError,
+    UserFunctionError,
+    ZooKeeperUnreachable,
+)
+from coordinators.zookeeper import SetData
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FileSpout,
+    FixedBatchSpout,
+    Max,
+    MemoryMapState,
+    Sum,
+    TridentTopology,
+)
+from trident.query import TopologyQuery, start_topology
+
+WAIT_SECS = 90.0
+SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
+EXPECTED = {"a": 4, "b": 4, "c": 1, "d": 2}
+
+
+def split(sentence: str) -> Iterator[str]:
+    yield from sentence.split()
+
+
+def word_count(name: str = "words", batches: list = SENTENCES, function: Callable = split) -> TridentTopology:
+    topology = TridentTopology(name)
+    words = topology.new_stream("lines", FixedBatchSpout("line string", batches)).each("line", function, "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    words.partition_persist(DeltaAppend("words"), "word")
+    return topology
+
+
+def counts(query: TopologyQuery, txid: int | None = None) -> dict[str, int]:
+    return {row.word: row["count"] for row in query.snapshot("counts", txid).collect()}
+
+
+def appended(query: TopologyQuery, txid: int | None = None) -> Counter:
+    return Counter(row.word for row in query.snapshot("words", txid).collect())
+
+
+@pytest.fixture(autouse=True)
+def no_faults():
+    yield
+    faults.disarm()
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
+    """Starts topologies over one warehouse and one ZooKeeper root; stops them in the end."""
+    queries: list[TopologyQuery] = []
+
+    def run(topology: TridentTopology, **settings) -> TopologyQuery:
+        given = {
+            "warehouse": str(tmp_path / "warehouse"), "zookeeper": zk_server, "zookeeper_root": zk_root,
+            "zookeeper_session_timeout_secs": 4, **settings,
+        }  # fmt: skip
+        query = start_topology(topology, spark, **given)
+        queries.append(query)
+        return query
+
+    yield run
+    faults.disarm()
+    for query in queries:
+        query.stop(WAIT_SECS)
+
+
+def run_to_end(start, topology: TridentTopology, **settings) -> TopologyQuery:
+    query = start(topology, **settings)
+    query.process_all_available(WAIT_SECS)
+    return query
+
+
+def test_a_word_count_is_exact_and_every_transaction_can_be_read(start) -> None:
+    query = run_to_end(start, word_count(), max_spout_pending=3)
+    assert counts(query) == EXPECTED
+    running = Counter()
+    for txid, batch in enumerate(SENTENCES, 1):
+        running.update(word for (line,) in batch for word in line.split())
+        assert counts(query, txid) == running == appended(query, txid), f"as of transaction {txid}"
+    progress = query.last_progress
+    assert (progress["batch_id"], progress["attempt"], progress["states"]) == (5, 0, {"counts": 2, "words": 3})
+    assert query.recent_progress[0]["batch_id"] == 1
+
+
+def test_a_restart_goes_on_where_it_was_and_keeps_its_id(start) -> None:
+    first = run_to_end(start, word_count(batches=SENTENCES[:2]))
+    first.stop()
+    second = run_to_end(start, word_count())
+    assert counts(second) == EXPECTED and appended(second) == EXPECTED
+    assert (first.id, first.run_id) != (second.id, second.run_id) and first.id == second.id
+    assert [record["batch_id"] for record in second.recent_progress] == [3, 4, 5]
+
+
+def test_files_that_appear_later_are_counted_once(start, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "1.txt").write_text("a b\na")
+    topology = TridentTopology("files")
+    stream = topology.new_stream("lines", FileSpout(folder)).flat_map(F.explode(F.split("value", " ")), "word")
+    stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    query = run_to_end(start, topology)
+    assert counts(query) == {"a": 2, "b": 1}
+    (folder / "_2.txt").write_text("b\n")
+    (folder / "_2.txt").rename(folder / "2.txt")
+    query.process_all_available(WAIT_SECS)
+    assert counts(query) == {"a": 2, "b": 2}
+
+
+def test_all_aggregators_global_and_grouped(start) -> None:
+    topology = TridentTopology("aggregates")
+    rows = [[("x", 3), ("y", None), ("x", 5)], [], [("x", -1), (None, 7)]]
+    stream = topology.new_stream("rows", FixedBatchSpout("k string, n long", rows))
+    stream.group_by("k").persistent_aggregate(DeltaMapState("greatest"), "n", Max(), "n")
+    stream.persistent_aggregate(DeltaMapState("total"), "n", Sum(), "n")
+    stream.group_by("k").persistent_aggregate(MemoryMapState("memory_counts"), Count(), "n")
+    MemoryMapState("memory_counts").clear()
+    query = run_to_end(start, topology)
+    assert {(r.k, r.n) for r in query.snapshot("greatest").collect()} == {("x", 5), ("y", None), (None, 7)}
+    assert [r.n for r in query.snapshot("total").collect()] == [14]
+    assert {(r.k, r.n) for r in query.snapshot("memory_counts").collect()} == {("x", 3), ("y", 1), (None, 1)}
+
+
+# --- failures before the decision --------------------------------------------------------
+
+
+def test_a_function_that_raises_at_first_is_tried_again_and_nothing_is_lost(start, tmp_path: Path) -> None:
+    flag = str(tmp_path / "raised")
+
+    def moody(sentence: str) -> Iterator[str]:
+        if "c" in sentence and not os.path.exists(flag):
+            open(flag, "w").close()
+            raise ValueError("not yet")
+        yield from sentence.split()
+
+    query = run_to_end(start, word_count(function=moody))
+    assert counts(query) == EXPECTED == appended(query)
+    by_txid = {record["batch_id"]: record["attempt"] for record in query.recent_progress}
+    assert by_txid[1] == 0 and by_txid[2] == 1, "only the second transaction needed another attempt"
+
+
+def test_at_the_cap_it_stops_with_the_function_the_line_and_the_batch(start) -> None:
+    def broken(sentence: str) -> Iterator[str]:
+        if "c" in sentence:
+            raise ValueError("never")
+        yield from sentence.split()
+
+    query = start(word_count(function=broken), max_attempts=2)
+    with pytest.raises(AttemptCapReached, match="transaction 2 .* failed 2 times") as caught:
+        query.await_termination(WAIT_SECS)
+    cause = caught.value.__cause__
+    assert isinstance(cause, UserFunctionError) and "ValueError: never" in str(cause)
+    assert "test_query.py:" in cause.location and caught.value.txid == 2
+    assert query.exception() is caught.value and not query.is_active
+    assert counts(query) == {"a": 2, "b": 2}, "what came before it is committed"
+    mended = run_to_end(start, word_count())
+    assert counts(mended) == EXPECTED == appended(mended)
+    assert mended.recent_progress[0]["attempt"] == 2, "attempt ids go on after a restart"
+
+
+def test_a_batch_that_takes_too_long_is_cancelled_and_has_twice_the_time(start, tmp_path: Path) -> None:
+    flag = str(tmp_path / "slow")
+
+    def slow(sentence: str) -> Iterator[str]:
+        if not os.path.exists(flag):
+            open(flag, "w").close()
+            time.sleep(60)
+        yield from sentence.split()
+
+    query = start(word_count(function=slow), message_timeout_secs=2)
+    began = time.monotonic()
+    query.process_all_available(WAIT_SECS)
+    assert counts(query) == EXPECTED and time.monotonic() - began < 55
+    assert "message_timeout_secs" in query.status["groups"][0]["last_error"]
+
+
+# --- crashes: the driver is abandoned at a fault point, the next one resumes ---------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "zk.begin:do_then_fail:2", "zk.decide:fail_before:2", "zk.decide:do_then_fail:2", "zk.advance:do_then_fail:2",
+        "publish.table:fail_before:2", "publish.table:do_then_fail:2", "publish.table:do_then_fail:3",
+        "stage.write:do_then_fail:2", "manifest.write:fail_before:2", "manifest.write:do_then_fail:2",
+        "spout.success:fail_before:2",
+    ],
+)  # fmt: skip
+def test_every_fault_on_the_way_is_survived_in_the_same_process(start, fault: str) -> None:
+    faults.arm(fault)
+    query = run_to_end(start, word_count())
+    assert counts(query) == EXPECTED == appended(query)
+    assert faults.unfired() == []
+
+
+@pytest.mark.parametrize("point", ["zk.decide", "publish.table", "zk.advance"])
+def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refused(start, point: str) -> None:
+    """The first coordinator hangs at the point; its lease is taken away; then it wakes up."""
+    faults.arm(f"{point}:hang:2")
+    first = start(word_count(), max_attempts=1)
+    deadline = time.monotonic() + WAIT_SECS
+    while faults.unfired() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert faults.unfired() == []
+    second = start(word_count())
+    first._zk._client.stop()  # its session is gone; it does not know
+    second.process_all_available(WAIT_SECS)
+    faults.disarm()  # the first one wakes up and goes on with what it was doing
+    first.stop(WAIT_SECS)
+    assert counts(second) == EXPECTED == appended(second)
+
+
+def test_a_standby_waits_while_the_first_leads_and_takes_over_when_it_stops(start) -> None:
+    first = run_to_end(start, word_count(batches=SENTENCES[:1]))
+    standby = start(word_count())
+    time.sleep(1)
+    assert first.is_leader and not standby.is_leader and standby.status["role"] == "standby"
+    first.stop()
+    standby.process_all_available(WAIT_SECS)
+    assert standby.is_leader and counts(standby) == EXPECTED == appended(standby)
+
+
+def test_pause_starts_nothing_new_and_resume_goes_on(start) -> None:
+    query = start(word_count(batches=[[("a",)]] * 30), batch_emit_interval_secs=0.05)
+    while not query.recent_progress:
+        time.sleep(0.01)
+    query.pause()
+    time.sleep(1.5)
+    so_far = query.last_progress["batch_id"]
+    time.sleep(0.5)
+    assert query.last_progress["batch_id"] == so_far < 30
+    query.resume()
+    query.process_all_available(WAIT_SECS)
+    assert counts(query) == {"a": 30}
+
+
+# --- refused early --------------------------------------------------------------------------------
+
+
+def test_another_topology_of_this_name_is_refused_with_the_difference(start) -> None:
+    run_to_end(start, word_count(batches=SENTENCES[:1])).stop()
+    other = TridentTopology("words")
+    stream = other.new_stream("lines", FixedBatchSpout("line string", SENTENCES)).each("line", split, "word")
+    stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), "word", Max(), "count")
+    stream.partition_persist(DeltaAppend("words"), "word")
+    with pytest.raises(IdentityMismatch, match="counts.*aggregator"):
+        start(other)
+
+
+def test_a_znode_that_holds_garbage_is_an_error_that_names_it(start, zk) -> None:
+    run_to_end(start, word_count(batches=SENTENCES[:1])).stop()
+    zk.multi([SetData(zk.path("words", "lines", "coordinator"), b"garbage")])
+    query = start(word_count())
+    with pytest.raises(CorruptZnode, match="words/lines/coordinator.*garbage"):
+        query.await_termination(WAIT_SECS)
+
+
+def test_an_unreachable_zookeeper_says_where_it_looked_within_the_connect_timeout(start) -> None:
+    began = time.monotonic()
+    with pytest.raises(ZooKeeperUnreachable, match="127.0.0.1:1"):
+        start(word_count(), zookeeper="127.0.0.1:1", zookeeper_connect_timeout_secs=1)
+    assert time.monotonic() - began < 10
+
+
+def test_a_missing_input_is_an_error_at_the_start(start, tmp_path: Path) -> None:
+    topology = TridentTopology("files")
+    topology.new_stream("lines", FileSpout(tmp_path / "nowhere")).partition_persist(DeltaAppend("lines"))
+    with pytest.raises(SourceError, match="nowhere"):
+        start(topology).await_termination(WAIT_SECS)
+
+
+def test_an_unknown_state_is_named_with_those_there_are(start) -> None:
+    query = run_to_end(start, word_count(batches=[]))
+    with pytest.raises(TopologyError, match="'nothing'.*counts.*words"):
+        query.snapshot("nothing")
+
+
+# --- from other processes, and the command line's functions ------------------------------------------
+
+
+def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_path: Path) -> None:
+    query = run_to_end(start, word_count())
+    code = (
+        "import sys, trident\n"
+        "from pyspark.sql import SparkSession\n"
+        "b = SparkSession.builder.master('local[1]').config('spark.driver.memory', '512m')\n"
+        "spark = trident.configure_spark(b).getOrCreate()\n"
+        "print(sorted(map(tuple, trident.read(spark, sys.argv[1], 'counts', txid=2).collect())))\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "warehouse")], capture_output=True, text=True, timeout=120
+    )
+    assert out.stdout.strip().endswith("[('a', 3), ('b', 2), ('c', 1)]"), out.stdout + out.stderr
+    assert query.is_active
+
+
+def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_server, zk_root, tmp_path: Path) -> None:
+    from trident import TridentConfig, admin
+
+    def broken(sentence: str) -> Iterator[str]:
+        if "c" in sentence:
+            raise ValueError("never")
+        yield from sentence.split()
+
+    query = start(word_count(function=broken), max_attempts=1)
+    with pytest.raises(AttemptCapReached):
+        query.await_termination(WAIT_SECS)
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root,
+                           zookeeper_session_timeout_secs=4)  # fmt: skip
+    with pytest.raises(Exception, match="transaction 3 .* cannot be skipped.*current transaction 2"):
+        admin.skip("words", 3, config=config)
+    assert "transaction 2 is committed as empty" in admin.skip("words", 2, config=config)
+    letters = spark.read.format("delta").load(str(tmp_path / "warehouse" / "words__lines__dead_letters")).collect()
+    assert [(row.txid, "ValueError: never" in row.error) for row in letters] == [(2, True)]
+    rest = run_to_end(start, word_count(function=broken))
+    assert counts(rest) == {"a": 3, "b": 4, "d": 2} == appended(rest)
+    assert counts(rest, txid=2) == {"a": 2, "b": 2}
+
+
+def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tmp_path: Path) -> None:
+    from trident import TridentConfig, admin
+
+    first = run_to_end(start, word_count())
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
+    with pytest.raises(Exception, match="is running"):
+        admin.reset("words", config=config)
+    first.stop()
+    admin.reset("words", drop_tables=True, config=config)
+    second = run_to_end(start, word_count())
+    assert second.id != first.id and counts(second) == EXPECTED == appended(second)
+
+
+def test_status_shows_the_transaction_and_the_last_error(start, tmp_path: Path) -> None:
+    from trident.status import read_status
+
+    query = run_to_end(start, word_count())
+    query.stop()
+    status = read_status(tmp_path / "warehouse", "words")
+    assert (status.role, status.groups[0].current_txid) == ("stopped", 6)
+
+
+def test_at_most_three_multis_a_transaction_and_none_when_idle(start) -> None:
+    query = run_to_end(start, word_count(batches=[[("a",)]] * 10))
+    before = query._zk.counters.multis
+    time.sleep(1)
+    assert query._zk.counters.multis == before, "idle"
+    first = before
+    query.stop()
+    again = run_to_end(start, word_count(batches=[[("a",)]] * 20))
+    assert again._zk.counters.multis <= 3 * 10 + 3, f"10 transactions and a takeover; {first} before"
+
+
+def test_queries_can_be_used_from_several_threads(start) -> None:
+    query = start(word_count())
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            query.process_all_available(WAIT_SECS)
+            assert counts(query) == EXPECTED
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

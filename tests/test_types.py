@@ -1,0 +1,118 @@
+"""Types are read from DDL text and annotations as Spark would, without a JVM."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple, Optional, Union
+
+import pytest
+from pyspark.sql.types import ArrayType, LongType, StringType, StructType
+
+from coordinators.errors import FieldError, OutputTypeError
+from trident.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
+
+DDL = [
+    "string", "boolean", "binary", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint",
+    "float", "real", "double", "date", "timestamp", "timestamp_ntz", "decimal", "decimal(7)", "dec(10, 2)",
+    "numeric(38,18)", "array<string>", "ARRAY<Array<int>>", "map<string, array<long>>", "struct<a: int, b string>",
+    "struct<a: struct<b: map<int, decimal(3,1)>>, `odd name`: date>",
+]  # fmt: skip
+
+
+def test_types_are_read_as_spark_reads_them(spark) -> None:
+    for text in DDL:
+        assert parse_type(text) == spark.sql(f"select cast(null as {text}) as x").schema["x"].dataType, text
+    assert parse_type("struct<>") == StructType([])
+
+
+def test_outputs_are_read_with_and_without_types() -> None:
+    assert parse_outputs("word") == (("word", None),)
+    assert parse_outputs("word string, n: long") == (("word", StringType()), ("n", LongType()))
+    assert parse_outputs(["word", "n long"]) == (("word", None), ("n", LongType()))
+    assert parse_outputs("`odd ``name` array<string>, b") == (("odd `name", ArrayType(StringType())), ("b", None))
+    assert parse_outputs(StructType().add("a", "string")) == (("a", StringType()),)
+    assert parse_outputs("straße string") == (("straße", StringType()),)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("word strin", "'strin'"), ("word string n", "'n'"), ("word string,", "comma"), ("word array<string", "end"),
+     ("word decimal(39,1)", "decimal(39,1)"), ("word decimal(3,4)", "decimal(3,4)"), ("3 string", "'3'"),
+     ("word ?", "'?'"), ("word map<string>", "'>'")],
+)  # fmt: skip
+def test_outputs_that_cannot_be_read_say_what_was_found(text: str, found: str) -> None:
+    with pytest.raises(OutputTypeError) as caught:
+        parse_outputs(text)
+    assert found in caught.value.found
+    assert text in caught.value.message
+
+
+def test_an_unknown_type_names_the_nearest() -> None:
+    with pytest.raises(OutputTypeError, match="string"):
+        parse_outputs("word strng")
+
+
+@pytest.mark.parametrize("outputs", ["a, a", "a string, A long", ["x", "y", "x"]])
+def test_a_name_given_twice_is_an_error(outputs: Any) -> None:
+    with pytest.raises(FieldError, match="twice"):
+        parse_outputs(outputs)
+
+
+@pytest.mark.parametrize("outputs", ["", [], "  "])
+def test_no_output_is_an_error(outputs: Any) -> None:
+    with pytest.raises(FieldError):
+        parse_outputs(outputs)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "ddl"),
+    [(str, "string"), (int, "bigint"), (float, "double"), (bool, "boolean"), (bytes, "binary"),
+     (datetime.date, "date"), (datetime.datetime, "timestamp"), (Decimal, "decimal(38,18)"),
+     (list[str], "array<string>"), (dict[str, list[int]], "map<string,array<bigint>>"), (Optional[int], "bigint"),
+     (tuple[int, ...], "array<bigint>")],
+)  # fmt: skip
+def test_annotations_have_spark_types(annotation: Any, ddl: str) -> None:
+    assert from_annotation(annotation).simpleString() == ddl
+
+
+@pytest.mark.parametrize("annotation", [object, list, Union[int, str], tuple[int, str], set[int]])
+def test_an_annotation_without_a_spark_type_is_an_error(annotation: Any) -> None:
+    with pytest.raises(OutputTypeError, match="no Spark type"):
+        from_annotation(annotation)
+
+
+class Pair(NamedTuple):
+    word: str
+    n: int
+
+
+def test_return_annotations_say_how_many() -> None:
+    for many in (Iterator[str], Iterable[str], list[str], tuple[str, ...], Generator[str, None, None], set[str]):
+        assert Returned.of(many) == Returned(True, str)
+        assert Returned.of(Optional[many]) == Returned(True, str)
+    assert Returned.of(str) == Returned(False, str)
+    assert Returned.of(Optional[str]) == Returned(False, str)
+    assert Returned.of(tuple[str, int]) == Returned(False, tuple[str, int])
+    assert Returned.of(Pair).many is False
+    assert Returned.of(dict[str, int]).many is False
+    assert Returned.of(Iterator) == Returned(True, MISSING)
+    assert Returned.of(MISSING) == Returned.of(Any) == Returned(None, MISSING)
+
+
+def test_tuples_have_parts() -> None:
+    assert tuple_parts(tuple[str, int]) == (str, int)
+    assert tuple_parts(Pair) == (str, int)
+    assert tuple_parts(tuple[str, ...]) is None
+    assert tuple_parts(str) is None
+
+
+def test_reading_types_starts_no_jvm() -> None:
+    code = (
+        "from trident.types import parse_outputs; parse_outputs('a array<int>, b decimal(3,1)')\n"
+        "from pyspark import SparkContext; assert SparkContext._gateway is None"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -122,7 +122,7 @@ def _overlaid_by_broadcast(
 
 def _size_bytes(frame: "DataFrame") -> int:
     """Of the files that the frame reads, after skipping by statistics; runs no job."""
-    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString())
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import bz2
+import datetime as dt
 import gzip
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,7 +137,7 @@ def test_tasks_read_each_line_once_however_files_are_cut_into_pieces(tmp_path_fa
 
 
 @given(st.lists(NASTY, min_size=1, max_size=4), st.integers(1, 12), st.data())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(spark, tmp_path_factory, files, rows, data):
     folder = tmp_path_factory.mktemp("any")
     (folder / "in").mkdir()
@@ -151,7 +154,7 @@ def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(sp
             run.restart()
             assert run.coordinator.initialize_transaction(txid, run.pins.get(txid - 1), run.pins[txid]) == run.pins[txid]
         got[txid] = Counter(run.rows(txid))
-        assert len(got) <= len(expected)
+        assert len(got) <= len(expected) + len(files)  # a file may be no more than a byte order mark
     # Batches in order hold consecutive parts of the lines.
     position = 0
     for _, batch in sorted(got.items()):
@@ -168,7 +171,7 @@ def test_spark_and_the_tasks_give_the_same_rows(inputs, new_run, monkeypatch):
     contents = [
         b"", b"\n", b"\n\n\na", b"a\r\nb\r\n\r\n\r\r\nlone\rcr\nlast", b"\xef\xbb\xbfbom\nx", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n",
         b"\n\xef\xbb\xbfx\n", b"\xef\xbb", b"bad \xff\xfe\xe2\x82 \xed\xa0\x80 \xc0\xaf \xf5\x80\r\n", b"nul\x00byte\n",
-        "ü €\u2028x\u0085y\n".encode(), b"x" * 300_000 + b"\n",
+        "ü €\u2028x\u0085y\n".encode(), b"x" * 30_000 + b"\n" + b"y" * 90_000,
     ]  # fmt: skip
     expected = Counter(line for content in contents for line in lines_of(content))
     for number, content in enumerate(contents):
@@ -179,7 +182,7 @@ def test_spark_and_the_tasks_give_the_same_rows(inputs, new_run, monkeypatch):
     assert Counter(run.rows(1)) == expected  # whole files: by Spark
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", 0)
     assert Counter(run.rows(1)) == expected  # by the tasks
-    monkeypatch.setattr(file_reading, "PARTITION_BYTES", 7)
+    monkeypatch.setattr(file_reading, "PARTITION_BYTES", 4_096)
     assert Counter(run.rows(1)) == expected
 
 
@@ -211,8 +214,9 @@ def test_compressed_files_are_taken_whole(inputs, new_run):
     put(inputs, "c.txt", numbered(300, 600))
     run = new_run(inputs, min_rows=50, max_rows=50)
     assert run.all_rows() == Counter(numbered(900).splitlines())
-    assert {1, 2, 3} <= {pin["to"][0] for pin in run.pins.values()}
-    assert all(pin["to"][1] == 0 for pin in run.pins.values() if pin["to"][0] <= 2)
+    ends = [pin["to"] for pin in run.pins.values()]
+    assert all(offset == 0 for number, offset in ends if number <= 2)
+    assert any(offset > 0 for number, offset in ends if number == 3)
 
 
 # --- discovery ----------------------------------------------------------------------------
@@ -226,8 +230,8 @@ def test_files_that_appear_later_come_later(inputs, new_run):
     run.begin_all()
     put(inputs, "a", "2\n", mtime=1)  # older, but discovered later
     run.begin_all()
-    assert [run.rows(txid) for txid in run.pins] == [["1", "0"], ["2"]] or run.rows(1) == ["0", "1"]
-    assert run.rows(2) == ["2"]
+    assert [sorted(run.rows(txid)) for txid in run.pins] == [["0", "1"], ["2"]]
+    assert run.pins[1] == {"from": [1, 0], "to": [3, 0], "rows_estimate": 2}
     assert not run.ready()
 
 
@@ -357,7 +361,7 @@ def test_max_bytes_bounds_a_batch_of_long_rows(inputs, new_run):
     put(inputs, "a", ("x" * 999 + "\n") * 100)
     run = new_run(inputs, min_rows=1_000, max_bytes=10_000)
     run.begin_all()
-    assert len(run.pins) == 10 or len(run.pins) == 9
+    assert [pin["to"][1] - pin["from"][1] for pin in list(run.pins.values())[:8]] == [10_000] * 8
 
 
 def test_small_batches_are_worth_one_spark_partition():
@@ -375,7 +379,7 @@ def two_batches(inputs, new_run, **more) -> Run:
     put(inputs, "c", numbered(100, 200), mtime=3)
     run = new_run(inputs, min_rows=150, max_rows=150, **more)
     run.begin_all()
-    assert [pin["to"][0] for pin in run.pins.values()] == [2, 3, 4] or len(run.pins) == 2
+    assert len(run.pins) == 3
     return run
 
 
@@ -538,18 +542,18 @@ def test_a_lost_ledger_is_an_error(inputs, new_run):
 SCHEMA = "k int, v string"
 
 
-def csv_file(begin: int, count: int = 50) -> str:
+def csv_file(begin: int, count: int = 20) -> str:
     return "k,v\n" + "".join(f'{i},"v, ""{i}"" ü"\r\n' for i in range(begin, begin + count))
 
 
-@pytest.mark.parametrize("rows", [7, 1_000])
+@pytest.mark.parametrize("rows", [12, 1_000])
 def test_csv_with_headers_in_batches_of_any_size(inputs, new_run, rows):
     for number in range(3):
-        put(inputs, f"{number}.csv", csv_file(50 * number))
+        put(inputs, f"{number}.csv", csv_file(20 * number))
     put(inputs, "only-a-header.csv", "k,v")
     put(inputs, "blank.csv", "k,v\n\n  \n7,x\n\n")
     run = new_run(inputs, "csv", {"header": True, "escape": '"'}, schema=SCHEMA, min_rows=rows, max_rows=rows)
-    assert run.all_rows() == Counter([*((i, f'v, "{i}" ü') for i in range(150)), (7, "x")])
+    assert run.all_rows() == Counter([*((i, f'v, "{i}" ü') for i in range(60)), (7, "x")])
     assert (len(run.pins) == 1) == (rows == 1_000)
 
 
@@ -629,6 +633,101 @@ def test_json_lines_in_batches_of_any_size(inputs, new_run, monkeypatch):
     assert seen(run) == expected and len(run.pins) == 1
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", 0)
     assert seen(run) == expected
+
+
+# --- Parquet ------------------------------------------------------------------------------
+
+
+def parquet(folder: Path, name: str, table: pa.Table, mtime: int = 1, **how: Any) -> Path:
+    hidden = folder / f".{name}"
+    pq.write_table(table, hidden, **how)
+    return put(folder, name, hidden.read_bytes(), mtime)
+
+
+def typed_table(begin: int, count: int) -> pa.Table:
+    """Every type in which Arrow's and Spark's readers might differ."""
+    number = range(begin, begin + count)
+    at = [dt.datetime(2026, 1, 1) + dt.timedelta(microseconds=i) for i in number]
+    return pa.table(
+        {
+            "i": pa.array(number, pa.int32()), "n": pa.array([i if i % 3 else None for i in number], pa.int64()),
+            "d": pa.array([i / 7 for i in number]), "s": [f"ü {i}" if i % 5 else "" for i in number],
+            "b": [bytes([i % 256, 255]) for i in number], "t": [i % 2 == 0 for i in number],
+            "c": pa.array([Decimal(i) / 100 for i in number], pa.decimal128(12, 2)),
+            "date": [dt.date(1960, 1, 1) + dt.timedelta(days=i) for i in number],
+            "at": pa.array(at, pa.timestamp("us", tz="UTC")), "ntz": pa.array(at, pa.timestamp("us")),
+        }
+    )  # fmt: skip
+
+
+TYPED = (
+    "i int, n bigint, d double, s string, b binary, t boolean, c decimal(12,2), date date, at timestamp, ntz timestamp_ntz"
+)
+# What Arrow would read otherwise: wider or nested types, old times, names in another case, columns that are missing.
+CONVERTED = "I int, wide bigint, old timestamp, list array<int>, missing string"
+
+
+def plain(row: Any) -> Any:
+    return tuple(bytes(value) if isinstance(value, bytearray) else str(value) for value in row)
+
+
+@pytest.mark.parametrize("schema", [TYPED, "s string, i int", CONVERTED])
+def test_parquet_in_batches_of_any_size_is_what_spark_reads(inputs, new_run, spark, schema):
+    for number, row_group in enumerate((7, 100, 1_000)):
+        table = typed_table(100 * number, 100)
+        table = table.append_column("wide", table["i"])
+        table = table.append_column("old", table["ntz"].cast(pa.timestamp("ns")))
+        table = table.append_column("list", pa.array([[i, None] for i in range(100)], pa.list_(pa.int32())))
+        parquet(inputs, f"{number}.parquet", table, row_group_size=row_group, use_deprecated_int96_timestamps=True)
+    expected = Counter(map(plain, spark.read.schema(schema).parquet(str(inputs)).collect()))
+    assert expected.total() == 300
+    run = new_run(inputs, "parquet", schema=schema, min_rows=64, max_rows=64)
+    run.begin_all()
+    got = {txid: Counter(map(plain, run.rows(txid))) for txid in run.pins}
+    assert sum(got.values(), Counter()) == expected
+    assert [batch.total() for batch in got.values()] == [pin["rows"] for pin in run.pins.values()]
+    assert any(pin["from"][1] for pin in run.pins.values())
+    whole = new_run(inputs, "parquet", schema=schema)
+    assert Counter(map(plain, whole.rows(whole.begin()))) == Counter()  # the ledger of the same stream: nothing waits
+
+
+def test_parquet_ranges_are_read_by_several_tasks(inputs, new_run, monkeypatch):
+    parquet(inputs, "a", typed_table(0, 1_000), row_group_size=130)
+    run = new_run(inputs, "parquet", schema="i int", min_rows=700, max_rows=700)
+    monkeypatch.setattr(file_reading, "PARTITION_BYTES", 1_000)
+    run.begin_all()
+    assert [pin["rows"] for pin in run.pins.values()] == [700, 300]
+    data = run.emitter.emit_batch(TransactionAttempt(1, 0), run.pins[1])
+    assert data.partitions > 1 and data.data.rdd.getNumPartitions() == data.partitions
+    assert [row.i for row in data.data.collect()] == list(range(700))
+    assert run.rows(2) == list(range(700, 1_000))
+
+
+def test_a_file_that_is_no_parquet_is_named_and_read_once_it_is_mended(inputs, new_run):
+    put(inputs, "a.parquet", "no parquet at all")
+    run = new_run(inputs, "parquet", schema="i int")
+    with pytest.raises(SourceError, match=r"in/a\.parquet cannot be read as Parquet"):
+        run.ready()
+    parquet(inputs, "a.parquet", typed_table(0, 3))
+    assert run.all_rows() == Counter(range(3))
+
+
+def test_a_parquet_file_of_another_type_is_an_error_that_names_it(inputs, new_run):
+    parquet(inputs, "a.parquet", pa.table({"i": ["x", "y"]}))
+    run = new_run(inputs, "parquet", schema="i int", min_rows=1, max_rows=1)
+    run.begin_all()
+    with pytest.raises(Exception) as caught:
+        run.rows(1)
+    error = source_failure(caught.value)
+    assert isinstance(error, SourceError) and "in/a.parquet cannot be read" in str(error)
+
+
+def test_a_parquet_ledger_is_not_taken_for_one_of_bytes(inputs, new_run):
+    parquet(inputs, "a.parquet", typed_table(0, 3))
+    run = new_run(inputs, "parquet", schema="i int")
+    run.begin_all()
+    with pytest.raises(SourceError, match="another one before"):
+        new_run(inputs, "text")
 
 
 # --- what is refused when built -----------------------------------------------------------

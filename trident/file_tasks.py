@@ -105,8 +105,11 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
         with open(piece.path, "rb", buffering=1 << 16) as file:
             check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
             position = _go_to_first_line(file, piece)
-            while position < piece.end:
-                block = file.read(min(_BLOCK_BYTES, piece.end - position))
+            # The first line begins at 0 for every piece, though a byte order mark be before it.
+            first = piece.begin == 0 and not piece.header
+            while first or position < piece.end:
+                first = False
+                block = file.read(max(1, min(_BLOCK_BYTES, piece.end - position)))
                 if not block:
                     break
                 if not block.endswith(b"\n"):

@@ -70,6 +70,8 @@ def _run(names: list[str], given: argparse.Namespace, folder: Path) -> int:
         found = machine.describe(spark, folder)
         for line in machine.lines(found):
             print(line)
+        if given.quick:
+            print("--quick: tiny sizes, whatever the titles say; the figures say nothing about speed")
         bench = Bench(spark, folder, EmbeddedZooKeeper.ensure(folder / "zookeeper"), given.quick, _say)
         results: dict[str, object] = {}
         for name in names:

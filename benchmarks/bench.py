@@ -65,14 +65,24 @@ class Bench:
                 raise error
 
 
-def rounds(count: int, contenders: Mapping[str, Callable[[int], float]], say: Callable[[str], None]) -> dict[str, list[float]]:
+def rounds(
+    count: int, contenders: Mapping[str, Callable[[int], float]], say: Callable[[str], None], warm_up: bool = False
+) -> dict[str, list[float]]:
     """Runs all contenders once per round, in turn, so that what else the machine does hits all alike.
 
     The order is turned around in every second round.
 
+    Args:
+        count: of rounds.
+        contenders: name → a function of the round's number that gives a figure.
+        say: told what is going on.
+        warm_up: run all of them once before, and forget the figures: a JVM gets faster for some minutes.
+
     Returns:
         name → a value per round.
     """
+    for name in contenders if warm_up else ():
+        say(f"   warm-up {name}: {contenders[name](-1):,.1f}")
     values: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(count):
         names = list(contenders)

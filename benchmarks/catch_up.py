@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import peers, words
-from benchmarks.bench import Bench, Recorder, rounds
+from benchmarks.bench import Bench, advanced_at, rounds
 from benchmarks.report import Goal, Report
 
 TITLE = "3 M words wait; adaptive batches, 4 in flight, against one Spark job"
@@ -27,17 +27,16 @@ def run(bench: Bench, report: Report) -> None:
 def _measure(bench: Bench, report: Report, lines: int, count: int) -> None:
     million = lines * count * words.WORDS_PER_LINE / 1e6
     what = f"{million:g} M words"
-    rate = lambda secs: million / secs  # noqa: E731
     with _Running(bench, lines) as running:
         def ours(number: int) -> float:
-            return rate(running.catch_up(count))
+            return million / running.catch_up(count)
 
         def one_job(write: Callable[[Path], None]) -> Callable[[int], float]:
             def once(number: int) -> float:
                 files = words.write_files(bench.fresh("lines"), count, lines)
                 started = time.monotonic()
                 write(files)
-                return rate(time.monotonic() - started)
+                return million / (time.monotonic() - started)
 
             return once
 
@@ -48,9 +47,7 @@ def _measure(bench: Bench, report: Report, lines: int, count: int) -> None:
             peers.noop(words.counted(bench.spark.read.text(str(files))))
 
         contenders = {"one job into Delta": one_job(appended), "ours": ours, "one job to noop": one_job(dropped)}
-        for once in contenders.values():  # warm-up: the first of each compiles its plan
-            once(-1)
-        measured = rounds(1 if bench.quick else 5, contenders, bench.said)
+        measured = rounds(1 if bench.quick else 5, contenders, bench.said, warm_up=True)
         running.check()
     rates = {name: report.figure(f"{what}: {name}", "M words/s", values) for name, values in measured.items()}
     report.figure(f"{what}: our transactions", "in a catch-up", running.transactions)
@@ -92,10 +89,11 @@ class _Running:
         self._words += count * self._lines * words.WORDS_PER_LINE
         time.sleep(0.2)
         before = self._query.status["groups"][0]["current_txid"]
-        started = time.monotonic()
+        started = time.time()
         self._query.resume()
         self._query.process_all_available()
-        secs = time.monotonic() - started
+        # That call also waits until the source has said that nothing is left.
+        secs = advanced_at(self._query.last_progress) - started
         self.transactions.append(self._query.status["groups"][0]["current_txid"] - before)
         return secs
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
+from pathlib import Path
 
 from benchmarks import words
-from benchmarks.bench import Bench, Recorder, advanced_at
-from benchmarks.report import Goal, Report
+from benchmarks.bench import Bench, Recorder
+from benchmarks.report import Report
 
 TITLE = "where the time of one word count transaction goes"
 
@@ -43,12 +44,12 @@ def run(bench: Bench, report: Report) -> None:
     report.ratio("Delta's append over noop / our commit", deltas, commit_ms)
 
 
-def _delta_overhead(bench: Bench, files: object, report: Report) -> float:
+def _delta_overhead(bench: Bench, files: Path, report: Report) -> float:
     """What Delta's writer takes for an idempotent append over computing the same rows."""
     from benchmarks.peers import noop
 
     table, app, appended, computed = bench.fresh("append"), uuid.uuid4().hex, [], []
-    for number, path in enumerate(sorted(files.iterdir())):  # type: ignore[attr-defined]
+    for number, path in enumerate(sorted(files.iterdir())):
         frame = words.counted(bench.spark.read.text(str(path)).coalesce(1))
         for kept, write in (
             (computed, lambda: noop(frame)),

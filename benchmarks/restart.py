@@ -83,7 +83,12 @@ def _life(mode: str, files: Path, folder: Path, lines: int) -> dict[str, float]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "benchmarks.restart_child", mode, str(files), str(folder), str(lines)]
     began = time.time()
-    child = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    # The JVM of a killed process complains at length before it ends: only of interest when something failed.
+    complaints = folder.with_suffix(".log")
+    with complaints.open("w") as stderr:
+        child = subprocess.Popen(
+            command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )  # fmt: skip
     found: dict[str, float] = {}
     try:
         assert child.stdout is not None
@@ -100,6 +105,9 @@ def _life(mode: str, files: Path, folder: Path, lines: int) -> dict[str, float]:
         if child.stdout is not None:
             child.stdout.close()
     if "committed" not in found:
-        raise RuntimeError(f"the process {mode} ended with {child.returncode} before it committed; it told {found}")
+        raise RuntimeError(
+            f"the process {mode} ended with {child.returncode} before it committed; it told {found}\n"
+            + complaints.read_text()[-3000:]
+        )
     time.sleep(1.0)  # its JVM ends once it sees that the process is gone
     return found

@@ -41,7 +41,7 @@ def run(bench: Bench, report: Report) -> None:
         table[_MERGE + _ONE] = contenders.merge(1)
         table |= {_noop(n) + _ONE: contenders.noop(n, 1) for n in in_flight}
         table |= {_python(n): contenders.ours(n, python=True) for n in in_flight}
-    measured = rounds(1 if quick else 3, table, bench.said)
+    measured = rounds(1 if quick else 3, table, bench.said, warm_up=not quick)
     ms = {name: report.figure(name, "ms/transaction", values) for name, values in measured.items()}
     sustained = contenders.sustained(8 if quick else 240)
     ms[_SUSTAINED] = report.figure(_SUSTAINED, "ms/transaction", [sustained])

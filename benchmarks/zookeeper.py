@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 TITLE = "multis a transaction and when idle; the driver's memory over 2,000 small transactions"
 
 _IN_FLIGHT = 4
-_IDLE_SECS = 5.0
 
 
 def run(bench: Bench, report: Report) -> None:
-    """One topology that gets a tenth of its transactions at a time; looked at after each tenth."""
+    """One topology that gets a tenth of its transactions at a time, and is looked at after each tenth."""
     from trident import Count, DeltaMapState, TridentTopology
 
     from benchmarks.keys import GatedKeys
 
-    step = bench.size(200, 5)
+    step, points, idle_secs = bench.size(200, 5), bench.size(10, 3), bench.size(5, 1)
     spout = GatedKeys(rows=10, keys=100)
     topology = TridentTopology("small")
     stream = topology.new_stream("keys", spout)
@@ -35,7 +34,7 @@ def run(bench: Bench, report: Report) -> None:
         spout.allow(step)  # warm-up: classes and plans are loaded
         query.process_all_available()
         first = query._zk.counters.multis
-        for number in range(10):
+        for number in range(points):
             used = _heap_mb(bench.spark)
             heap.append(used[0])
             other.append(used[1])
@@ -45,28 +44,28 @@ def run(bench: Bench, report: Report) -> None:
             bench.said(
                 f"   {(number + 1) * step} transactions: heap {heap[-1]:.1f} MB, Python {python[-1]:.1f} MB, JVM {jvm[-1]:.0f} MB"
             )
-            if number < 9:
+            if number < points - 1:
                 spout.allow(step)
                 query.process_all_available()
-        multis = (query._zk.counters.multis - first) / (9 * step)
+        multis = (query._zk.counters.multis - first) / ((points - 1) * step)
         before = query._zk.counters
         seen = (before.multis, before.writes)
         reads = before.reads
-        time.sleep(_IDLE_SECS)
+        time.sleep(idle_secs)
         after = query._zk.counters
         idle, idle_reads = after.multis + after.writes - sum(seen), after.reads - reads
     report.figure("multis a transaction", "", [multis], Goal(at_most=3))
-    report.figure(f"writes in {_IDLE_SECS:g} idle seconds", "", [idle], Goal(at_most=0))
-    report.figure(f"reads in {_IDLE_SECS:g} idle seconds", "", [idle_reads])
+    report.figure("writes while idle", f"in {idle_secs} s", [idle], Goal(at_most=0))
+    report.figure("reads while idle", f"in {idle_secs} s", [idle_reads])
     report.figure("a small transaction, 4 in flight", "ms", [steady_ms(recorder.records, step)])
     # The first points still fill caches that have bounds.
-    for name, points in (
+    for name, found in (
         ("JVM heap after GC", heap), ("JVM beside the heap", other), ("Python resident", python), ("JVM resident", jvm),
     ):  # fmt: skip
-        report.figure(name, "MB", points)
-        growth = _slope(points[len(points) // 3 :]) / step * 1000
+        report.figure(name, "MB", found)
+        growth = _slope(found[len(found) // 3 :]) / step * 1000
         report.figure(f"{name}: growth per 1,000 transactions", "MB", [growth])
-    report.note(f"memory at {', '.join(str((n + 1) * step) for n in range(10))} transactions, the heap after a full GC")
+    report.note(f"memory at {', '.join(str((n + 1) * step) for n in range(points))} transactions, the heap after a full GC")
 
 
 def _slope(points: list[float]) -> float:

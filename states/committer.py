@@ -32,10 +32,9 @@ from states.descriptor import StateDescriptor, descriptors_of_group, load_descri
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.memory_map import memory_map
-from states.parquet_files import fsync
 from states.staged import StagedFile
 from states.staging import StagingTarget, verify_staged
-from states.tables import TableSpec, plain_table, published_table
+from states.tables import CHECKPOINT_EVERY, TableSpec, plain_table, published_table
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
@@ -352,7 +351,6 @@ class DeltaCommitter:
                 log.info("publishing %s to %s met %s; reading the table again", decision.attempt, path, error)
                 snapshot = self._load_for_publish(path, table)
                 continue
-            self._flush_log(path, committed.version)
             self._remember(committed)
             return after.mark(committed.version)
         raise TableError(f"publishing to {path} met {_COMMIT_TRIES} conflicts in a row")
@@ -402,12 +400,6 @@ class DeltaCommitter:
         with faults.fault_point(MEMORY):
             memory_map(table.state).update(decision.txid, rows, binding.aggregator.combine)
 
-    def _flush_log(self, path: Path, version: int) -> None:
-        """A commit is told as done only when a power cut would not undo it."""
-        entry = _log_entry(path, version)
-        fsync(str(entry))
-        fsync(str(entry.parent))
-
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
         self._open_tables[str(path)] = _Open(snapshot, _signature(path, snapshot.version))
@@ -417,7 +409,7 @@ class DeltaCommitter:
     def maintain(self) -> None:
         """Checkpoints and the like: background work of the tables, off the critical path."""
         for known in list(self._open_tables.values()):
-            self._engine.run_maintenance(known.snapshot)
+            self._engine.run_maintenance(known.snapshot, every=CHECKPOINT_EVERY)
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that."""

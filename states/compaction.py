@@ -182,16 +182,20 @@ def plan_live_read(
     """How to read all tables of a group as of one transaction.
 
     N is the least txid in any control record: every table holds it, so it is
-    never half-published, and being decided it will advance.
+    never half-published, and being decided it will advance. An empty
+    transaction leaves no control record; where one is known to have advanced
+    above that, N is that one.
 
     Args:
         pairs: (log, table) of each keyed state, pinned in any order.
         append_controls: the control records' txids of the group's append tables, pinned.
         want_txid: read as of this transaction instead. Its pair may have to be
             pinned at an older version of the keyed table (P ≤ want_txid).
-        advanced_txid: the last advanced txid, read **before** anything was
-            pinned. Empty transactions leave no control record; knowing that
-            one has advanced tells that its state is that of the one before.
+        advanced_txid: a txid that was known to have advanced **before** any log
+            or append table was pinned: from ZooKeeper, or the greatest P of keyed
+            tables that were pinned before them. Without it, and with P at an
+            empty transaction above every control record, there is nothing
+            but READ_AGAIN until the next transaction is published.
 
     Returns:
         the read, or READ_AGAIN when versions pinned at different moments do not fit.
@@ -204,28 +208,27 @@ def plan_live_read(
     controls = [log.control_txid for log, _ in pairs] + list(append_controls)
     if not controls:
         raise ValueError("a live read needs at least one table")
-    newest = min(controls)
-    txid = newest
-    if want_txid is not None:
-        if want_txid > max(newest, advanced_txid or 0):
-            raise SnapshotUnavailable(
-                f"transaction {want_txid} is not committed in every table yet",
-                found=f"committed in all of them: {newest}", action="wait for it, or read an earlier one",
-                txid=want_txid, available=newest,
-            )  # fmt: skip
-        txid = min(want_txid, newest)
+    # What has advanced was published in every table before it was pinned, or was empty.
+    newest = max(min(controls), advanced_txid or 0)
+    txid = newest if want_txid is None else want_txid
+    if txid > newest:
+        raise SnapshotUnavailable(
+            f"transaction {want_txid} is not committed in every table yet",
+            found=f"committed in all of them: {newest}", action="wait for it, or read an earlier one",
+            txid=txid, available=newest,
+        )  # fmt: skip
     for log, table in pairs:
         if want_txid is not None and log.floor > txid:
             raise SnapshotUnavailable(
                 f"transaction {want_txid} is no longer kept",
                 found=f"the log begins after {log.floor}", action="raise snapshot_retention_txids to keep more",
-                txid=want_txid, available=newest,
+                txid=txid, available=newest,
             )  # fmt: skip
         if want_txid is not None and txid < table.merged_txid <= log.control_txid:
             raise SnapshotUnavailable(
                 f"the table at version {table.table_version} is past transaction {want_txid}",
                 found=f"merged up to {table.merged_txid}", expected=f"at most {txid}",
-                action="pin an older version of the table", txid=want_txid, available=newest,
+                action="pin an older version of the table", txid=txid, available=newest,
             )  # fmt: skip
         if not log.floor <= table.merged_txid <= txid:
             return READ_AGAIN

@@ -140,7 +140,9 @@ class KernelEngine:
         conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
         # Kernel's default log store asks Hadoop for a second local file system,
         # one that runs a `chmod` process for every file: 25 ms a commit. This
-        # one uses the session's. Exclusion is commit_lock's, with either.
+        # one uses the session's. It leaves a millisecond between looking and
+        # renaming, so it may only be used under commit_lock; Spark's own
+        # commits keep the default, which looks again just before it renames.
         if not conf.get(_LOG_STORE):
             conf.set(_LOG_STORE, "io.delta.storage.LocalLogStore")
         try:

@@ -297,7 +297,7 @@ def _frame(spark: "SparkSession", table: _Pinned, txid: int, aggregator: Any) ->
     if table.merged is None:
         return _load_frame(spark, table.published).select(*columns)
     base = nothing if table.plain is None else _load_frame(spark, table.plain).select(*columns)
-    if table.merged == txid:
+    if table.merged >= min(txid, table.control.txid):  # later transactions, if any, committed nothing
         return base
     rows = _load_frame(spark, table.published).where(
         (quoted(TXID_COLUMN) > table.merged) & (quoted(TXID_COLUMN) <= txid)

@@ -13,8 +13,9 @@ UPTO_COLUMN = "_upto"
 # A checkpoint every 10 commits keeps a cold load at some 27 ms. Deletion vectors stay off: readers that
 # do not know them refuse the table, and any Delta reader shall read it. Statistics for all columns: the
 # hidden txid is the last one, and readers use those of the first 32 unless told.
+CHECKPOINT_EVERY = 10
 PROPERTIES = {
-    "delta.checkpointInterval": "10",
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableDeletionVectors": "false",
     "delta.dataSkippingNumIndexedCols": "-1",
 }

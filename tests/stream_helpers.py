@@ -11,6 +11,7 @@ from pyspark.sql.types import StructField, StructType
 from coordinators.transactions import TransactionAttempt
 from states.delta_append import DeltaAppend
 from trident.arrow_ops import Chain
+from trident.arrow_values import python_values
 from trident.lowering import PyOp, arrow_type
 from trident.planner import GroupPlan, plan
 from trident.stream import Stream
@@ -55,12 +56,10 @@ def batch(spark: "SparkSession", plan_: GroupPlan, rows: Sequence[tuple], partit
     return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions)
 
 
-def run(
-    spark: "SparkSession", stream: Stream, rows: Sequence[tuple], partitions: int = 1, attempt: TransactionAttempt = ATTEMPT
-) -> list[tuple]:  # fmt: skip
+def run(spark: "SparkSession", stream: Stream, rows: Sequence[tuple], partitions: int = 1) -> list[tuple]:
     """The stream's rows on Spark, in no order but sorted by their text."""
     plan_ = append_plan(stream)
-    return collect(plan_.build({"rows": batch(spark, plan_, rows, partitions)}, attempt)["out"])
+    return collect(plan_.build({"rows": batch(spark, plan_, rows, partitions)}, ATTEMPT)["out"])
 
 
 def collect(frame: "DataFrame") -> list[tuple]:
@@ -83,12 +82,10 @@ def run_pass(stream: Stream, rows: Sequence[tuple], cut: int | None = None) -> l
     )
     spout = plan_.spouts["rows"].output_schema
     columns = list(zip(*rows)) if rows else [()] * len(spout.names)
-    table = pa.table(
-        {f.name: pa.array(column, arrow_type(f.dataType)) for f, column in zip(spout.fields, columns)}
-    )
+    table = pa.table({f.name: pa.array(column, arrow_type(f.dataType)) for f, column in zip(spout.fields, columns)})
     out: list[tuple] = []
     for piece in chain(iter(table.to_batches(max_chunksize=cut))):
-        out.extend(zip(*(column.to_pylist() for column in piece.columns)))
+        out.extend(zip(*map(python_values, piece.columns)))
     return out
 
 

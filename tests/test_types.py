@@ -72,7 +72,8 @@ def test_no_output_is_an_error(outputs: Any) -> None:
     ("annotation", "ddl"),
     [(str, "string"), (int, "bigint"), (float, "double"), (bool, "boolean"), (bytes, "binary"),
      (datetime.date, "date"), (datetime.datetime, "timestamp"), (Decimal, "decimal(38,18)"),
-     (list[str], "array<string>"), (dict[str, list[int]], "map<string,array<bigint>>"), (Optional[int], "bigint"),
+     (list[str], "array<string>"), (dict[str, list[int]], "map<string,array<bigint>>"),
+     (Optional[int], "bigint"),  # noqa: UP045
      (tuple[int, ...], "array<bigint>")],
 )  # fmt: skip
 def test_annotations_have_spark_types(annotation: Any, ddl: str) -> None:
@@ -93,9 +94,9 @@ class Pair(NamedTuple):
 def test_return_annotations_say_how_many() -> None:
     for many in (Iterator[str], Iterable[str], list[str], tuple[str, ...], Generator[str, None, None], set[str]):
         assert Returned.of(many) == Returned(True, str)
-        assert Returned.of(Optional[many]) == Returned(True, str)
+        assert Returned.of(Optional[many]) == Returned(True, str)  # noqa: UP045
     assert Returned.of(str) == Returned(False, str)
-    assert Returned.of(Optional[str]) == Returned(False, str)
+    assert Returned.of(Optional[str]) == Returned(False, str)  # noqa: UP045
     assert Returned.of(tuple[str, int]) == Returned(False, tuple[str, int])
     assert Returned.of(Pair).many is False
     assert Returned.of(dict[str, int]).many is False

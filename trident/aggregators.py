@@ -250,7 +250,7 @@ class Max(_Extreme):
         return F.max(inputs[0])
 
 
-_ORDERED = (
+_PLAIN = (
     StringType, BinaryType, BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType,
     DecimalType, DateType, TimestampType, TimestampNTZType,
 )  # fmt: skip
@@ -262,7 +262,12 @@ def is_ordered(kind: DataType) -> bool:
         return is_ordered(kind.elementType)
     if isinstance(kind, StructType):
         return all(is_ordered(field.dataType) for field in kind.fields)
-    return isinstance(kind, _ORDERED)
+    return is_plain(kind)
+
+
+def is_plain(kind: DataType) -> bool:
+    """Whether it is one of the everyday types without parts, which Spark, Arrow and Python all can group by."""
+    return isinstance(kind, _PLAIN)
 
 
 def is_groupable(kind: DataType) -> bool:

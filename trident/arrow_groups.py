@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.arrow_ops import Frame, Label, Meter, call_rows, fail, output_arrays
+from trident.arrow_failures import Label, fail
+from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
 from trident.arrow_values import Values
 
 _GROUPS_PER_BATCH = 50_000
@@ -110,9 +111,10 @@ class Groups:
         columns = [frame.values(name) for name in self.inputs]
         rows = zip(*columns) if columns else iter([()] * frame.length)
         get = groups.get
-        at = 0
+        keys = self._group_keys(frame, originals)
+        at = 0  # after a failure: the row that it was
         try:
-            for at, (key, row) in enumerate(zip(self._group_keys(frame, originals), rows)):
+            for at, (key, row) in enumerate(zip(keys, rows)):  # noqa: B007
                 groups[key] = fold(get(key, _NOTHING), row)
         except (Exception, SystemExit) as error:
             row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}

@@ -4,51 +4,26 @@ One :class:`Chain` is one pass of Spark's ``mapInArrow``, however many
 operations it holds. Only columns that a function reads become Python values;
 the others stay Arrow and follow by ``take``. Columns that nobody needs later
 are not made. Imported by every worker: keep its imports light.
-
-A failure of a user's function travels to the driver as text, since that is all
-that Spark carries: :func:`fail` writes it, ``trident.functions.translate_failure``
-reads it.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import sysconfig
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat, starmap
-from typing import Any, NoReturn
+from itertools import compress, repeat, starmap
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinators.errors import FailedException
+from trident.arrow_failures import Label, fail
 from trident.arrow_values import Values, WrongValue, cut_repr, python_values, to_arrow
 
 # A batch is worked on in pieces that are expected to give about so many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
 _ROWS_PER_PIECE = 100_000
 _FIRST_PIECE = 2_000
-
-
-@dataclass(frozen=True)
-class Label:
-    """Where a step comes from, for messages.
-
-    Attributes:
-        operation: the operation as plans name it.
-        location: "file:line" of the user's function.
-    """
-
-    operation: str
-    location: str
-
-
-class UserCodeFailed(Exception):
-    """A user's function failed; its text carries the report to the driver."""
 
 
 class Meter:
@@ -85,58 +60,11 @@ class Frame:
         return {name: self._columns[name].take(positions) for name in names}
 
 
-# --- failures ----------------------------------------------------------------------------
-
-_LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {os.path.join(os.path.dirname(os.path.abspath(__file__)), "")}
-)
-
-
-def fail(label: Label, error: BaseException, row: Mapping[str, Any], **wrong: str) -> NoReturn:
-    """Raises the report of a failed function, in a form that survives the way through Spark."""
-    report = {
-        "kind": "failed" if isinstance(error, FailedException) else "error",
-        "operation": label.operation,
-        "location": _own_line(error, label.location),
-        "error": _text(error) if not isinstance(error, WrongValue) else str(error),
-        "row": describe_row(row),
-        **wrong,
-    }
-    mark = base64.b64encode(json.dumps(report).encode()).decode()
-    raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} <<trident-failure:{mark}>>")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)[:2000]
-    except Exception as broken:  # a user's exception class
-        text = f"(its text raised {type(broken).__name__})"
-    return text if isinstance(error, FailedException) and text else f"{type(error).__name__}: {text}"
-
-
-def _own_line(error: BaseException, location: str) -> str:
-    """The innermost line of the user's own code, not of a library that it called."""
-    own_file = location.rpartition(":")[0]
-    found = location
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        own = file == own_file or not (file.startswith(_LIBRARIES) or file.startswith("<frozen"))
-        # The pass itself may be shipped to a worker under another path: told by its module.
-        if own and not trace.tb_frame.f_globals.get("__name__", "").startswith("trident.arrow_"):
-            found = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
-
-
-def describe_row(row: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{name}: {cut_repr(value)}" for name, value in row.items()) + "}"
-
-
 # --- calling a function for every row ----------------------------------------------------
 
 _NOT_ROWS = frozenset({str, bytes, bytearray, dict})
+# Told apart without asking for __iter__, which costs more than the rest of a short function.
+_SINGLE = _NOT_ROWS | {int, float, bool}
 
 
 @dataclass(frozen=True)
@@ -192,15 +120,13 @@ def call_rows(
     calls = map(function, *columns) if columns else starmap(function, repeat((), length))
     rows: list[Any] = []
     ends: list[int] = []
-    result: Any = ()
     try:
         if many is False:
-            for result in calls:
-                rows.append(result)
+            rows.extend(calls)  # when a call raises, the results before it stay: they say which row it was
             done = len(rows)
         else:
             gather = _gather_many if many else _gather_any
-            result = gather(calls, rows, ends, several)
+            gather(calls, rows, ends, several)
             done = len(ends)
         if done != length:
             raise StopIteration("a function may not raise StopIteration: rows would be lost")
@@ -210,7 +136,7 @@ def call_rows(
              **(error.details if isinstance(error, WrongValue) else {}))  # fmt: skip
     if many is not False:
         return Results(rows, ends)
-    if not drop_none or all(row is not None for row in rows):
+    if not drop_none or type(None) not in set(map(type, rows)):
         return Results(rows, range(1, length + 1))
     count = 0
     for row in rows:
@@ -233,7 +159,7 @@ def _gather_many(calls: Iterable[Any], rows: list[Any], ends: list[int], several
 def _gather_any(calls: Iterable[Any], rows: list[Any], ends: list[int], several: bool) -> None:
     for result in calls:
         if result is not None:
-            one = result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__")
+            one = result.__class__ in _SINGLE or not hasattr(result, "__iter__")
             if one or (several and isinstance(result, tuple)):
                 rows.append(result)
             else:
@@ -342,7 +268,10 @@ class Keep:
             verdicts = call_rows(
                 self.label, self.function, columns, self.inputs, frame.length, False, False, False
             ).rows  # fmt: skip
-            index = [row for row, verdict in enumerate(verdicts) if verdict]
+            try:
+                index = list(compress(range(frame.length), verdicts))
+            except Exception as error:  # a result that is neither true nor false, such as an array
+                fail(self.label, error, {})
             whole = len(index) == frame.length
             yield Frame(frame.only(self.keep, None if whole else index), len(index), frame.meter)
 
@@ -392,27 +321,28 @@ class CountRows:
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         held: pa.Table | None = None
         meter = Meter()
+        # Names of our own: "count_all" may be a field of the user's.
+        keys = [f"k{position}" for position in range(len(self.keys))]
         for frame in frames:
             if not frame.length:
                 continue
-            table = pa.table(frame.only(self.keys))
+            table = pa.table([frame.array(name) for name in self.keys], names=keys)
             # One thread: the cores are Spark's, which runs a task on each.
-            counts = table.group_by(list(self.keys), use_threads=False).aggregate([([], "count_all")])
-            counts = counts.select([*self.keys, "count_all"]).rename_columns([*self.keys, self.output])
-            held = counts if held is None else self._merged(pa.concat_tables([held, counts]))
+            counts = table.group_by(keys, use_threads=False).aggregate([([], "count_all")])
+            counts = counts.select([*keys, "count_all"]).rename_columns([*keys, "n"])
+            if held is not None:
+                both = pa.concat_tables([held, counts]).group_by(keys, use_threads=False).aggregate([("n", "sum")])
+                counts = both.select([*keys, "n_sum"]).rename_columns([*keys, "n"])
+            held = counts
             if held.num_rows > _ROWS_PER_PIECE:
                 yield from self._frames(held, meter)
                 held = None
         if held is not None:
             yield from self._frames(held, meter)
 
-    def _merged(self, table: pa.Table) -> pa.Table:
-        merged = table.group_by(list(self.keys), use_threads=False).aggregate([(self.output, "sum")])
-        return merged.select([*self.keys, f"{self.output}_sum"]).rename_columns([*self.keys, self.output])
-
     def _frames(self, table: pa.Table, meter: Meter) -> Iterator[Frame]:
         for batch in table.combine_chunks().to_batches():
-            yield Frame(dict(zip(batch.schema.names, batch.columns)), batch.num_rows, meter)
+            yield Frame(dict(zip((*self.keys, self.output), batch.columns)), batch.num_rows, meter)
 
 
 # --- the chain ---------------------------------------------------------------------------

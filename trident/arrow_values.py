@@ -45,7 +45,9 @@ def cut_repr(value: Any) -> str:
 
 
 def python_values(array: pa.Array) -> Values:
-    """The values as users' functions see them: None for null, aware datetimes for timestamps."""
+    """The values as users' functions see them: None for null, aware datetimes for timestamps, dicts for maps."""
+    if pa.types.is_nested(array.type):
+        return array.to_pylist(maps_as_pydicts="strict")  # else a map would be a list of pairs
     return array.to_pylist()
 
 

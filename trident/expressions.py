@@ -74,7 +74,9 @@ class Expression:
         return [column.alias(output.name)]
 
     def __str__(self) -> str:
-        return repr(self.source) if isinstance(self.source, Expr) else str(self.source)
+        if isinstance(self.source, Expr):
+            return self.source.text
+        return str(self.source).removeprefix("Column<'").removesuffix("'>")
 
 
 def is_expression(value: object) -> bool:
@@ -182,7 +184,7 @@ def analyse(source: Union["Column", Expr], schema: StructType, what: str) -> Ana
     if session is None:
         from trident.session import make_session
 
-        session = make_session()
+        session = make_session("trident")
     empty = session.createDataFrame([], schema)
     try:
         chosen = empty.select(to_column(source))

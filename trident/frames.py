@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import _to_java_column, _to_seq
-from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
@@ -39,7 +39,11 @@ from trident.lowering import (
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import BuiltBatch
 
-Transform = Callable[[DataFrame, TransactionAttempt], DataFrame]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# A transform of a classic DataFrame: the session was checked to be classic when the topology started.
+Transform = Callable[["DataFrame", TransactionAttempt], "DataFrame"]
 
 
 class CompiledGroup:
@@ -51,7 +55,7 @@ class CompiledGroup:
     """
 
     def __init__(self, lowered: Lowered, session: Any) -> None:
-        self._lowered, self._session = lowered, session
+        self._lowered, self._session, self.context = lowered, session, session.sparkContext
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._transforms = {single: self._compile(single) for single in variants}
 
@@ -80,12 +84,16 @@ class CompiledGroup:
         if isinstance(target, PersistNode):
             built[target.binding.name] = frame
         elif target in self._lowered.shared:
-            if target in self._lowered.checkpointed:
-                frame = frame.localCheckpoint(eager=True)
-                built.checkpoints.append(frame)
-            frames[target] = frame
+            frames[target] = self._once(frame, built) if target in self._lowered.checkpointed else frame
         else:  # a dangling end: nobody takes its rows, but its functions are to be called
             frame.write.format("noop").mode("overwrite").save()
+
+    def _once(self, frame: Any, built: BuiltBatch) -> DataFrame:
+        """Computes the frame now. Known to ``built`` before that: what a failure leaves is released too."""
+        kept: Any = frame.localCheckpoint(eager=False)
+        built.checkpoints.append(kept)
+        kept._jdf.queryExecution().analyzed().rdd().count()
+        return kept
 
     def _compile(self, single: bool) -> list[tuple[Segment, list[Transform]]]:
         return [(segment, list(self._transforms_of(segment.ops, single))) for segment in self._lowered.segments]
@@ -94,7 +102,7 @@ class CompiledGroup:
         kept = [op for op in ops if not (single and only_for_several(op))]
         for in_python, run in groupby(kept, key=lambda op: isinstance(op, PyOp)):
             if in_python:
-                yield self._python_pass(list(run))
+                yield self._python_pass(cast("list[PyOp]", list(run)))
             else:
                 for op in run:
                     yield self._native(op)
@@ -109,22 +117,23 @@ class CompiledGroup:
         schema, takes = StructType(list(fields)), sorted(ops[0].takes)
         if any(op.uses_batch_id for op in ops):
 
-            def with_batch_id(frame: DataFrame, attempt: TransactionAttempt) -> DataFrame:
+            def with_batch_id(frame: Any, attempt: TransactionAttempt) -> DataFrame:
                 return self._map_in_arrow(frame, self._udf(chain.for_batch(attempt), takes, schema))
 
             return with_batch_id
         udf = self._udf(chain, takes, schema)
-        return lambda frame, attempt: self._map_in_arrow(frame, udf)
+        return lambda frame, _: self._map_in_arrow(frame, udf)
 
     def _udf(self, chain: Chain, takes: Sequence[str], schema: StructType) -> Any:
         """What ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""
         from pyspark.sql.pandas.functions import pandas_udf
 
-        udf = pandas_udf(chain, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        make: Any = pandas_udf
+        udf = make(chain, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
         return udf(*[F.col(_quoted(name)) for name in takes])
 
-    def _map_in_arrow(self, frame: DataFrame, udf: Any) -> DataFrame:
-        return DataFrame(frame._jdf.mapInArrow(udf._jc, False, None), frame.sparkSession)
+    def _map_in_arrow(self, frame: Any, udf: Any) -> DataFrame:
+        return _frame(frame, frame._jdf.mapInArrow(udf._jc, False, None))
 
     def _native(self, op: Op) -> Transform:
         if isinstance(op, SelectOp):
@@ -145,14 +154,14 @@ class CompiledGroup:
         if op.expression is not None:
             columns = [*columns, *op.expression.columns()]
         chosen = self._seq(columns)
-        return lambda frame, attempt: DataFrame(frame._jdf.select(chosen), frame.sparkSession)
+        return lambda frame, _: _frame(frame, frame._jdf.select(chosen))
 
     def _filter(self, op: FilterOp) -> Transform:
         from trident.expressions import to_column
 
         op.expression.analysed()
         condition = _to_java_column(to_column(op.expression.source))
-        return lambda frame, attempt: DataFrame(frame._jdf.filter(condition), frame.sparkSession)
+        return lambda frame, _: _frame(frame, frame._jdf.filter(condition))
 
     def _aggregate(self, op: NativeAggregateOp) -> Transform:
         inputs, output = [F.col(_quoted(name)) for name in op.inputs], op.fields[-1]
@@ -164,11 +173,11 @@ class CompiledGroup:
 
     def _agg(self, keys: Sequence[str], value: Any) -> Transform:
         grouping, first, rest = self._seq([F.col(_quoted(name)) for name in keys]), value._jc, self._seq([])
-        return lambda frame, attempt: DataFrame(frame._jdf.groupBy(grouping).agg(first, rest), frame.sparkSession)
+        return lambda frame, _: _frame(frame, frame._jdf.groupBy(grouping).agg(first, rest))
 
     def _by_key(self, op: ByKeyOp) -> Transform:
         keys = self._seq([F.col(_quoted(name)) for name in op.keys])
-        return lambda frame, attempt: DataFrame(frame._jdf.repartition(keys), frame.sparkSession)
+        return lambda frame, _: _frame(frame, frame._jdf.repartition(keys))
 
     def _one_partition(self, op: OnePartitionOp) -> Transform:
         """Spark gives an empty batch no partition at all, and then no worker would run."""
@@ -179,20 +188,24 @@ class CompiledGroup:
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
         )
 
-        def transform(frame: DataFrame, attempt: TransactionAttempt) -> DataFrame:
-            return DataFrame(frame._jdf.select(unmarked).union(marker._jdf).coalesce(1), frame.sparkSession)
+        def transform(frame: Any, attempt: TransactionAttempt) -> DataFrame:
+            return _frame(frame, frame._jdf.select(unmarked).union(marker._jdf).coalesce(1))
 
         return transform
 
     def _seq(self, columns: Sequence[Any]) -> Any:
-        return _to_seq(self._session.sparkContext, columns, _to_java_column)
+        return _to_seq(self.context, columns, _to_java_column)
+
+
+def _frame(origin: Any, java: Any) -> "DataFrame":
+    return ClassicDataFrame(java, origin.sparkSession)
 
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _is_single(frame: DataFrame) -> bool:
+def _is_single(frame: Any) -> bool:
     """Whether the batch certainly is one Spark partition: ``coalesce(1)`` or ``repartition(1)`` was its last step.
 
     Asking the physical plan would say more, at the price of planning the batch twice.

@@ -118,8 +118,9 @@ def _inner(function: Any) -> Any:
     """The plain function inside a partial, a wrapper, a method or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
-    if not isinstance(function, type) and not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", function) if not inspect.isroutine(function) else function
+    is_object = callable(function) and not isinstance(function, type) and not inspect.isroutine(function)
+    if is_object:
+        function = type(function).__call__
     return inspect.unwrap(function) if callable(function) else function
 
 
@@ -265,19 +266,21 @@ def resolve_outputs(
         OutputTypeError: a type is not known, or the annotation contradicts the outputs.
     """
     many, item = _shape(kind, function, outputs, what)
-    parts: tuple[Any, ...] | None
-    if len(outputs) == 1:
-        parts = (item,)
+    parts: tuple[Any, ...] | None = tuple_parts(item) if is_known(item) else None
+    one = len(outputs) == 1
+    if parts is not None:
+        # A tuple may be one value only where a struct is asked for.
+        fits = outputs[0][1] is not None if one else len(parts) == len(outputs)
     else:
-        parts = tuple_parts(item) if is_known(item) else None
-        if is_known(item) and without_optional(item) not in (tuple, list) and (
-            parts is None or len(parts) != len(outputs)
-        ):  # fmt: skip
-            raise OutputTypeError(
-                f"{what} returns another number of values than it has outputs",
-                found=f"{function.name} is annotated with {annotation_name(item)}",
-                expected=f"a tuple of {len(outputs)} for the outputs {[name for name, _ in outputs]}",
-            )
+        fits = one or not is_known(item) or without_optional(item) in (tuple, list)
+    if not fits:
+        raise OutputTypeError(
+            f"{what} returns another number of values than it has outputs",
+            found=f"{function.name} is annotated with {annotation_name(item)}",
+            expected=f"{'one value' if one else f'a tuple of {len(outputs)}'} for {[name for name, _ in outputs]}",
+        )
+    if one:
+        parts = (item,)
     fields = []
     for position, (name, given) in enumerate(outputs):
         annotation = parts[position] if parts else MISSING
@@ -324,9 +327,7 @@ def _type_or_none(annotation: Any) -> DataType | None:
         return None
 
 
-def _output_type(
-    name: str, given: DataType | None, annotation: Any, function: UserFunction, what: str
-) -> DataType:
+def _output_type(name: str, given: DataType | None, annotation: Any, function: UserFunction, what: str) -> DataType:
     if given is None:
         if not is_known(annotation):
             raise OutputTypeError(

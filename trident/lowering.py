@@ -7,15 +7,17 @@ branches share) and ends at a state, at a shared node or at a dangling end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
 
 from coordinators.errors import OutputTypeError
+from trident.aggregators import is_plain
+from trident.arrow_failures import Label
 from trident.arrow_groups import Folded, Groups
-from trident.arrow_ops import CountRows, Keep, Label, Peek, Rows, WithoutMarker
+from trident.arrow_ops import CountRows, Keep, Peek, Rows, WithoutMarker
 from trident.expressions import Expression
 from trident.nodes import (
     AggregateNode,
@@ -23,7 +25,6 @@ from trident.nodes import (
     NativeNode,
     Node,
     PersistNode,
-    ProjectNode,
     PythonNode,
     SourceNode,
 )
@@ -258,8 +259,9 @@ class _Maker:
 
     def finish(self, wanted: Fields) -> None:
         """Leaves exactly the wanted columns in their order."""
-        if isinstance(self._last(), PyOp):
-            self.ops[-1] = PyOp(self.ops[-1].step, wanted, self.ops[-1].takes, self.ops[-1].uses_batch_id)
+        last = self._last()
+        if isinstance(last, PyOp):
+            self.ops[-1] = replace(last, fields=wanted)
         elif [field.name for field in wanted] != [field.name for field in self._physical]:
             self._push(SelectOp(tuple(field.name for field in wanted), None, wanted))
 
@@ -270,7 +272,9 @@ class _Maker:
         self.ops.append(op)
         self._physical = op.fields
 
-    def _push_python(self, step: Any, fields: Sequence[StructField], takes: Sequence[str], batch_id: bool = False) -> None:  # fmt: skip
+    def _push_python(
+        self, step: Any, fields: Sequence[StructField], takes: Sequence[str], batch_id: bool = False
+    ) -> None:
         taken = frozenset(takes or [field.name for field in self._physical[:1]])
         if not isinstance(self._last(), PyOp) and taken != {field.name for field in self._physical}:
             # What Python does not need is not converted for it.
@@ -319,13 +323,14 @@ class _Maker:
         merges = False
         if (
             isinstance(self._last(), PyOp) and aggregation.keys and aggregation.aggregator.native_name == "count"
-            and not any(_is_nested(field.dataType) for field in fields)
+            and all(is_plain(field.dataType) for field in fields)
         ):  # fmt: skip
             step = CountRows(aggregation.keys, aggregation.outputs[0].name)
             self._push_python(step, fields, aggregation.keys)
             merges = True
         inputs = tuple(field.name for field in aggregation.outputs) if merges else aggregation.inputs
-        self._push(NativeAggregateOp(aggregation.keys, inputs, aggregation.aggregator, merges, fields, persists and merges))
+        suffices = persists and merges
+        self._push(NativeAggregateOp(aggregation.keys, inputs, aggregation.aggregator, merges, fields, suffices))
 
     def _combine(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
         keys, output = aggregation.keys, aggregation.outputs[0]
@@ -381,10 +386,6 @@ def _groups(
         types=tuple(arrow_type(field.dataType) for field in outputs),
         many=aggregation.many, always=mode in ("reduce", "aggregate") and not aggregation.keys,
     )  # fmt: skip
-
-
-def _is_nested(kind: DataType) -> bool:
-    return isinstance(kind, (ArrayType, MapType, StructType))
 
 
 def arrow_type(kind: DataType) -> pa.DataType:

@@ -125,7 +125,7 @@ class PersistNode(Node):
 Names = Union[str, Sequence[str]]
 
 
-def field_names(given: Names, what: str) -> tuple[str, ...]:
+def field_names(given: object, what: str) -> tuple[str, ...]:
     """ "a", "a, b" or ["a", "b"] as a tuple of names."""
     if isinstance(given, str):
         names = tuple(name.strip() for name in given.split(","))

@@ -64,7 +64,7 @@ class GroupPlan:
     bindings: list[StateBinding]
     nodes: list[Node]
     _lowered: "Lowered" = field(repr=False)
-    _compiled: dict[int, "CompiledGroup"] = field(default_factory=dict, repr=False)
+    _compiled: "CompiledGroup | None" = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -90,11 +90,11 @@ class GroupPlan:
     def _compile(self, session: Any) -> "CompiledGroup":
         from trident.frames import CompiledGroup
 
-        key = id(session.sparkContext)  # what is compiled belongs to one SparkContext
         with self._lock:
-            if key not in self._compiled:
-                self._compiled = {key: CompiledGroup(self._lowered, session)}
-            return self._compiled[key]
+            # What is compiled belongs to one SparkContext.
+            if self._compiled is None or self._compiled.context is not session.sparkContext:
+                self._compiled = CompiledGroup(self._lowered, session)
+            return self._compiled
 
     @property
     def lowered(self) -> "Lowered":

@@ -44,7 +44,7 @@ from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
 from trident.session import check_session, make_session
 from trident.spout_host import NoSpouts, TridentSpoutHost
-from trident.spouts import SpoutContext
+from trident.spouts import Resumes, SpoutContext
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 
 if TYPE_CHECKING:
@@ -481,6 +481,9 @@ class TopologyQuery:
         for tx_id, spout in plan_.spouts.items():
             context = self._spout_context(tx_id)
             coordinators[tx_id] = spout.get_coordinator(context)
+            pins = store.pins.get(tx_id, {})
+            if pins and isinstance(coordinators[tx_id], Resumes):
+                coordinators[tx_id].resume(max(pins), pins[max(pins)])
             emitters[tx_id] = spout.get_emitter(context)
         host = TridentSpoutHost(coordinators, emitters)
         runner = SparkBatchRunner(

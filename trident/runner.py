@@ -14,9 +14,10 @@ from coordinators.errors import BatchTimeout
 from coordinators.ports import ProcessedBatch
 from coordinators.transactions import TransactionAttempt
 from states.staging import StagingTarget, stage
+from trident.file_reading import source_failure
 from trident.functions import translate_failure
 from trident.rows import to_dataframe
-from trident.spouts import Emitted, Emitter, Json
+from trident.spouts import Emitted, Emitter, Json, Prepares
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,7 +88,7 @@ class SparkBatchRunner:
                     expected=f"at most {timeout_secs:g} s",
                     action="raise message_timeout_secs, or make batches smaller; the next attempt has twice the time",
                 ) from error
-            translated = translate_failure(error, attempt)
+            translated = source_failure(error) or translate_failure(error, attempt)
             if translated is error:
                 raise
             raise translated from error
@@ -112,7 +113,13 @@ class SparkBatchRunner:
         emitted_at = time.monotonic()
         frames = self._plan.build(inputs, attempt)
         built_at = time.monotonic()
-        staged = stage(frames, self._targets, self._incarnation, attempt, self._codec)
+        try:
+            staged = stage(frames, self._targets, self._incarnation, attempt, self._codec)
+        finally:
+            frames.release()
+        for emitter in self._emitters.values():
+            if isinstance(emitter, Prepares):
+                emitter.prepare(attempt)
         done_at = time.monotonic()
         return ProcessedBatch(
             staged,
@@ -179,6 +186,11 @@ class SparkBatchRunner:
 
 
 def _input_rows(metadata: Mapping[str, Json]) -> int | None:
-    """Rows of the batch for progress, where the spouts' metadata say so."""
-    rows = [value["rows"] for value in metadata.values() if isinstance(value, dict) and "rows" in value]
+    """Rows of the batch for progress, as far as the spouts' metadata say so (an estimate for text files)."""
+    rows = []
+    for value in metadata.values():
+        if isinstance(value, dict):
+            count = value.get("rows", value.get("rows_estimate"))
+            if isinstance(count, int):
+                rows.append(count)
     return sum(rows) if rows else None

@@ -35,7 +35,6 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LOCAL_FS = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 LOCAL_FS_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
-LOG_STORE = "io.delta.storage.LocalLogStore"
 
 # The rest of what the resolver brings, Spark has already, often newer: before
 # Spark's own jars on the class path the older ones would break it.
@@ -129,7 +128,6 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, cores)),
             # Hadoop's own local file system runs a chmod process per file, 16 ms each.
             "spark.hadoop.fs.file.impl": LOCAL_FS,
-            "spark.delta.logStore.file.impl": LOG_STORE,
             # A VPN or a firewall must not come between a driver and itself.
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",

@@ -121,6 +121,21 @@ class ReportsBacklog(Protocol):
     def backlog(self) -> Backlog: ...
 
 
+@runtime_checkable
+class Resumes(Protocol):
+    """A coordinator that wants to know at a start where it had got to."""
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Called once, before anything else: the greatest txid that has metadata, and that."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An emitter that can still fail an attempt after its rows were staged and before it is decided."""
+
+    def prepare(self, attempt: TransactionAttempt) -> None: ...
+
+
 class Emitter(Protocol):
     """Turns metadata into rows; one per stream, on the driver (its rows need not be)."""
 

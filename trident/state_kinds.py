@@ -53,7 +53,7 @@ def check_append(state: Any, schema: StructType) -> None:
             )  # fmt: skip
     if len(columns) == len(schema.names):
         raise FieldError(
-            f"state {state.name} is partitioned by every field", expected="at least one field that is not partitioned by"
+            f"state {state.name} is partitioned by every field written to it", expected="at least one other field"
         )
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
-from coordinators.errors import FieldError, OutputTypeError, TopologyError
+from coordinators.errors import FieldError, TopologyError
 from states.binding import StateBinding
-from trident.aggregators import is_groupable, kind_of
+from trident.aggregation import aggregator_name, read_aggregation
+from trident.aggregators import is_groupable
 from trident.expressions import is_expression, resolve
 from trident.functions import (
     Expr,
@@ -25,8 +26,6 @@ from trident.functions import (
     check_arity,
     check_serialisable,
     describe,
-    function_location,
-    function_name,
     resolve_outputs,
 )
 from trident.nodes import (
@@ -43,7 +42,7 @@ from trident.nodes import (
     picked,
     require_fields,
 )
-from trident.state_kinds import check_append, check_keyed, state_kind
+from trident.state_kinds import check_append, check_keyed, check_reserved, state_kind
 from trident.types import check_distinct, parse_outputs
 
 if TYPE_CHECKING:
@@ -163,8 +162,8 @@ class Stream:
         """
         if is_expression(inputs):
             site = call_site()
-            what = "filter"
-            expression = resolve("filter", inputs, (), self.schema, what)
+            condition: Any = inputs
+            expression = resolve("filter", condition, (), self.schema, "filter")
             return self._next(
                 NativeNode(
                     parents=(self._node,), schema=self.schema, operation=f"filter({expression})", location=site,
@@ -196,7 +195,8 @@ class Stream:
         ``peek(print)`` takes all fields, ``peek("word", f)`` some. It is called
         again when a batch or a Spark task is tried again.
         """
-        names, given = (self.fields, inputs) if function is None else (field_names(inputs, "peek"), function)
+        given: Any = inputs if function is None else function
+        names = self.fields if function is None else field_names(inputs, "peek")
         described = self._function("peek", given, names)
         return self._next(
             PythonNode(
@@ -235,7 +235,9 @@ class Stream:
 
     agg = aggregate
 
-    def persistent_aggregate(self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> TridentState:  # fmt: skip
+    def persistent_aggregate(
+        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN
+    ) -> TridentState:
         """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
 
         Exactly once for the states and spouts of SEMANTICS 5. An empty batch
@@ -312,7 +314,7 @@ class Stream:
         )
 
     def _aggregate(self, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> "Stream":
-        aggregation = self._aggregation("aggregate", keys, inputs, aggregator, outputs)
+        aggregation = read_aggregation(self.schema, "aggregate", keys, inputs, aggregator, outputs, call_site())
         schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
         return self._next(
             AggregateNode(
@@ -326,7 +328,7 @@ class Stream:
     ) -> TridentState:
         what = "persistent_aggregate"
         check_keyed(state, what)
-        aggregation = self._aggregation(what, keys, inputs, aggregator, outputs)
+        aggregation = read_aggregation(self.schema, what, keys, inputs, aggregator, outputs, call_site())
         if aggregation.kind in ("reducer", "aggregator"):
             raise TopologyError(
                 f"{what} cannot keep a {aggregation.kind} yet",
@@ -335,6 +337,7 @@ class Stream:
                 action="a combiner's partial values can be added to a state without reading it first; write it as one",
             )
         schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
+        check_reserved(state, schema)
         binding = StateBinding(
             state, state_kind(state), keys, schema, tuple(field.name for field in aggregation.outputs), aggregator
         )
@@ -348,46 +351,6 @@ class Stream:
             )  # fmt: skip
         )
         return TridentState(binding.name, binding)
-
-    def _aggregation(self, what: str, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> Aggregation:
-        site = call_site()
-        if isinstance(aggregator, type):
-            raise TopologyError(f"{what} needs an aggregator, not its class", found=aggregator.__name__,
-                                expected=f"{aggregator.__name__}()")  # fmt: skip
-        kind = kind_of(aggregator, what)
-        names = field_names(inputs, what) if inputs else ()
-        require_fields(names, self.schema, what)
-        given = parse_outputs(outputs)
-        check_distinct([*keys, *(name for name, _ in given)], f"the keys and outputs of {what}")
-        fields, many = self._result(what, kind, names, aggregator, given, site)
-        return Aggregation(
-            aggregator=aggregator, kind=kind, keys=keys, inputs=names, many=many,
-            outputs=tuple(StructField(name, type_, True) for name, type_ in fields),
-            location=function_location(_main_method(kind, aggregator)) or site,
-        )  # fmt: skip
-
-    def _result(
-        self, what: str, kind: str, inputs: tuple[str, ...], aggregator: Any, given: Any, site: str
-    ) -> tuple[list, bool | None]:
-        name = aggregator_name(aggregator)
-        if kind != "aggregator" and len(given) != 1:
-            raise OutputTypeError(
-                f"{what}({name}) gives one value", found=f"{len(given)} outputs", expected="one output field",
-                action="give a struct type, as in 'stats struct<n: long, total: double>', for several values in one",
-            )  # fmt: skip
-        if kind == "native":
-            output, type_ = given[0]
-            actual = aggregator.result_type([self.schema[field].dataType for field in inputs])
-            if type_ is not None and type_ != actual:
-                raise OutputTypeError(
-                    f"output {output!r} of {what}({name}) has another type",
-                    found=actual.simpleString(), expected=type_.simpleString(), action="leave the type out",
-                )  # fmt: skip
-            return [(output, actual)], False
-        _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
-        check_serialisable(aggregator, f"{what}({name})")
-        described = describe(_typed_method(kind, aggregator), what, site)
-        return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
 
 
 class GroupedStream:
@@ -413,7 +376,9 @@ class GroupedStream:
 
     agg = aggregate
 
-    def persistent_aggregate(self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> TridentState:  # fmt: skip
+    def persistent_aggregate(
+        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN
+    ) -> TridentState:
         """Keeps one value per group over all batches: ``persistent_aggregate(state, Count(), "n")``.
 
         Args: as in :meth:`Stream.persistent_aggregate`.
@@ -443,35 +408,3 @@ def _flat(fields: tuple[Names, ...], what: str) -> tuple[str, ...]:
 
 def _says_bool(function: Any) -> bool:
     return callable(function) and describe(function, "each", "").returned is bool
-
-
-def aggregator_name(aggregator: Any) -> str:
-    return function_name(type(aggregator))
-
-
-def _main_method(kind: str, aggregator: Any) -> Any:
-    method = {"combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}.get(kind)
-    return getattr(aggregator, method) if method else None
-
-
-def _typed_method(kind: str, aggregator: Any) -> Any:
-    """The method whose return annotation says the type of the result."""
-    names = {"combiner": ("init", "combine", "zero"), "reducer": ("reduce", "init"), "aggregator": ("complete",)}[kind]
-    methods = [getattr(aggregator, name) for name in names]
-    annotated = [method for method in methods if describe(method, "", "").returned not in (Any, None)
-                 and repr(describe(method, "", "").returned) != "nothing"]  # fmt: skip
-    return (annotated or methods)[0]
-
-
-def _check_methods(kind: str, aggregator: Any, count: int, what: str) -> None:
-    if kind == "combiner":
-        check_arity(aggregator.init, count, f"init of {what}")
-        check_arity(aggregator.combine, 0, f"combine of {what}", ("two values",) * 2)
-        check_arity(aggregator.zero, 0, f"zero of {what}")
-    elif kind == "reducer":
-        check_arity(aggregator.init, 0, f"init of {what}")
-        check_arity(aggregator.reduce, count, f"reduce of {what}", ("the value so far",))
-    else:
-        check_arity(aggregator.init, 0, f"init of {what}", ("the batch id",))
-        check_arity(aggregator.aggregate, count, f"aggregate of {what}", ("the state",))
-        check_arity(aggregator.complete, 0, f"complete of {what}", ("the state",))

@@ -114,7 +114,7 @@ class TridentTopology:
         """Starts the topology and waits until it stops; SIGINT and SIGTERM stop it, a second one at once."""
         from trident.query import run_topology
 
-        return run_topology(self, spark, config, **overrides)
+        run_topology(self, spark, config, **overrides)
 
     # --- called by streams ---------------------------------------------------------------
 

@@ -224,7 +224,7 @@ def _nested(name: str, tokens: _Tokens) -> DataType:
         key = _type(tokens)
         tokens.require(",")
         return MapType(key, _type(tokens), True)
-    fields = []
+    fields: list[StructField] = []
     while tokens.peek() != ">":
         if fields:
             tokens.require(",")

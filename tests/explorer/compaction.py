@@ -103,6 +103,8 @@ class Compaction:
         compactors: how many there are, each of which goes round ``rounds`` times.
         every, force, retention: of the decisions.
         log_first: a compactor pins the log before the table, not after it.
+        reader_asks_zookeeper: it reads there what has advanced before it pins the tables
+            in any order; else it pins the keyed table first, and P says that.
         want: the reader wants this transaction; None for the newest; 0: no reader.
         rejects: Delta rejects a MERGE that another one overtook since its snapshot. False
             is Delta as it is not: rejected only if a row that it changes was changed.
@@ -115,6 +117,7 @@ class Compaction:
     force: bool = False
     retention: int = 0
     log_first: bool = False
+    reader_asks_zookeeper: bool = True
     want: int | None = None
     crashes: int = 0
     rejects: bool = True
@@ -155,8 +158,7 @@ class Compaction:
                 yield Action(f"compactor {number} is killed", partial(self._checked, dead), fault=True)
         if not world.reader.done:
             if not world.reader.started:
-                reader = world.reader._replace(started=True, advanced=world.tables.advanced)
-                yield Action("reader: starts", partial(self._checked, world._replace(reader=reader)))
+                yield Action("reader: starts", partial(self._start_reading, world))
             else:
                 for name in sorted(world.reader.left):
                     yield Action(f"reader: pins {name}", partial(self._pin, world, name))
@@ -247,6 +249,14 @@ class Compaction:
 
     # --- the reader ----------------------------------------------------------------------------------
 
+    def _start_reading(self, world: World) -> World:
+        reader, table = world.reader._replace(started=True), world.tables.table
+        if self.reader_asks_zookeeper:
+            reader = reader._replace(advanced=world.tables.advanced)
+        else:  # what is merged had advanced
+            reader = reader._replace(left=reader.left - {"table"}, table=table, advanced=table.merged)
+        return self._checked(world._replace(reader=reader))
+
     def _pin(self, world: World, name: str) -> World:
         reader = world.reader
         reader = reader._replace(left=reader.left - {name}, **{name: getattr(world.tables, name)})
@@ -271,7 +281,7 @@ class Compaction:
     def _check_read(self, reader: Reader, plan: LiveRead) -> None:
         wanted = self.want if self.want is not None else plan.txid
         if self.want is None:
-            if plan.txid > min(reader.log.control, reader.append):
+            if plan.txid > max(reader.advanced, min(reader.log.control, reader.append)):
                 raise Violation(f"a live read of {plan.txid}, which is half published")
             if any(plan.txid < txid <= reader.advanced and self.keys.get(txid) for txid in self.keys):
                 raise Violation(f"a live read of {plan.txid} though {reader.advanced} had advanced before it began")
@@ -290,7 +300,8 @@ class Compaction:
         if compactor.rounds == 0:
             compactor = Compactor(0)
         compactors = (*world.compactors[:number], compactor, *world.compactors[number + 1 :])
-        return world._replace(compactors=compactors)
+        # Compactors are alike: worlds that differ in their numbering only are one.
+        return world._replace(compactors=tuple(sorted(compactors, key=hash)))
 
     def _exact(self, txid: int) -> dict[str, tuple[int, ...]]:
         exact: dict[str, tuple[int, ...]] = {}

@@ -1,0 +1,305 @@
+"""Aggregates over a batch and its groups: one row for an empty batch, none per group (SEMANTICS 4)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from coordinators.transactions import TransactionAttempt
+from states.memory_map import MemoryMapState
+from states.native import NATIVE
+from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of
+from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum, is_groupable, is_ordered, kind_of
+from trident.functions import translate_failure
+from trident.planner import plan
+from trident.types import parse_type
+
+NAN = float("nan")
+
+
+class Longest:
+    """A combiner: the longest text, the greater of two as long."""
+
+    def init(self, word: str) -> str:
+        return word or ""
+
+    def combine(self, a: str, b: str) -> str:
+        return max(a, b, key=lambda word: (len(word), word))
+
+    def zero(self) -> str:
+        return ""
+
+
+class Joined:
+    """A reducer: the letters of all words, in order."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, curr: str, word: str) -> str:
+        return "".join(sorted(curr + (word or "")))
+
+
+class Distinct:
+    """An aggregator with a state that is changed in place, and many results."""
+
+    def init(self, batch_id: TransactionAttempt) -> dict:
+        return {"batch": batch_id, "words": set()}
+
+    def aggregate(self, state: dict, word: str) -> None:
+        state["words"].add(word)
+
+    def complete(self, state: dict) -> Iterator[tuple[str, str]]:
+        for word in sorted(state["words"], key=str):
+            yield word, str(state["batch"])
+
+
+class Rows:
+    """An aggregator with one result."""
+
+    def init(self, batch_id: object) -> int:
+        return 0
+
+    def aggregate(self, state: int) -> int:
+        return state + 1
+
+    def complete(self, state: int) -> int:
+        return state
+
+
+def test_the_kinds_are_told_by_their_methods() -> None:
+    assert kind_of(Count(), "x") == "native"
+    for thing, kind, protocol in (
+        (Longest(), "combiner", Combiner), (Joined(), "reducer", Reducer), (Distinct(), "aggregator", Aggregator)
+    ):  # fmt: skip
+        assert kind_of(thing, "x") == kind and isinstance(thing, protocol)
+    for wrong in (None, "count", object(), len):
+        with pytest.raises(TopologyError, match="needs an aggregator"):
+            kind_of(wrong, "aggregate")
+
+
+@pytest.mark.parametrize("aggregator", [Count(), Sum(), Min(), Max()])
+def test_built_in_combiners_obey_the_laws_of_combiners(aggregator: Any) -> None:
+    values = [3, -1, None, 7, 7]
+    whole = aggregator.zero()
+    for value in values:
+        whole = aggregator.combine(whole, aggregator.init(value))
+    for order in itertools.permutations(values):
+        left = [aggregator.init(value) for value in order]
+        for at in range(1, len(left)):
+            parts = []
+            for part in (left[:at], left[at:]):
+                total = part[0]
+                for value in part[1:]:
+                    total = aggregator.combine(total, value)
+                parts.append(total)
+            assert aggregator.combine(*parts) == whole
+            assert aggregator.combine(aggregator.zero(), aggregator.combine(*parts)) == whole
+    assert aggregator.native_name in NATIVE
+    assert aggregator == type(aggregator)() and aggregator != Longest()
+
+
+def test_result_types() -> None:
+    def result(aggregator: Any, *types: str) -> str:
+        return aggregator.result_type([parse_type(text) for text in types]).simpleString()
+
+    assert result(Count()) == result(Count(), "string", "int") == "bigint"
+    assert [result(Sum(), text) for text in ("int", "float", "decimal(12,2)", "decimal(35,2)")] == [
+        "bigint", "double", "decimal(22,2)", "decimal(38,2)",
+    ]  # fmt: skip
+    assert result(Min(), "string") == "string" and result(Max(), "array<date>") == "array<date>"
+    for aggregator, text in ((Sum(), "string"), (Min(), "map<string,int>"), (Max(), "array<map<string,int>>")):
+        with pytest.raises(OutputTypeError):
+            result(aggregator, text)
+    for types in ((), ("int", "int")):
+        with pytest.raises(TopologyError, match="takes one field"):
+            result(Sum(), *types)
+    assert is_ordered(parse_type("struct<a: int>")) and not is_groupable(parse_type("struct<a: map<int,int>>"))
+
+
+def test_aggregates_check_their_outputs_and_methods() -> None:
+    stream = stream_of("word string, n int")
+
+    class Untyped:
+        def init(self, n):
+            return n
+
+        def combine(self, a, b):
+            return a + b
+
+        def zero(self):
+            return 0
+
+    for wrong, problem in (
+        (lambda: stream.aggregate(Count(), "a, b"), "gives one value"),
+        (lambda: stream.aggregate("n", Sum(), "total int"), "another type"),
+        (lambda: stream.aggregate("word", Sum(), "total"), "adds numbers"),
+        (lambda: stream.aggregate("n", Untyped(), "total"), "not known"),
+        (lambda: stream.aggregate("word, n", Longest(), "w"), "cannot be called"),
+        (lambda: stream.aggregate(Joined(), "w"), "cannot be called"),
+        (lambda: stream.aggregate("word", Distinct(), "w"), "number of values"),
+    ):
+        with pytest.raises(TopologyError, match=problem):
+            wrong()
+    assert stream.aggregate("n", Untyped(), "total double").schema["total"].dataType.simpleString() == "double"
+
+
+# --- the whole batch -------------------------------------------------------------------------
+
+WORDS = [("a",), ("ccc",), (None,), ("bb",), ("a",)]
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 0])
+def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partitions: int) -> None:
+    rows = WORDS if partitions else []
+    full, seven_two = bool(rows), str(ATTEMPT)
+    source = stream_of("word string")
+    expected: list[tuple[Any, list]] = [
+        (source.aggregate(Count(), "n"), [(5,)] if full else [(0,)]),
+        (source.aggregate("word", Max(), "most"), [("ccc",)] if full else [(None,)]),
+        (source.map(lambda word: len(word or ""), "n long").aggregate("n", Sum(), "n"), [(7,)] if full else [(0,)]),
+        (source.aggregate("word", Longest(), "longest"), [("ccc",)] if full else [("",)]),
+        (source.aggregate("word", Joined(), "letters"), [("aabbccc",)] if full else [("",)]),
+        (source.each("word", lambda word: 1, "n long").aggregate(Rows(), "n"), [(5,)] if full else [(0,)]),
+        (source.aggregate("word", Distinct(), "word, batch"),
+         [(word, seven_two) for word in ("a", "bb", "ccc", None)] if full else []),
+    ]  # fmt: skip
+    for stream, result in expected:
+        fresh = stream_of("word string")
+        stream._topology = fresh._topology
+        fresh._topology._nodes = _lineage(stream._node)
+        fresh._topology._sources = {"rows": fresh._topology._nodes[0]}
+        assert run(spark, stream, rows, partitions) == result, stream
+
+
+def _lineage(node: Any) -> list:
+    return [*_lineage(node.parents[0]), node] if node.parents else [node]
+
+
+# --- groups ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 0])
+def test_groups_give_one_row_each_and_null_is_a_group(spark, partitions: int) -> None:
+    rows = [(key, word) for key in ("x", None, "y") for word in ("a", "bb", None)] if partitions else []
+
+    def source() -> Any:
+        return stream_of("key string, word string").group_by("key")
+
+    for stream, values in (
+        (source().aggregate(Count(), "n"), 3),
+        (source().aggregate("word", Longest(), "longest"), "bb"),
+        (source().aggregate("word", Joined(), "letters"), "abb"),
+        (source().aggregate(Rows(), "n"), 3),
+    ):
+        expected = [("x", values), ("y", values), (None, values)] if rows else []
+        assert run(spark, stream, rows, partitions) == sorted(expected, key=repr), stream
+
+
+def test_groups_of_odd_keys(spark) -> None:
+    """NaN is one group, 0.0 and -0.0 are one, arrays and structs can be keys, as in Spark's own grouping."""
+    keys = [(NAN, [1], {"a": 1}), (NAN, [1], {"a": 1}), (0.0, [], {"a": None}), (-0.0, [], {"a": None})]
+    rows = [(*key, word) for key, word in zip(keys, ("a", "bb", "c", "dd"))]
+    for aggregator, partitions in ((Longest(), 1), (Longest(), 2)):
+        stream = stream_of("x double, y array<long>, z struct<a: long>, word string").group_by("x, y", "z")
+        found = run(spark, stream.aggregate("word", aggregator, "w"), rows, partitions)
+        assert sorted(row[-1] for row in found) == ["bb", "dd"]
+        assert sorted((tuple(row[1]), row[2]["a"]) for row in found if row[1]) == [((1,), 1)]
+
+
+def test_an_aggregators_outputs_follow_the_keys_and_operations_go_on(spark) -> None:
+    stream = (
+        stream_of("key string, word string")
+        .group_by("key").aggregate("word", Distinct(), "word, batch")
+        .each("word", str.upper, "upper string")
+        .group_by("upper").aggregate(Count(), "n")
+        .filter("n", lambda n: n > 1)
+    )  # fmt: skip
+    rows = [("x", "a"), ("x", "a"), ("y", "a"), ("y", "b")]
+    assert run(spark, stream, rows, partitions=2) == [("A", 2)]
+
+
+# --- partial values for states ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 0])
+def test_partial_values_combine_to_the_whole(spark, partitions: int) -> None:
+    rng = random.Random(4)
+    rows = [(rng.choice(["x", "y", None]), rng.choice(["a", "bb", "ccc"])) for _ in range(40)] if partitions else []
+    cases: list[tuple[Any, Any]] = [("word", Longest()), ((), Count()), ("word", Min())]
+    for (inputs, aggregator), python in itertools.product(cases, (False, True)):
+        stream = stream_of("key string, word string")
+        if python:
+            stream = stream.filter(lambda key, word: True)
+        stream.group_by("key").persistent_aggregate(MemoryMapState("s"), inputs, aggregator, "v")
+        (plan_,) = plan(stream._topology)
+        assert not plan_.uninitialised_on_empty
+        frame = plan_.build({"rows": batch(spark, plan_, rows, partitions)}, ATTEMPT)["s"]
+        assert frame.columns == ["key", "v"]
+        found: dict = {}
+        for key, value in collect(frame):
+            found[key] = aggregator.combine(found[key], value) if key in found else value
+        expected: dict = {}
+        for key, word in rows:
+            value = aggregator.init(word)
+            expected[key] = aggregator.combine(expected[key], value) if key in expected else value
+        assert found == expected, (aggregator, python)
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 0])
+def test_a_persistent_aggregate_of_everything_always_has_its_row(spark, partitions: int) -> None:
+    rows = WORDS if partitions else []
+    cases: list[tuple[Any, Any, Any]] = [
+        ((), Count(), 5 if rows else 0), ("word", Longest(), "ccc" if rows else ""),
+        ("word", Min(), "a" if rows else None),
+    ]  # fmt: skip
+    for inputs, aggregator, value in cases:
+        stream = stream_of("word string")
+        stream.persistent_aggregate(MemoryMapState("s"), inputs, aggregator, "v")
+        (plan_,) = plan(stream._topology)
+        assert plan_.uninitialised_on_empty
+        assert collect(plan_.build({"rows": batch(spark, plan_, rows, partitions)}, ATTEMPT)["s"]) == [(value,)]
+
+
+def test_sums_of_decimals_keep_their_scale_and_of_nulls_are_zero(spark) -> None:
+    stream = stream_of("key string, d decimal(38,30), n int").group_by("key")
+    stream.persistent_aggregate(MemoryMapState("d"), "d", Sum(), "d")
+    stream.persistent_aggregate(MemoryMapState("n"), "n", Sum(), "n")
+    (plan_,) = plan(stream._stream._topology)
+    tiny = Decimal("0.000000000000000000000000000001")
+    frames = plan_.build({"rows": batch(spark, plan_, [("x", tiny, None), ("x", tiny, None)])}, ATTEMPT)
+    assert collect(frames["d"]) == [("x", 2 * tiny)]
+    assert collect(frames["n"]) == [("x", 0)]
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+class Breaks(Longest):
+    def combine(self, a: str, b: str) -> str:
+        if "bb" in (a, b):
+            raise ValueError("no b")
+        return max(a, b)
+
+
+class GivesUp(Rows):
+    def complete(self, state: int) -> int:
+        raise FailedException("not today")
+
+
+def test_an_aggregator_that_raises_is_named_with_its_row(spark) -> None:
+    stream = stream_of("word string").group_by("word").aggregate(GivesUp(), "n").aggregate("n", Max(), "n")
+    error = translate_failure(raised(lambda: run(spark, stream, WORDS)), ATTEMPT)
+    assert isinstance(error, FailedException) and "not today" in str(error)
+    stream = stream_of("word string").aggregate("word", Breaks(), "w")
+    error = translate_failure(raised(lambda: run(spark, stream, [("a",), ("bb",)])), ATTEMPT)
+    assert isinstance(error, UserFunctionError)
+    assert error.operation == "aggregate(Breaks)"
+    assert error.location == f"{__file__}:{Breaks.combine.__code__.co_firstlineno + 2}"
+    assert "{word: 'bb'}" in str(error)

@@ -6,7 +6,7 @@ commands to others, which report back with events:
 - one thread asks readiness, begins attempts (in order, by construction);
 - up to ``max_spout_pending`` threads run batches;
 - one thread commits: prepare, decide, publish, advance, strictly one at a time;
-- one thread tells success and cleans up, off the critical path.
+- one thread tells success, one cleans up, off the critical path.
 
 Failures: before the decision an error becomes ``Failed``; from the decision on
 it is retried with back-off, and at the cap the driver halts with the record
@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class GroupDriver:
         self._idle = threading.Condition()
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
         self._asked_at = 0.0
+        self._told: Future[None] | None = None  # telling the last success
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         name = f"trident-{store.group}"
@@ -86,6 +87,7 @@ class GroupDriver:
         self._batch_pool = ThreadPoolExecutor(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
         self._commit_pool = ThreadPoolExecutor(1, f"{name}-commit")
         self._success_pool = ThreadPoolExecutor(1, f"{name}-success")
+        self._clean_pool = ThreadPoolExecutor(1, f"{name}-clean")
         self._thread = threading.Thread(target=self._loop, name=f"{name}-coordinator", daemon=True)
 
     # --- control, from any thread ---------------------------------------------------------
@@ -118,7 +120,7 @@ class GroupDriver:
 
     def close(self) -> None:
         """Waits for this driver's threads: none of them outlives the lease unnoticed."""
-        for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool):
+        for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool, self._clean_pool):
             pool.shutdown(wait=True)
 
     @property
@@ -203,7 +205,7 @@ class GroupDriver:
             self._work.pop(command.attempt, None)
             self._batch_pool.submit(self._runner.cancel, command.attempt)
         elif isinstance(command, master.Success):
-            self._success_pool.submit(self._success, command.attempt)
+            self._told = self._success_pool.submit(self._success, command.attempt)
         elif isinstance(command, master.End):
             self._on_end(command)
         else:
@@ -323,6 +325,9 @@ class GroupDriver:
         digest = work.decision.sha256 if work.decision else ""
         marker = Marker(command.attempt.txid, command.attempt.attempt_id, digest)
 
+        # A crash right after this advance tells success of this transaction only: the one before must have heard.
+        self._wait_told()
+
         def advance() -> None:
             tables = {**self._store.record.tables, **work.marks}
             self._store.advance(marker, published=command.published, tables=tables)
@@ -386,7 +391,13 @@ class GroupDriver:
         except Exception as error:  # told again after the next restart; the data is safe
             log.warning("a spout's success(%s) raised: %s", attempt, error)
             self._observer.event(f"a spout's success({attempt}) raised: {error}")
-        self._committer.advanced(attempt, published=True)
+        # Cleaning up must not hold back the next advance.
+        self._clean_pool.submit(self._committer.advanced, attempt, True)
+
+    def _wait_told(self) -> None:
+        told = self._told
+        while told is not None and not self._stopping.is_set() and not wait([told], timeout=0.5).done:
+            pass
 
     def _report(self, attempt: TransactionAttempt, work: _Work, published: bool) -> None:
         work.duration_ms["total"] = _ms(work.started)

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -34,7 +34,7 @@ from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.memory_map import memory_map
 from states.staged import StagedFile
 from states.staging import StagingTarget, verify_staged
-from states.tables import CHECKPOINT_EVERY, TableSpec, plain_table, published_table
+from states.tables import TableSpec, plain_table, published_table
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
@@ -94,7 +94,7 @@ class DeltaCommitter:
             spec = published_table(binding)
             if spec is not None:
                 seen.add(self._open_table(binding, spec, record))
-        for path in self._detached_paths():
+        for path in self._detached_paths(record):
             seen.add(self._engine.load(str(path)).table_id)
         gone = set(record.tables) - seen
         if gone:
@@ -105,13 +105,17 @@ class DeltaCommitter:
                 action="bring the table back from a back-up, or begin again with `trident reset`",
             )
 
-    def _detached_paths(self) -> list[Path]:
+    def _detached_paths(self, record: GroupRecord) -> list[Path]:
         """Tables of states that the topology no longer has: kept, detached."""
         paths = []
         for descriptor in descriptors_of_group(self._warehouse, self._topology, self._group):
             path = self._warehouse / descriptor.published_path
-            if descriptor.name not in self._bindings and path.exists():
-                paths.append(path)
+            if descriptor.name in self._bindings or not path.exists():
+                continue
+            paths.append(path)
+            if descriptor.ends_at is None:
+                # From now on readers of the group must not wait for this table.
+                replace(descriptor, ends_at=record.current_txid - 1).save(self._warehouse)
         dead_letters = DEAD_LETTERS.format(topology=self._topology, group=self._group)
         if dead_letters not in self._bindings and (self._warehouse / dead_letters).exists():
             paths.append(self._warehouse / dead_letters)
@@ -409,7 +413,7 @@ class DeltaCommitter:
     def maintain(self) -> None:
         """Checkpoints and the like: background work of the tables, off the critical path."""
         for known in list(self._open_tables.values()):
-            self._engine.run_maintenance(known.snapshot, every=CHECKPOINT_EVERY)
+            self._engine.run_maintenance(known.snapshot)
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that."""

@@ -163,12 +163,15 @@ def _pin(
     """
     for attempt in range(_TRIES):
         controls, pinned = _look(engine, Path(warehouse), states)
-        newest = min(controls)
+        # What is merged had advanced before any log was looked at; an empty transaction leaves no other trace.
+        merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
+        known = max(advanced_txid or 0, *merged, 0)
+        newest = max(min(controls), known)
         asked = newest if txid is None else min(txid, newest)
         views = {name: _as_of(engine, table, asked) for name, table in pinned.items()}
         pairs = [view.pair for view in views.values() if view.pair is not None and asked >= view.control.starts_at]
         try:
-            plan = plan_live_read(pairs, controls, txid, advanced_txid)
+            plan = plan_live_read(pairs, controls, txid, known)
         except SnapshotUnavailable as error:
             if txid is not None and txid < newest:
                 raise _too_old(engine, pinned, txid) from error

@@ -162,6 +162,7 @@ def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partiti
     source = stream_of("word string")
     expected: list[tuple[Any, list]] = [
         (source.aggregate(Count(), "n"), [(5,)] if full else [(0,)]),
+        (source.filter("word", bool).aggregate(Count(), "n"), [(4,)] if full else [(0,)]),
         (source.aggregate("word", Max(), "most"), [("ccc",)] if full else [(None,)]),
         (source.map(lambda word: len(word or ""), "n long").aggregate("n", Sum(), "n"), [(7,)] if full else [(0,)]),
         (source.aggregate("word", Longest(), "longest"), [("ccc",)] if full else [("",)]),

@@ -281,16 +281,18 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
 
     merging = compactor_of(group, snapshot_retention_txids=0)
 
+    drops = []
+
     def compact():
         if merging.merge_once(last[0], force=True):
-            merging.drop_once(last[0])
+            drops.append(merging.drop_once(last[0]))
 
     threads = [guarded(publish_next), guarded(compact)]
     for thread in threads:
         thread.start()
     seen = set()
-    end = time.monotonic() + 5
-    while time.monotonic() < end and not stop.is_set():
+    end = time.monotonic() + 120  # on a busy machine; four reads and two drops take some 5 s on an idle one
+    while (len(seen) < 4 or len(drops) < 2) and time.monotonic() < end and not stop.is_set():
         frames, txid = read_group(spark, engine, tmp_path, ["counts", "lines"])
         total = frames["counts"].agg({"count": "sum"}).first()[0] or 0
         assert (total, frames["lines"].count()) == (10 * txid, txid)
@@ -299,5 +301,4 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
     for thread in threads:
         thread.join()
     assert not errors
-    assert len(seen) > 1, "the readers saw nothing happen"
-    assert engine.load(str(tmp_path / "counts")).txn_version("trident/top/g/merge"), "nothing was merged meanwhile"
+    assert len(seen) >= 4 and len(drops) >= 2, "too little happened for this to show anything"

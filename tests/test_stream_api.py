@@ -70,7 +70,8 @@ def stream_like(stream: Any) -> Any:
 @pytest.mark.parametrize(
     ("result", "expected"),
     [(lambda n: None, []), (lambda n: [], []), (lambda n: "ab", [(1, "ab")]),
-     (lambda n: ["a", "b"], [(1, "a"), (1, "b")]), (lambda n: (word for word in "xy"), [(1, "x"), (1, "y")]), (lambda n: ["a", None], [(1, "a"), (1, None)])],
+     (lambda n: ["a", "b"], [(1, "a"), (1, "b")]),
+     (lambda n: (word for word in "xy"), [(1, "x"), (1, "y")]), (lambda n: ["a", None], [(1, "a"), (1, None)])],
 )  # fmt: skip
 def test_an_unannotated_function_is_understood_by_what_it_returns(result: Any, expected: list) -> None:
     assert run_pass(stream_of("n long").each("n", result, "word string"), [(1,)]) == expected
@@ -355,7 +356,7 @@ def test_bindings_describe_what_is_written() -> None:
     assert (state.binding.kind, state.binding.value_fields) == ("memory", ("total",))
 
 
-def test_a_batch_must_have_a_helper_that_works(spark) -> None:
-    """The helper that makes empty batches makes them as Spark's optimiser sees them: without partitions."""
+def test_the_empty_batches_of_these_tests_have_no_partition(spark) -> None:
+    """Else they would not show that a global aggregate has its row even when no worker would run."""
     plan_ = append_plan(stream_of("n long"))
     assert batch(spark, plan_, [], 0).rdd.getNumPartitions() == 0

@@ -57,12 +57,12 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     engine = KernelEngine(spark)
     lines = []
     for descriptor in descriptors:
-        if descriptor.kind != "keyed":
+        if descriptor.kind != "keyed" or descriptor.ends_at is not None:
             continue
         txid = latest_txid(engine, warehouse, descriptor.name)
         compactor = Compactor(spark, engine, warehouse, descriptor)
         report = compactor.merge_once(txid, force=True)
-        compactor.drop_once(txid)
+        # The log is dropped by the topology, which knows how much of it to keep.
         what = f"merged transactions {report.p_old + 1} to {report.p_new}" if report else "was up to date"
         lines.append(f"{descriptor.name}: {what} (transaction {txid})")
     return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
@@ -119,7 +119,7 @@ def _skip(
         )
     metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
     dead_letters = dead_letter_binding(name, group)
-    bindings = [*(_binding(engine, warehouse, found) for found in descriptors_of_group(warehouse, name, group)), dead_letters]
+    bindings = [*(_binding(engine, warehouse, found) for found in _attached(warehouse, name, group)), dead_letters]
     committer = DeltaCommitter(
         engine, warehouse, name, group, incarnation, fence.epoch, bindings, lambda: fence.verify(zk)
     )
@@ -147,6 +147,10 @@ def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor)
     partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
     state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
     return StateBinding(state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields)
+
+
+def _attached(warehouse: Path, name: str, group: str) -> list[StateDescriptor]:
+    return [found for found in descriptors_of_group(warehouse, name, group) if found.ends_at is None]
 
 
 class _Pinned:

@@ -43,11 +43,19 @@ _RESOLVER_CONFS = ("spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repos
 _RESOLVE_TIMEOUT_SECS = 600
 _LIST_SCHEMA = 1
 
+# A task that fails is told by the error of its job, which names the user's function and line. The loggers turned
+# off here print pages of Java about the same, and more when the driver process is killed.
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+logger.tasks.name = org.apache.spark.TaskContextImpl
+logger.tasks.level = off
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR

@@ -110,11 +110,15 @@ class TridentTopology:
 
     def run(
         self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
-    ) -> None:
-        """Starts the topology and waits until it stops; SIGINT and SIGTERM stop it, a second one at once."""
+    ) -> "TopologyQuery":
+        """Starts the topology and waits until it stops; SIGINT and SIGTERM stop it, a second one at once.
+
+        Returns:
+            the query, which has ended.
+        """
         from trident.query import run_topology
 
-        run_topology(self, spark, config, **overrides)
+        return run_topology(self, spark, config, **overrides)
 
     # --- called by streams ---------------------------------------------------------------
 

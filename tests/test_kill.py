@@ -1,0 +1,90 @@
+"""A coordinator process that is killed with SIGKILL at every kind of moment, resumed each time, counts exactly.
+
+One real process a life, killed by itself at a fault point right after that
+piece of I/O; the next life goes on over the same warehouse and ZooKeeper. The
+checker folds the input in plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+LIVES = [
+    "zk.begin:do_then_die:3",
+    "stage.write:do_then_die:3",
+    "manifest.write:do_then_die:2",
+    "zk.decide:do_then_die:2",
+    "publish.table:do_then_die:3",  # the first of two tables
+    "publish.table:do_then_die:4",  # the second: published, not advanced
+    "zk.advance:do_then_die:2",
+    "spout.success:do_then_die:2",
+    "compact.merge:do_then_die:1",
+]
+FILES, LINES = 40, 30
+
+PROGRAM = '''
+import sys
+from pathlib import Path
+from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.session import make_session
+
+folder, zookeeper, root = sys.argv[1:]
+spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m"})
+
+def split(line):
+    return iter(line.split())
+
+topology = TridentTopology("killed")
+stream = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=30, max_rows=30))
+words = stream.each("value", split, "word string")
+words.group_by("word").persistent_aggregate(DeltaMapState("counts", merge_every_txids=5), Count(), "count")
+stream.partition_persist(DeltaAppend("lines"))
+query = topology.start(spark, warehouse=folder + "/w", zookeeper=zookeeper, zookeeper_root=root,
+                       zookeeper_session_timeout_secs=4, max_spout_pending=4)
+query.process_all_available(120)
+query.stop()
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng) -> Path:
+    (tmp_path / "in").mkdir()
+    vocabulary = [f"w{number}" for number in range(200)]
+    for number in range(FILES):
+        lines = [" ".join(rng.choices(vocabulary, k=5)) for _ in range(LINES)]
+        (tmp_path / "in" / f"{number:03d}.txt").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_killed_at_every_kind_of_moment_and_resumed_nothing_is_lost_or_doubled(
+    spark: SparkSession, folder: Path, zk_server: str, zk_root: str
+) -> None:
+    import trident
+
+    command = [sys.executable, str(folder / "program.py"), str(folder), zk_server, zk_root]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    for fault in [*LIVES, ""]:
+        life = subprocess.run(
+            command, env={**environment, "TRIDENT_FAULTS": fault}, capture_output=True, text=True, timeout=240
+        )
+        expected = -signal.SIGKILL if fault else 0
+        assert life.returncode == expected, f"life with {fault or 'no fault'}: {life.stderr[-3000:]}"
+    lines = Counter(line for path in (folder / "in").iterdir() for line in path.read_text().splitlines())
+    words: Counter = Counter()
+    for line, times in lines.items():
+        for word in line.split():
+            words[word] += times
+    counted = {row.word: row["count"] for row in trident.read(spark, folder / "w", "counts").collect()}
+    assert counted == words
+    assert Counter(row.value for row in trident.read(spark, folder / "w", "lines").collect()) == lines
+    plain = {row.word: row["count"] for row in spark.read.format("delta").load(str(folder / "w" / "counts")).collect()}
+    assert plain == words, "stop() brings the plain table to the last transaction"

@@ -37,7 +37,8 @@ from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopolog
 from trident.session import make_session
 
 folder, zookeeper, root = sys.argv[1:]
-spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m"})
+spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m",
+                              "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
 
 def split(line):
     return iter(line.split())

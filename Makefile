@@ -10,6 +10,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := test
 
 VENV := .venv
+# Two test processes, each with its own Spark session and ZooKeeper server; PYTEST_ARGS adds more.
+PYTEST := -n 2 --dist worksteal
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The first of these that is Python 3.10 or later.
@@ -25,8 +27,8 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 .PHONY: test demo bench venv clean check-python check-java
 
 test: check-java $(STAMP)
-	@echo "== tests: $(BIN)/python -m pytest $(PYTEST_ARGS)"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
+	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def run(example: str, folder: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / example), *arguments], cwd=folder, capture_output=True, text=True,
-        timeout=240, env={**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_SPARK_MASTER": "local[2]", **environment},
+        timeout=240, env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PYTHONPATH": str(ROOT), "TRIDENT_SPARK_MASTER": "local[2]", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gc
 import json
 import math
 import os
@@ -63,10 +64,27 @@ def writer_of(target: FileTarget):
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports = list(write_partition(target, batches))
+        spare_collections()
         if reports:
             yield pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)
 
     return write
+
+
+_spared = False
+
+
+def spare_collections() -> None:
+    """Takes what a Python worker has loaded so far out of its garbage collector's sight, once.
+
+    Spark's daemon makes a full collection after every task. Over the modules that
+    are loaded (pandas, pyarrow) it takes 25 ms, more than writing a small batch
+    does, and they never become garbage. What is made later is collected as ever.
+    """
+    global _spared
+    if not _spared:
+        _spared = True
+        gc.freeze()
 
 
 def write_partition(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:

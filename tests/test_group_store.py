@@ -400,7 +400,7 @@ def test_a_lost_session_is_told_to_the_caller_and_closes_the_store(cutting_proxy
     with pytest.raises(OutcomeUnknown):
         WRITES["begin"](store)
     # The next leader finds what became of it, and finishes it.
-    assert eventually(lambda: zk.get(zk.path("wc", "live")) is None)
+    assert eventually(lambda: zk.get(zk.path("wc", "live")) is None, secs=40)
     successor = lead(zk)[1]
     assert successor.decision == decision(2)
     successor.advance(Marker(2, 0, "d"), True, {})

@@ -137,6 +137,7 @@ class FileCoordinator:
         self._exact = spout.format == "parquet"
         self._row_bytes: float | None = 1.0 if self._exact else None
         self._next_look = 0.0
+        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
         self._ends: dict[int, Position] = {}
         self._planned_at: dict[int, float] = {}
 
@@ -149,6 +150,10 @@ class FileCoordinator:
         """
         self._remember(txid, read_position(metadata, "to"))
 
+    def refresh(self) -> None:
+        """The next question is answered from a new look at the folder, however recent the last one was."""
+        self._look_again = True
+
     def is_ready(self, txid: int) -> bool:
         self._look()
         # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
@@ -157,8 +162,9 @@ class FileCoordinator:
     def _look(self) -> None:
         """Puts new files into the ledger, at most every poll_interval_secs."""
         started = time.monotonic()
-        if started < self._next_look:
+        if started < self._next_look and not self._look_again:
             return
+        self._look_again = False  # before the look: a refresh() during it asks for another
         try:
             found = self._listing.new_files(self._book.numbers)
             if self._exact:

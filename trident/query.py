@@ -275,6 +275,8 @@ class TopologyQuery:
                         raise TimeoutError(f"{self.name} did not lead within {timeout_secs} s")
                     self._changed.wait(0.5 if left is None else min(left, 0.5))
                 groups = list(self._groups)
+            for group in groups:
+                group.host.refresh()
             if groups and all(group.driver.wait_idle(deadline) for group in groups):
                 return
             if deadline is not None and time.monotonic() >= deadline:

@@ -103,9 +103,11 @@ def _let_workers_import() -> None:
     modules beside a topology lie, nor a checkout that is not installed.
     """
     here = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main:
-        here.append(os.path.dirname(os.path.abspath(main)))
+    script = sys.modules.get("__main__")
+    file = getattr(script, "__file__", None)
+    # As Python itself does: the folder of a script is searched, that of a module run with -m is not.
+    if file and getattr(script, "__spec__", None) is None:
+        here.append(os.path.dirname(os.path.abspath(file)))
     known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.environ["PYTHONPATH"] = os.pathsep.join([*known, *(path for path in here if path not in known)])
 

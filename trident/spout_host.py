@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinators.errors import SourceError
 from coordinators.transactions import TransactionAttempt
-from trident.spouts import BatchCoordinator, Emitter, Json, ReportsBacklog, Shrinks
+from trident.spouts import BatchCoordinator, Emitter, Json, Refreshes, ReportsBacklog, Shrinks
 
 
 class TridentSpoutHost:
@@ -27,6 +27,12 @@ class TridentSpoutHost:
     def is_ready(self, txid: int) -> bool:
         # Every stream is asked: a stream that looks for new data when asked must not starve.
         return any([coordinator.is_ready(txid) for coordinator in self._coordinators.values()])
+
+    def refresh(self) -> None:
+        """The next readiness answers take into account what is there now."""
+        for coordinator in self._coordinators.values():
+            if isinstance(coordinator, Refreshes):
+                coordinator.refresh()
 
     def initialize(self, txid: int, pins: Mapping[str, Mapping[int, Json]], shrink: bool) -> dict[str, Json]:
         """The metadata of txid for each stream.

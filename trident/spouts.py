@@ -130,6 +130,14 @@ class Resumes(Protocol):
 
 
 @runtime_checkable
+class Refreshes(Protocol):
+    """A coordinator that does not look at its source each time it is asked whether it is ready."""
+
+    def refresh(self) -> None:
+        """The next is_ready must take into account what is there now. Called from any thread."""
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """An emitter that can still fail an attempt after its rows were staged and before it is decided."""
 

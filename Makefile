@@ -2,6 +2,9 @@
 # make test    every test
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
+# make matrix  every spout kind with every state kind under every fault, one state at a time
+# make random  random topologies with random faults; N=200 of them
+# make kills   a real SIGKILL at every fault point
 # make clean   removes what these made
 #
 # PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.
@@ -24,11 +27,21 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench venv clean check-python check-java
+.PHONY: test demo bench matrix random kills venv clean check-python check-java
 
 test: check-java $(STAMP)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
+
+matrix: check-java $(STAMP)
+	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/test_matrix.py $(PYTEST_ARGS)
+
+N := 200
+random: check-java $(STAMP)
+	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py -s $(PYTEST_ARGS)
+
+kills: check-java $(STAMP)
+	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py -s $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

@@ -5,7 +5,7 @@ commands to others, which report back with events:
 
 - one thread asks readiness, begins attempts (in order, by construction);
 - up to ``max_spout_pending`` threads run batches;
-- one thread commits: prepare, decide, publish, advance, strictly one at a time;
+- one thread commits: resolve, prepare, decide, publish, commit the spouts, advance, strictly one at a time;
 - one thread tells success, one cleans up, off the critical path.
 
 Failures: before the decision an error becomes ``Failed``; from the decision on
@@ -29,11 +29,24 @@ from coordinators import faults, master
 from coordinators.errors import AttemptCapReached, BatchTimeout, Deposed, Halted, OutcomeUnknown, StaleState
 from coordinators.group_store import GroupStore
 from coordinators.master import CoordinatorState, Limits, Mode
-from coordinators.ports import BatchRunner, Committer, Observer, PreparedBatch, ProcessedBatch, SpoutHost
-from coordinators.records import Decision, Marker, TableMark
+from coordinators.ports import (
+    BatchRunner,
+    Beginning,
+    Committer,
+    Observer,
+    PreparedBatch,
+    ProcessedBatch,
+    Published,
+    SpoutHost,
+)
+from coordinators.records import Decision, Marker
 from coordinators.transactions import TransactionAttempt
 
 log = logging.getLogger("trident.coordinator")
+_NEVER: Any = object()
+# How often a spout is told of a success before it is left to the next start.
+_SUCCESS_TRIES = 3
+SPOUT_COMMIT = faults.register("spout.commit", "telling a committer spout that its batch is published")
 SUCCESS = faults.register("spout.success", "telling the spouts that a transaction has succeeded")
 
 
@@ -47,7 +60,7 @@ class _Work:
     processed: ProcessedBatch | None = None
     prepared: PreparedBatch | None = None
     decision: Decision | None = None
-    marks: dict[str, TableMark] = field(default_factory=dict)
+    published: Published | None = None
     started: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     duration_ms: dict[str, float] = field(default_factory=dict)
@@ -89,6 +102,7 @@ class GroupDriver:
         self._success_pool = ThreadPoolExecutor(1, f"{name}-success")
         self._clean_pool = ThreadPoolExecutor(1, f"{name}-clean")
         self._thread = threading.Thread(target=self._loop, name=f"{name}-coordinator", daemon=True)
+        self._started = False
 
     # --- control, from any thread ---------------------------------------------------------
 
@@ -100,6 +114,7 @@ class GroupDriver:
             self._work[decision.attempt] = _Work(parent=None, timeout_factor=1, decision=decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
         self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
+        self._started = True
         self._thread.start()
 
     def tell(self, event: master.Event) -> None:
@@ -115,8 +130,8 @@ class GroupDriver:
         self.tell(master.LostLeadership())
 
     def wait(self, timeout_secs: float | None = None) -> bool:
-        """True when the driver has ended."""
-        return self._ended.wait(timeout_secs)
+        """True when the driver has ended, or was never started."""
+        return not self._started or self._ended.wait(timeout_secs)
 
     def close(self) -> None:
         """Waits for this driver's threads: none of them outlives the lease unnoticed."""
@@ -203,7 +218,7 @@ class GroupDriver:
             self._batch_pool.submit(self._process, command.attempt)
         elif isinstance(command, master.Cancel):
             self._work.pop(command.attempt, None)
-            self._batch_pool.submit(self._runner.cancel, command.attempt)
+            self._batch_pool.submit(self._cancel, command.attempt)
         elif isinstance(command, master.Success):
             self._told = self._success_pool.submit(self._success, command.attempt)
         elif isinstance(command, master.End):
@@ -229,14 +244,15 @@ class GroupDriver:
     # --- beginning and processing -----------------------------------------------------------
 
     def _ask_ready(self, command: master.AskReady) -> None:
-        asked = time.monotonic()
+        # A spout that has one transaction in flight says no while that is live, and yes after it.
+        asked, nothing_live = time.monotonic(), not self._state.live
         try:
             ready = self._spouts.is_ready(command.txid)
         except Exception as error:
             self._heard(None, error)
             ready = False
         else:
-            if not ready:
+            if not ready and nothing_live:
                 self._not_ready_at = asked
         self.tell(master.Ready(command.txid, ready))
 
@@ -248,25 +264,41 @@ class GroupDriver:
         started = time.monotonic()
         try:
             pins = self._store.pins
-            wanted = self._spouts.initialize(attempt.txid, pins, command.shrink)
+            initialized = self._spouts.initialize(
+                Beginning(attempt, command.parent, pins, self._committed(), command.shrink, self._timeout_of(work))
+            )
+            wanted = initialized.pinned
             before = {tx_id: pins.get(tx_id, {}).get(attempt.txid) for tx_id in wanted}
             smaller = command.shrink and any(before[tx_id] not in (None, wanted[tx_id]) for tx_id in wanted)
             pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)
         except Exception as error:
             self._fail(attempt, error)
             return
-        work.metadata = dict(pinned)
+        work.metadata = {**pinned, **initialized.unpinned}
         work.duration_ms["begin"] = _ms(started)
         self.tell(master.Began(attempt))
+
+    def _committed(self) -> dict[str, dict[str, Any]]:
+        """The metadata of opaque partitions as of the last advanced transaction."""
+        return {
+            tx_id: {partition: metadata for partition, (_, metadata) in found.items()}
+            for tx_id, found in self._store.opaque_metadata.items()
+        }
+
+    def _cancel(self, attempt: TransactionAttempt) -> None:
+        self._runner.cancel(attempt)
+        self._spouts.cancel(attempt)
+
+    def _timeout_of(self, work: _Work) -> float | None:
+        return None if self._timeout is None else self._timeout * work.timeout_factor
 
     def _process(self, attempt: TransactionAttempt) -> None:
         work = self._work.get(attempt)
         if work is None:
             return  # cancelled before it started
-        timeout = None if self._timeout is None else self._timeout * work.timeout_factor
         started = time.monotonic()
         try:
-            work.processed = self._runner.process(attempt, work.metadata, timeout)
+            work.processed = self._runner.process(attempt, work.metadata, self._timeout_of(work))
         except Exception as error:
             self._fail(attempt, error)
             return
@@ -296,6 +328,9 @@ class GroupDriver:
             return
         started = time.monotonic()
         try:
+            # The transaction before has advanced: what reads states reads them as of it.
+            work.processed = self._runner.resolve(attempt, work.processed, self._timeout_of(work))
+            work.duration_ms.update(work.processed.duration_ms)
             work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record)
         except Exception as error:
             self._fail(attempt, error)
@@ -316,9 +351,20 @@ class GroupDriver:
         decision = work.decision
 
         def publish() -> None:
-            work.marks = dict(self._committer.publish(decision, self._store.record))
+            work.published = self._committer.publish(decision, self._store.record)
 
-        self._until_done(work, "publish", publish, master.Committed(command.attempt))
+        if not self._until_done(work, "publish", publish, None):
+            return
+        # A queue is acknowledged only when the data is durable.
+        data = {tx_id: spout["commit_data"] for tx_id, spout in work.published.spouts.items()
+                if spout.get("commit_data") is not None}  # fmt: skip
+
+        def commit() -> None:
+            if data:
+                with faults.fault_point(SPOUT_COMMIT):
+                    self._spouts.commit(command.attempt, data)
+
+        self._until_done(work, "spout_commit", commit, master.Committed(command.attempt))
 
     def _advance(self, command: master.Advance) -> None:
         work = self._work[command.attempt]
@@ -329,13 +375,29 @@ class GroupDriver:
         self._wait_told()
 
         def advance() -> None:
-            tables = {**self._store.record.tables, **work.marks}
-            self._store.advance(marker, published=command.published, tables=tables)
+            marks = work.published.marks if work.published else {}
+            tables = {**self._store.record.tables, **marks}
+            self._store.advance(marker, published=command.published, tables=tables, opaque_metadata=self._opaque(work))
 
         if self._until_done(work, "advance", advance, None):
             self._report(command.attempt, work, command.published)
             self._work.pop(command.attempt, None)
             self.tell(master.Advanced(command.attempt))
+
+    def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:
+        """The partitions whose metadata this transaction changes; an empty batch may have moved them too."""
+        spouts = work.published.spouts if work.published else work.processed.spouts if work.processed else {}
+        before = self._committed()
+        changed = {
+            tx_id: {
+                partition: metadata
+                for partition, metadata in spout["opaque"].items()
+                if before.get(tx_id, {}).get(partition, _NEVER) != metadata
+            }
+            for tx_id, spout in spouts.items()
+            if spout.get("opaque")
+        }
+        return {tx_id: found for tx_id, found in changed.items() if found}
 
     def _until_done(
         self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None
@@ -385,12 +447,16 @@ class GroupDriver:
     # --- success -----------------------------------------------------------------------------
 
     def _success(self, attempt: TransactionAttempt) -> None:
-        try:
-            with faults.fault_point(SUCCESS):
-                self._spouts.success(attempt)
-        except Exception as error:  # told again after the next restart; the data is safe
-            log.warning("a spout's success(%s) raised: %s", attempt, error)
-            self._observer.event(f"a spout's success({attempt}) raised: {error}")
+        for tries in range(1, _SUCCESS_TRIES + 1):
+            try:
+                with faults.fault_point(SUCCESS):
+                    self._spouts.success(attempt)
+                break
+            except Exception as error:  # told again after the next restart at the latest; the data is safe
+                log.warning("a spout's success(%s) raised: %s", attempt, error)
+                self._observer.event(f"a spout's success({attempt}) raised: {error}")
+                if self._stopping.wait(self._limits.backoff_secs(tries)):
+                    break
         # Cleaning up must not hold back the next advance.
         self._clean_pool.submit(self._committer.advanced, attempt, True)
 

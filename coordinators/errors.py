@@ -22,6 +22,7 @@
     │   ├── ValueTooLarge
     │   ├── IdentityMismatch     another topology has this name
     │   ├── Deposed              another coordinator leads now
+    │   ├── StaleEpoch           a map refused a write of an older coordinator
     │   ├── StaleState           a znode version was not the one expected
     │   └── OutcomeUnknown       it is not known whether a write happened
     ├── TableError               a Delta table
@@ -173,6 +174,10 @@ class IdentityMismatch(CoordinationError):
 
 class Deposed(CoordinationError):
     """Another coordinator leads now; this one must stop writing."""
+
+
+class StaleEpoch(CoordinationError):
+    """A fenced map refused the write of an older coordinator; the writer must not go on."""
 
 
 class StaleState(CoordinationError):

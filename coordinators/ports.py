@@ -21,7 +21,8 @@ class ProcessedBatch:
 
     Attributes:
         staged: what the committer needs to write the manifest.
-        spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}.
+        spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}, and for an opaque
+            spout in partitions "opaque": partition → metadata, of all ever seen.
         input_rows: rows read, for progress only; None when not known.
         duration_ms: of the parts, for progress.
     """
@@ -40,14 +41,70 @@ class PreparedBatch:
     rows: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What a spout host is told of an attempt that begins.
+
+    Attributes:
+        attempt: the attempt.
+        parent: that of the transaction before on which it builds; None for the first.
+        pins: tx_id → txid → what is pinned.
+        committed: tx_id → partition → metadata of the last committed batch (opaque spouts).
+        shrink: the attempt before timed out: a smaller batch is wanted.
+        timeout_secs: bounds what is processed meanwhile; None = unbounded.
+    """
+
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None = None
+    pins: Mapping[str, Mapping[int, Json]] = field(default_factory=dict)
+    committed: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    shrink: bool = False
+    timeout_secs: float | None = None
+
+
+@dataclass(frozen=True)
+class Initialized:
+    """The metadata of an attempt.
+
+    Attributes:
+        pinned: tx_id → metadata that every attempt of the transaction shares.
+        unpinned: tx_id → metadata of this attempt alone (opaque spouts in partitions).
+    """
+
+    pinned: Mapping[str, Json] = field(default_factory=dict)
+    unpinned: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What publishing left behind.
+
+    Attributes:
+        marks: of its tables, by table id.
+        spouts: as in ProcessedBatch; from the manifest.
+    """
+
+    marks: Mapping[str, TableMark] = field(default_factory=dict)
+    spouts: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+
+
 class SpoutHost(Protocol):
-    """The spout coordinators of a group's streams."""
+    """The spouts of a group's streams."""
 
     def is_ready(self, txid: int) -> bool:
         """Whether any stream has something for txid; quick."""
 
-    def initialize(self, txid: int, pins: Mapping[str, Mapping[int, Json]], shrink: bool) -> Mapping[str, Json]:
-        """The metadata of txid per stream: what is pinned, or new (smaller with shrink)."""
+    def initialize(self, beginning: Beginning) -> Initialized:
+        """The metadata per stream: what is pinned, or new (smaller with shrink)."""
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The attempt is given up; ends jobs of ``initialize``, returns at once."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
+        """Tells committer spouts that the attempt is published: tx_id → commit_data.
+
+        At least once, also by the host of another process.
+        """
 
     def success(self, attempt: TransactionAttempt) -> None: ...
 
@@ -65,6 +122,14 @@ class BatchRunner(Protocol):
         Raises:
             BatchTimeout: it took longer than timeout_secs from its first task on.
             Exception: anything else fails the attempt.
+        """
+
+    def resolve(
+        self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
+    ) -> ProcessedBatch:
+        """Adds what reads states, now that the transaction before is published (DESIGN 2.3); blocks.
+
+        Raises: as ``process``.
         """
 
     def cancel(self, attempt: TransactionAttempt) -> None:
@@ -85,11 +150,8 @@ class Committer(Protocol):
             Exception: anything else fails the attempt.
         """
 
-    def publish(self, decision: Decision, record: GroupRecord) -> Mapping[str, TableMark]:
+    def publish(self, decision: Decision, record: GroupRecord) -> Published:
         """Publishes a decided batch, from its manifest alone; idempotent.
-
-        Returns:
-            the marks of its tables, by table id.
 
         Raises:
             Halted: it can never be finished without a person.
@@ -112,5 +174,6 @@ class Observer(Protocol):
 
 
 __all__: Sequence[str] = [
-    "BatchRunner", "Committer", "Observer", "PreparedBatch", "ProcessedBatch", "SpoutHost",
+    "BatchRunner", "Beginning", "Committer", "Initialized", "Observer", "PreparedBatch", "ProcessedBatch",
+    "Published", "SpoutHost",
 ]  # fmt: skip

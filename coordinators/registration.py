@@ -20,6 +20,9 @@ from coordinators.leadership import Fence
 from coordinators.records import Identity, Incarnation, decode, encode
 from coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
 
+# Rows and whole values stay what they are when a column is added; parts of an aggregate would not.
+_EVOLVING = ("append", "upsert")
+
 IdentityDict = Mapping[str, Any]
 """{"streams": {tx_id: spout class}, "states": {name: {"keys": […], "value_schema": …,
 "aggregator": …}}, "groups": {group: [tx_id, …]}}"""
@@ -34,9 +37,11 @@ def identity_conflicts(stored: IdentityDict, given: IdentityDict) -> list[str]:
     """The differences that a running topology's data does not survive.
 
     Allowed: a new state, a state that is gone (kept, detached), a new stream
-    that leaves the existing streams in their groups. Refused: a stream that
-    is gone or has another spout class, since its position would be lost;
-    another key, value schema or aggregator of a state; merged or split groups.
+    that leaves the existing streams in their groups, further columns behind
+    those of an append or of the last values by key (``Upsert``). Refused: a
+    stream that is gone or has another spout class, since its position would be
+    lost; any other change of a state's keys, value schema or aggregator; merged
+    or split groups.
     """
     return [line for allowed, line in _differences(stored, given) if not allowed]
 
@@ -59,7 +64,7 @@ def _differences(stored: IdentityDict, given: IdentityDict) -> Iterator[tuple[bo
         for key in ("keys", "value_schema", "aggregator"):
             one, other = _shown(before[name][key]), _shown(after[name][key])
             if one != other:
-                yield False, f"{key} of state {name!r} was {one}, now {other}"
+                yield _adds_columns(before[name], after[name], key), f"{key} of state {name!r} was {one}, now {other}"
     before, after = _group_of(stored), _group_of(given)
     for tx_id in sorted(before.keys() & after.keys()):
         if before[tx_id] != after[tx_id]:
@@ -228,6 +233,17 @@ def _typed(identity: IdentityDict) -> Identity:
 
 def _group_of(identity: IdentityDict) -> dict[str, str]:
     return {tx_id: group for group, tx_ids in identity["groups"].items() for tx_id in tx_ids}
+
+
+def _adds_columns(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
+    """Whether all that is new of a state is columns behind its earlier ones, of a kind that can be null in old rows."""
+    if key != "value_schema" or before["aggregator"] != after["aggregator"]:
+        return False
+    one, other = before[key], after[key]
+    # As Spark writes it: struct<name:type,…>. What is inside a column's type is that column's, and stays.
+    return (
+        before["aggregator"] in _EVOLVING and one.startswith("struct<") and other.startswith(one[:-1] + ",")
+    )
 
 
 def _shown(value: Any) -> str:

@@ -20,26 +20,30 @@ import pyarrow.parquet as pq
 
 from coordinators import faults
 from coordinators.errors import CommitConflict, ForeignTable, Halted, SchemaMismatch, StagedFileMissing, TableError
-from coordinators.ports import PreparedBatch, ProcessedBatch
+from coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from coordinators.records import Decision, GroupRecord, TableMark
 from coordinators.transactions import TransactionAttempt
 from states import delta_log
-from states.binding import StateBinding
+from states.binding import DELETED_COLUMN, LAST, StateBinding
 from states.control import DOMAIN, ControlRecord, decode_control
 from states.compactor import open_plain
 from states.dead_letters import DEAD_LETTERS
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from states.evolution import add_columns, columns_only_added
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.memory_map import memory_map
 from states.staged import StagedFile
 from states.staging import StagingTarget, verify_staged
 from states.tables import TableSpec, plain_table, published_table
+from states.user_publish import UserStatePublisher
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
 MEMORY = faults.register("publish.memory", "updating a memory map with a decided batch")
 _COMMIT_TRIES = 20
+# States that publishing makes no Delta commit for.
+_WITHOUT_TABLE = ("memory", "map", "user")
 
 
 @dataclass
@@ -58,8 +62,7 @@ class DeltaCommitter:
         warehouse: the folder of all tables.
         topology, group, incarnation: whose tables these are.
         epoch: of the lease; written into every control record.
-        bindings: the group's states, in the order in which they are published;
-            empty while a pending decision is finished.
+        bindings: the group's states, in the order in which they are published.
         check_fence: raises Deposed when another coordinator leads.
     """
 
@@ -74,6 +77,8 @@ class DeltaCommitter:
         self._manifests = ManifestStore(warehouse, topology, group)
         self._open_tables: dict[str, _Open] = {}  # by path
         self._last_manifest: str | None = None
+        self._decided_here: set[TransactionAttempt] = set()
+        self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
         self.engine_info = f"trident/{incarnation}"
@@ -140,7 +145,6 @@ class DeltaCommitter:
         self._remember(snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         self._check_owner(path, control)
-        self._check_schema(path, snapshot, spec)
         mark = record.tables.get(snapshot.table_id)
         if mark is None:
             if control.attempt_id != -1:
@@ -150,6 +154,9 @@ class DeltaCommitter:
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
         version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)
         self._check_foreign(path, snapshot.version if version is None else version, snapshot)
+        if _may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
+            snapshot = self._add_columns(binding, spec, path)
+        self._check_schema(path, snapshot, spec)
         if binding.kind in ("append", "keyed"):
             StateDescriptor.of(binding, self._topology, self._group, self._incarnation, control.starts_at).save(
                 self._warehouse
@@ -160,6 +167,18 @@ class DeltaCommitter:
             found = open_plain(self._engine, descriptor, str(self._warehouse / plain.path), str(path))
             self._check_schema(self._warehouse / plain.path, found, plain)
         return snapshot.table_id
+
+    def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Path) -> TableSnapshot:
+        """The topology has been given further fields for this state: old rows have nulls there.
+
+        The plain table first: a compactor merges the columns that both tables have.
+        """
+        plain = plain_table(binding)
+        if plain is not None and (self._warehouse / plain.path / "_delta_log").is_dir():
+            add_columns(self._engine, str(self._warehouse / plain.path), plain.schema_json)
+        snapshot = add_columns(self._engine, str(path), spec.schema_json)
+        self._remember(snapshot)
+        return snapshot
 
     def _may_adopt(self, path: Path, snapshot: TableSnapshot) -> bool:
         """A table that no topology has, or that this one had in an earlier life."""
@@ -241,15 +260,25 @@ class DeltaCommitter:
         for binding in self._bindings.values():
             spec = published_table(binding)
             if spec is None:
-                targets.append(StagingTarget(binding.name, self._memory_root(binding.name)))
+                targets.append(StagingTarget(binding.name, self._own_root(binding.name)))
             else:
                 targets.append(
                     StagingTarget(binding.name, self._warehouse / spec.path, spec.partition_columns, spec.txid_column)
                 )
         return targets
 
-    def _memory_root(self, name: str) -> Path:
-        root = self._warehouse / "_trident" / self._topology / self._group / "memory" / name
+    @property
+    def epoch(self) -> int:
+        """Of the lease."""
+        return self._epoch
+
+    @property
+    def folder(self) -> Path:
+        """Of the group: manifests, and staged rows of states without a table."""
+        return self._warehouse / "_trident" / self._topology / self._group
+
+    def _own_root(self, name: str) -> Path:
+        root = self.folder / "states" / name
         root.mkdir(parents=True, exist_ok=True)
         return root
 
@@ -266,13 +295,14 @@ class DeltaCommitter:
         manifest = Manifest(
             self._topology, self._group, self._incarnation, attempt, parent, tables, processed.spouts
         )
+        self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
         return PreparedBatch(self._manifests.write(manifest), rows)
 
     def _part(self, binding: StateBinding, files: list[StagedFile], record: GroupRecord) -> ManifestTable:
         spec = published_table(binding)
         if spec is None:
-            path = self._memory_root(binding.name).relative_to(self._warehouse).as_posix()
-            details = {"keys": list(binding.keys), "values": list(binding.value_fields)}
+            path = self._own_root(binding.name).relative_to(self._warehouse).as_posix()
+            details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
             return ManifestTable(binding.name, binding.kind, path, "", "", tuple(files), details)
         snapshot = self._check_table(self._warehouse / spec.path, record)
         schema_hash = hashlib.sha256(snapshot.schema_json.encode()).hexdigest()
@@ -312,7 +342,7 @@ class DeltaCommitter:
 
     # --- publish ---------------------------------------------------------------------------------
 
-    def publish(self, decision: Decision, record: GroupRecord) -> dict[str, TableMark]:
+    def publish(self, decision: Decision, record: GroupRecord) -> Published:
         manifest = self._manifests.read(decision)
         try:
             for table in manifest.tables:
@@ -321,14 +351,32 @@ class DeltaCommitter:
             self._check_fence()
             raise Halted(f"transaction {decision.txid} is decided and cannot be published: {error}") from error
         marks = {}
+        own = [table for table in manifest.tables if table.kind in _WITHOUT_TABLE]
         for table in manifest.tables:
+            if table.kind not in _WITHOUT_TABLE:
+                with faults.fault_point(PUBLISH):
+                    marks[table.table_id] = self._publish_table(table, decision, record)
+        # Behind the tables: a user's code is what may have to be tried most often.
+        for table in own:
             if table.kind == "memory":
                 self._publish_memory(table, decision)
             else:
-                with faults.fault_point(PUBLISH):
-                    marks[table.table_id] = self._publish_table(table, decision, record)
+                self._publish_user(table, decision)
         self._last_manifest = Path(decision.manifest).name
-        return marks
+        return Published(marks, manifest.spouts)
+
+    def _publish_user(self, table: ManifestTable, decision: Decision) -> None:
+        binding = self._bindings.get(table.state)
+        if binding is None or binding.kind != table.kind:
+            self._check_fence()
+            raise Halted(
+                f"transaction {decision.txid} is decided and has rows for state {table.state!r}, whose code is not here",
+                found=f"a topology with the states {', '.join(sorted(self._bindings)) or 'none'}",
+                expected=f"one with {table.state}, a state of kind {table.kind!r}",
+                action="start the topology as it was once; then the state can be taken out",
+            )
+        first = decision.attempt in self._decided_here
+        self._users.publish(binding, table, self._warehouse / table.path, decision.attempt, first)
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._warehouse / table.path
@@ -382,7 +430,8 @@ class DeltaCommitter:
                 expected=f"table id {table.table_id}, incarnation {self._incarnation}",
                 action="bring the table back from a back-up, then start again",
             )
-        if hashlib.sha256(snapshot.schema_json.encode()).hexdigest() != table.schema_hash:
+        same = hashlib.sha256(snapshot.schema_json.encode()).hexdigest() == table.schema_hash
+        if not same and not columns_only_added(str(path), snapshot.version, table.schema_hash):
             self._check_fence()
             raise Halted(
                 f"a decided transaction cannot be published: the schema of {path} has changed since",
@@ -397,12 +446,16 @@ class DeltaCommitter:
             return  # a memory map is gone with its process; there is nothing to bring up to date
         keys, values = table.details["keys"], table.details["values"]
         root = self._warehouse / table.path
-        rows = []
+        rows: list[tuple] = []
         for file in table.files:
             for row in pq.read_table(root / file.path).to_pylist():
-                rows.append((tuple(row[name] for name in keys), tuple(row[name] for name in values)))
+                value = None if row.get(DELETED_COLUMN) else tuple(row[name] for name in values)
+                rows.append((tuple(row[name] for name in keys), value))
         with faults.fault_point(MEMORY):
-            memory_map(table.state).update(decision.txid, rows, binding.aggregator.combine)
+            if table.details["merging"] == LAST:
+                memory_map(table.state).put(decision.txid, rows, self._incarnation)
+            else:
+                memory_map(table.state).update(decision.txid, rows, binding.aggregator.combine, self._incarnation)
 
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
@@ -421,9 +474,19 @@ class DeltaCommitter:
             self._manifests.clean(attempt.txid, self._last_manifest)
             if attempt.attempt_id > 0:
                 self._drop_other_attempts(attempt)
+            self._drop_published_rows(attempt.txid)
             self.maintain()
         except Exception as error:  # left over files cost space, nothing else
             log.warning("cleaning up after %s failed: %s", attempt, error)
+
+    def _drop_published_rows(self, txid: int) -> None:
+        """Rows that waited for their transaction's turn, or were given to states without a table."""
+        for kind in ("states", "boundaries"):
+            for folder in (self.folder / kind).glob(f"*/data/{self._incarnation}"):
+                for entry in os.scandir(folder):
+                    number = entry.name.split("-", 1)[0]
+                    if number.isdigit() and int(number) <= txid:
+                        shutil.rmtree(entry.path, ignore_errors=True)
 
     def _drop_other_attempts(self, attempt: TransactionAttempt) -> None:
         for target in self.staging_targets:
@@ -434,6 +497,11 @@ class DeltaCommitter:
                 parts = entry.name.split("-")
                 if parts[0] == str(attempt.txid) and parts[1:2] != [str(attempt.attempt_id)]:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _may_grow(binding: StateBinding) -> bool:
+    """Whether old rows may have nulls in new columns: rows and whole values may, parts of an aggregate not."""
+    return binding.kind == "append" or (binding.kind == "keyed" and binding.aggregator_name == "upsert")
 
 
 def _log_entry(path: Path, version: int) -> Path:

@@ -19,24 +19,54 @@ from py4j.protocol import Py4JJavaError
 
 from coordinators import faults
 from coordinators.errors import CommitConflict, Halted, TableError
+from states.binding import DELETED_COLUMN
 from states.compaction import LogView, MergePlan, TableView, ViewsDisagree, guard_condition, plan_drop, plan_merge
 from states.control import DOMAIN, ControlRecord
 from states.delta_map import DeltaMapState
 from states.descriptor import StateDescriptor
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from states.kernel_files import LiveFile, commit_lock
-from states.keyed_tables import merged_upto, open_plain, own_control, plain_as_of
-from states.log_merge import folded, merged_log, native_merge, quoted, require_combiner, same_key
+from states.kernel_files import commit_lock
+from states.keyed_tables import (
+    as_stored,
+    column_names,
+    greatest_txid,
+    merged_upto,
+    open_plain,
+    own_control,
+    plain_as_of,
+)
+from states.log_merge import (
+    combiner_of,
+    deleted,
+    folded,
+    keeps_last,
+    log_rows,
+    merged_log,
+    native_merge,
+    newest_log,
+    quoted,
+    same_key,
+    table_rows,
+)  # fmt: skip
+from states.stored import log_frame, plain_frame
 from states.tables import TXID_COLUMN, UPTO_COLUMN
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger("trident.compactor")
 
 MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
+# Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
+# SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
+# second. A row that the first one *deleted* is gone and stops nobody. That is no harm where rows can be deleted: there
+# a log row is a whole value, and the second MERGE sets each key of (P, a] again, since b > a, to its newest value of
+# (P, b], which is its value as of b whatever the table holds: a key deleted and never written again has no row and gets
+# none, one written again after a is inserted as what it is. (With partial values it would be an error, and there
+# nothing is deleted.) The other order, b before a, Delta passes over; and of two that overlap in time Delta rejects
+# one, since both write the same SetTransaction.
 _GUARD = "trident: another compactor merged this row"
 _DROP_TRIES = 8
 _PLAN_TRIES = 5
@@ -89,7 +119,7 @@ class Compactor:
         pool: str | None = "trident-compaction",
     ) -> None:
         self._native = native_merge(state)
-        self._aggregator = None if self._native else require_combiner(state, aggregator)
+        self._aggregator = combiner_of(state, aggregator)
         self._spark, self._engine, self.state = spark, engine, state
         self._settings = settings or DeltaMapState(state.name)
         self.plain = str(Path(warehouse) / state.plain_path)
@@ -153,14 +183,12 @@ class Compactor:
     def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
         """Carries out a plan; the guard makes that safe however old the plan is."""
         started = time.monotonic()
-        session = self._session(plan, plain)
-        rows = _pinned(session, log_snapshot).where(
-            (quoted(TXID_COLUMN) > plan.after) & (quoted(TXID_COLUMN) <= plan.upto)
-        )
+        session, state = self._session(plan, plain), self._as_stored(plain, log_snapshot)
+        rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
         with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
             # On a local disk Spark's commits to one table from two processes could both "win".
             with commit_lock(self.plain), faults.fault_point(MERGE):
-                self._execute(session, plan, plain, rows)
+                self._execute(session, state, plan, plain, rows)
         merged = merged_upto(self.state, self._engine.load(self.plain), self.state.starts_at)
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
@@ -173,39 +201,64 @@ class Compactor:
         self._merged, self._last_merge = merged, time.monotonic()
         return MergeReport(plan.after, plan.upto, time.monotonic() - started)
 
-    def _execute(self, session: "SparkSession", plan: MergePlan, plain: TableSnapshot, rows: "DataFrame") -> None:
-        from delta.tables import DeltaTable
-        from pyspark.sql import functions as F
+    def _as_stored(self, plain: TableSnapshot, log_snapshot: TableSnapshot) -> StateDescriptor:
+        """The state with the columns that its tables have by now.
 
-        state = self.state
-        if self._native is not None:
+        Columns are added to the plain table, then to the log, then to the
+        descriptor. A compactor that was made before must carry them over like
+        any other, or it would leave them behind and say that all is merged.
+        """
+        if not keeps_last(self.state):
+            return self.state
+        if set(column_names(log_snapshot)) - set(column_names(plain)) - {TXID_COLUMN, DELETED_COLUMN}:
+            plain = self._open_plain()  # was looked at before the log: it may have got the column since
+        return as_stored(self.state, plain, log_snapshot)
+
+    def _execute(
+        self, session: "SparkSession", state: StateDescriptor, plan: MergePlan, plain: TableSnapshot,
+        rows: "DataFrame",
+    ) -> None:  # fmt: skip
+        from delta.tables import DeltaTable
+
+        if keeps_last(state):
+            source = newest_log(state, rows)
+        elif self._native is not None:
             source = merged_log(state, rows, self._native)
         else:
             # The guard also proves that no row changed since this version was read.
-            source = folded(state, _pinned(session, plain), rows, self._aggregator)
-        kinds = {field.name: field.dataType for field in state.schema.fields}
-        p_new = F.lit(plan.upto).cast("bigint")
-        raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
-        # Written so that null, a row which we did not write, raises too.
-        passes = ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
-        changed = {_name(UPTO_COLUMN): F.when(passes, p_new).otherwise(raises)}
-        added = {_name(UPTO_COLUMN): p_new, **{_name(key): quoted(key, "s") for key in state.keys}}
-        for name in state.value_fields:
-            new = quoted(name, "s")
-            added[_name(name)] = new
-            if self._native is not None:
-                new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
-            changed[_name(name)] = new
-        merge = (
-            DeltaTable.forPath(session, self.plain).alias("t")
-            .merge(source.alias("s"), same_key(state.keys, "t", "s"))
-            .whenMatchedUpdate(set=changed)
-            .whenNotMatchedInsert(values=added)
+            table, _ = plain_frame(session, self._engine, plain)
+            source = folded(state, table_rows(state, table), rows, self._aggregator)
+        merge = DeltaTable.forPath(session, self.plain).alias("t").merge(
+            source.alias("s"), same_key(state.keys, "t", "s")
         )  # fmt: skip
+        added: dict[str, "str | Column"] = {_name(field.name): quoted(field.name, "s") for field in state.schema.fields}
+        added[_name(UPTO_COLUMN)] = _txid(plan.upto)
+        if keeps_last(state):
+            # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
+            # that does not pass is left to the update, which raises.
+            merge = merge.whenMatchedDelete(deleted("s") & _passes(plan))
+            merge = merge.whenMatchedUpdate(set=self._changed(state, plan))
+            merge = merge.whenNotMatchedInsert(~deleted("s"), added)
+        else:
+            merge = merge.whenMatchedUpdate(set=self._changed(state, plan)).whenNotMatchedInsert(values=added)
         try:
             merge.execute()
         except Exception as error:
             raise _meaning(error, self.plain, plan) from error
+
+    def _changed(self, state: StateDescriptor, plan: MergePlan) -> dict[str, "str | Column"]:
+        """What a MERGE sets in a row that is there."""
+        from pyspark.sql import functions as F
+
+        kinds = {field.name: field.dataType for field in state.schema.fields}
+        raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
+        changed: dict[str, "str | Column"] = {_name(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)}
+        for name in state.value_fields:
+            new = quoted(name, "s")
+            if self._native is not None:
+                new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
+            changed[_name(name)] = new
+        return changed
 
     def _session(self, plan: MergePlan, plain: TableSnapshot) -> "SparkSession":
         """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
@@ -253,7 +306,7 @@ class Compactor:
                 with faults.fault_point(DROP):
                     dropped = self._engine.drop_files(
                         log_snapshot,
-                        lambda file: _greatest_txid(file) <= floor,
+                        lambda file: greatest_txid(file) <= floor,
                         {DOMAIN: replace(control, floor=floor).encode()},
                         self._engine_info,
                     )
@@ -318,23 +371,27 @@ class _Jobs:
             self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
-def _pinned(session: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
-    """A frame of exactly this version: one without it moves on to later ones when used again."""
-    return session.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+def _passes(plan: MergePlan) -> "Column":
+    """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
+    from pyspark.sql import functions as F
+
+    return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
 
 
-def _greatest_txid(file: LiveFile) -> float:
-    """The greatest txid of a log file's rows; infinite when its statistics do not say."""
-    bounds = (file.stats or {}).get("maxValues")
-    value = bounds.get(TXID_COLUMN) if isinstance(bounds, dict) else None
-    return value if isinstance(value, int) else math.inf
+def _txid(txid: int) -> "Column":
+    from pyspark.sql import functions as F
+
+    return F.lit(txid).cast("bigint")
 
 
 def _name(column: str) -> str:
     return "`" + column.replace("`", "``") + "`"
 
 
-_CONFLICTS = ("ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "ConcurrentWrite", "DELTA_CONCURRENT_")
+_CONFLICTS = (
+    "ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "ConcurrentWrite", "DELTA_CONCURRENT_",
+    "MetadataChanged", "DELTA_METADATA_CHANGED",
+)  # fmt: skip
 
 
 def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:

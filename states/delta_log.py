@@ -1,138 +1,36 @@
-"""Reads a Delta table's log entries as they are: what each commit did, and by whom.
+"""What happened to a Delta table, and when, from its log entries.
 
-Pure Python over the JSON entries of a table on a local disk; no JVM, nothing is
-written. Kernel tells what a table *is*; this tells what *happened* to it, which
-is how a foreign change is found that keeps the control record (RESTORE and
-TRUNCATE do: DESIGN 3).
-
-Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+Pure Python on a local disk; no JVM, nothing is written. Kernel tells what a
+table *is*; this tells what was *done* to it, which is how a foreign change is
+found that keeps the control record (RESTORE and TRUNCATE do: DESIGN 3).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from urllib.parse import unquote
 
 from coordinators.errors import TableError
-from states.kernel_files import local_path
+from states.log_entries import (
+    Commit,
+    entry_signature,
+    metadata_at,
+    newest_version,
+    only_adds_columns,
+    read_commit,
+    versions_of,
+)  # fmt: skip
 
-_ENTRY = re.compile(r"(\d{20})\.json")
+__all__ = [
+    "Commit", "columns_only_added_since", "commits_since", "find_version_by_control", "find_version_by_txn", "foreign",
+    "newest_version", "only_adds_columns", "read_commit",
+]  # fmt: skip
+
 # Operations of others that leave every row as it is, as Delta names them.
-_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"})
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One log entry.
-
-    Attributes:
-        version: the table version that the commit made.
-        operation: as the writer named it ("WRITE", "OPTIMIZE", ...), "" when it did not.
-        engine_info: the writer; Kernel puts "Kernel-<its version>/" before what we give it.
-        user_metadata: what the writer stored with the commit, or None.
-        control: domain -> its JSON as Python values (None: the domain was removed).
-        txns: ``txn_app_id`` -> ``txn_version`` that the commit set.
-        adds: paths of the files added, not URL-encoded.
-        removes: paths of the files removed.
-        metadata_changed: schema, properties or the table's name may have changed.
-        protocol_changed: table features may have changed.
-        data_change: whether a file action says that rows changed.
-    """
-
-    version: int
-    operation: str
-    engine_info: str
-    user_metadata: str | None
-    control: Mapping[str, object]
-    txns: Mapping[str, int]
-    adds: tuple[str, ...]
-    removes: tuple[str, ...]
-    metadata_changed: bool
-    protocol_changed: bool
-    data_change: bool
-
-
-def read_commit(path: str, version: int) -> Commit:
-    """The commit that made a table version.
-
-    Args:
-        path: the table's root, on a local disk.
-        version: the table version.
-
-    Raises:
-        TableError: the entry is not there (any more), or cannot be read.
-    """
-    file = _entry(path, version)
-    try:
-        with open(file, encoding="utf-8") as lines:
-            actions = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise TableError(
-            f"the log of table {path} has no entry for version {version}",
-            expected=os.path.basename(file),
-            action="if it was cleaned up, raise delta.logRetentionDuration",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise TableError(f"log entry {version} of table {path} cannot be read", found=error) from error
-    try:
-        return _commit(version, actions)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise TableError(
-            f"log entry {version} of table {path} is not as Delta's protocol says", found=repr(error)
-        ) from error
-
-
-def _commit(version: int, actions: list[dict]) -> Commit:
-    info: dict = {}
-    control: dict[str, object] = {}
-    txns: dict[str, int] = {}
-    files: dict[str, list[str]] = {"add": [], "remove": []}
-    kinds: set[str] = set()
-    data_change = False
-    for action in actions:
-        for kind, body in action.items():
-            if body is None:
-                continue
-            kinds.add(kind)
-            if kind == "commitInfo":
-                info = body
-            elif kind == "txn":
-                txns[body["appId"]] = int(body["version"])
-            elif kind == "domainMetadata":
-                control[body["domain"]] = None if body.get("removed") else _parsed(body["configuration"])
-            elif kind in files:
-                files[kind].append(unquote(body["path"]))
-                # Delta's protocol has no default: an action that does not say is taken as a change.
-                data_change = data_change or body.get("dataChange", True)
-            elif kind == "cdc":
-                data_change = True
-    return Commit(
-        version=version,
-        operation=str(info.get("operation") or ""),
-        engine_info=str(info.get("engineInfo") or ""),
-        user_metadata=info.get("userMetadata"),
-        control=control,
-        txns=txns,
-        adds=tuple(files["add"]),
-        removes=tuple(files["remove"]),
-        metadata_changed="metaData" in kinds,
-        protocol_changed="protocol" in kinds,
-        data_change=data_change,
-    )
-
-
-def _parsed(text: str) -> object:
-    """A domain's configuration: JSON by Delta's protocol, but other writers may store any text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+_ADD_COLUMNS = "ADD COLUMNS"
+_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS", _ADD_COLUMNS})
 
 
 def commits_since(path: str, version: int) -> list[Commit]:
@@ -155,9 +53,9 @@ def commits_since(path: str, version: int) -> list[Commit]:
             action="it was restored from a copy or recreated",
         )
     try:
-        return [read_commit(path, each) for each in range(version + 1, newest + 1)]
+        return [_judged(path, read_commit(path, each)) for each in range(version + 1, newest + 1)]
     except TableError as error:
-        if any(not os.path.exists(_entry(path, each)) for each in range(version + 1, newest + 1)):
+        if any(entry_signature(path, each) is None for each in range(version + 1, newest + 1)):
             raise TableError(
                 f"the log of table {path} was cleaned too far: what happened since version {version} is not known",
                 found=error.message,
@@ -167,15 +65,47 @@ def commits_since(path: str, version: int) -> list[Commit]:
         raise
 
 
+def _judged(path: str, commit: Commit) -> Commit:
+    if commit.metadata is None:
+        return commit
+    before = metadata_at(path, commit.version - 1)
+    good = before is not None and only_adds_columns(before[0], commit.metadata)
+    return replace(commit, only_adds_columns=good)
+
+
+def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]) -> bool:
+    """Whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
+
+    Args:
+        path: the table's root, on a local disk.
+        version: the table version.
+        was: recognises the earlier schema, given as ``schema_json``.
+
+    Raises:
+        TableError: the log cannot be read.
+    """
+    after = metadata_at(path, version)
+    while after is not None:
+        metadata, since = after
+        if was(metadata["schemaString"]):
+            return True
+        before = metadata_at(path, since - 1)
+        if before is None or not only_adds_columns(before[0], metadata):
+            return False
+        after = before
+    return False
+
+
 def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
     """Why a commit must stop the topology, or None when it may stay.
 
     Accepted are our own commits and those of others that provably leave every
-    row, the schema, the transaction ids and the control records as they are:
-    OPTIMIZE, VACUUM and statistics. The operation's name alone is not trusted.
+    row, the transaction ids and the control records as they are: OPTIMIZE,
+    VACUUM, statistics, and columns added that may be null (ALTER TABLE ... ADD
+    COLUMNS). The operation's name alone is not trusted.
 
     Args:
-        commit: as :func:`read_commit` gives it.
+        commit: as :func:`commits_since` gives it.
         is_ours: recognises our own commits. It must look at something that
             RESTORE and its like do not copy: the engine, and the control record
             *within this commit*.
@@ -186,9 +116,10 @@ def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
     by = f"{name} by {commit.engine_info or 'an unknown writer'}"
     if commit.operation not in _HARMLESS:
         return by
+    schema_changed = commit.metadata_changed and not (commit.operation == _ADD_COLUMNS and commit.only_adds_columns)
     for changed, what in (
         (commit.data_change, "changed rows"),
-        (commit.metadata_changed, "changed the schema or the table properties"),
+        (schema_changed, "changed the schema or the table properties"),
         (commit.protocol_changed, "changed the table's features"),
         (commit.control, f"changed the domain metadata {sorted(commit.control)}"),
         (commit.txns, f"set transaction ids for {sorted(commit.txns)}"),
@@ -196,18 +127,6 @@ def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
         if changed:
             return f"{by}, which {what}"
     return None
-
-
-def newest_version(path: str) -> int:
-    """The newest table version that has a log entry.
-
-    Raises:
-        TableError: there is none.
-    """
-    versions = _versions(path)
-    if not versions:
-        raise TableError(f"there is no Delta log at {path}")
-    return versions[-1]
 
 
 def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
@@ -251,8 +170,8 @@ class _Marks:
 
 
 @lru_cache(maxsize=100_000)
-def _marks(path: str, version: int, identity: tuple[int, int, int]) -> _Marks:
-    del identity  # part of the key only: a table made anew at the same path has other entries
+def _marks(path: str, version: int, signature: tuple[int, int, int] | None) -> _Marks:
+    del signature  # part of the key only: a table made anew at the same path has other entries
     commit = read_commit(path, version)
     control = tuple(
         (domain, value["txid"])
@@ -266,7 +185,7 @@ _marks_lock = threading.Lock()
 
 
 def _find(path: str, at_most: int, value: Callable[[_Marks], int | None]) -> int | None:
-    versions = _unbroken(_versions(path))
+    versions = _unbroken(versions_of(path))
     if not versions:
         raise TableError(f"there is no Delta log at {path}")
     lowest, newest = versions[0], versions[-1]
@@ -274,9 +193,8 @@ def _find(path: str, at_most: int, value: Callable[[_Marks], int | None]) -> int
     def in_force(version: int) -> int | None:
         """The mark that holds at a version: its own, or of the newest entry before it."""
         for each in range(version, lowest - 1, -1):
-            stat = os.stat(_entry(path, each))
             with _marks_lock:
-                found = value(_marks(path, each, (stat.st_ino, stat.st_mtime_ns, stat.st_size)))
+                found = value(_marks(path, each, entry_signature(path, each)))
             if found is not None:
                 return found
         return None
@@ -304,27 +222,3 @@ def _unbroken(versions: list[int]) -> list[int]:
     while start > 0 and versions[start - 1] == versions[start] - 1:
         start -= 1
     return versions[start:] if versions else []
-
-
-def _versions(path: str) -> list[int]:
-    folder = os.path.join(_root(path), "_delta_log")
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise TableError(f"the log of table {path} cannot be listed", found=error) from error
-    return sorted(int(found[1]) for name in names if (found := _ENTRY.fullmatch(name)))
-
-
-def _entry(path: str, version: int) -> str:
-    return os.path.join(_root(path), "_delta_log", f"{version:020d}.json")
-
-
-def _root(path: str) -> str:
-    root = local_path(path)
-    if root is None:
-        raise TableError(
-            f"the log of table {path} is not on this machine's file system", expected="a path, or a file: URI"
-        )
-    return root

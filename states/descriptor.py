@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import ForeignTable, TableError
+from states.binding import COMBINE, LAST
 from states.names import check_name
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class StateDescriptor:
         ends_at: the last txid that it took part in, once the topology no longer
             has it; None while it does. Such a state is kept and can be read,
             and what is newest in its group no longer waits for it.
+        merging: how log rows become the value of a key: "combine" or "last"
+            (see :class:`states.binding.StateBinding`).
     """
 
     name: str
@@ -59,11 +62,16 @@ class StateDescriptor:
     aggregator: str | None = None
     starts_at: int = 1
     ends_at: int | None = None
+    merging: str = COMBINE
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
         if self.kind not in KINDS:
             raise TableError(f"state {self.name} cannot be described", found=self.kind, expected=f"one of {KINDS}")
+        if self.merging not in (COMBINE, LAST):
+            raise TableError(
+                f"state {self.name} cannot be described", found=self.merging, expected=f"{COMBINE} or {LAST}"
+            )
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "value_fields", tuple(self.value_fields))
 
@@ -83,6 +91,7 @@ class StateDescriptor:
             schema_json=binding.schema.json(),
             aggregator=binding.aggregator_name,
             starts_at=starts_at,
+            merging=binding.merging,
         )
 
     @property
@@ -175,6 +184,8 @@ def _read(path: Path) -> StateDescriptor:
     names = {field.name for field in fields(StateDescriptor)}
     try:
         value: Any = json.loads(text)
+        if isinstance(value, dict):
+            value.setdefault("merging", COMBINE)  # files from before there was another
         if not isinstance(value, dict) or set(value) != names | {"schema"} or value["schema"] != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA} with the keys {sorted(names)}")
         _check_types(value)
@@ -190,7 +201,7 @@ def _read(path: Path) -> StateDescriptor:
 
 
 def _check_types(value: Mapping[str, Any]) -> None:
-    for name in ("name", "kind", "topology", "group", "incarnation", "schema_json"):
+    for name in ("name", "kind", "topology", "group", "incarnation", "schema_json", "merging"):
         if not isinstance(value[name], str):
             raise ValueError(f"{name} must be text")
     for name in ("keys", "value_fields"):

@@ -135,6 +135,7 @@ class KernelEngine:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
         jvm = spark._jvm
         kernel = jvm.io.delta.kernel
         conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())

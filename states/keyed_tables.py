@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 from coordinators.errors import CommitConflict, ForeignTable, TableError
@@ -9,7 +11,8 @@ from states import delta_log
 from states.control import DOMAIN, ControlRecord, decode_control
 from states.descriptor import StateDescriptor
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
-from states.tables import PROPERTIES, UPTO_COLUMN
+from states.kernel_files import LiveFile
+from states.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
 
 
 def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
@@ -34,15 +37,24 @@ def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecor
         ForeignTable: there is none, or it is of another topology, group or incarnation.
     """
     control = decode_control(snapshot.path, snapshot.control(DOMAIN))
+    check_own(state, snapshot.path, control)
+    return control
+
+
+def check_own(state: StateDescriptor, path: str, control: ControlRecord) -> None:
+    """Refuses a table by its control record.
+
+    Raises:
+        ForeignTable: it is of another topology, group or incarnation.
+    """
     found = (control.topology, control.group, control.incarnation)
     if found != (state.topology, state.group, state.incarnation):
         raise ForeignTable(
-            f"the table {snapshot.path} is not of the state that its descriptor names",
+            f"the table {path} is not of the state that its descriptor names",
             found="/".join(found),
             expected=f"{state.topology}/{state.group}/{state.incarnation}",
             action="start the topology that owns it (it writes the descriptor again), or choose another warehouse",
         )
-    return control
 
 
 def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_path: str) -> TableSnapshot:
@@ -74,6 +86,37 @@ def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_pat
         snapshot = engine.load(plain)
     own_control(state, snapshot)
     return snapshot
+
+
+def greatest_txid(file: LiveFile) -> float:
+    """The greatest txid of a log file's rows; infinite when its statistics do not say."""
+    bounds = (file.stats or {}).get("maxValues")
+    value = bounds.get(TXID_COLUMN) if isinstance(bounds, dict) else None
+    return value if isinstance(value, int) else math.inf
+
+
+def column_names(snapshot: TableSnapshot) -> list[str]:
+    """The columns of a table version."""
+    return [column["name"] for column in json.loads(snapshot.schema_json)["fields"]]
+
+
+def as_stored(state: StateDescriptor, plain: TableSnapshot, log: TableSnapshot) -> StateDescriptor:
+    """The state with the value columns that were added to its tables since its descriptor was read.
+
+    What only one of the two tables has is not the state's: our own columns are
+    added to the plain table before the log.
+    """
+    known = json.loads(state.schema_json)
+    names = {field["name"] for field in known["fields"]} | set(HIDDEN_COLUMNS)
+    both = set(column_names(plain))
+    added = [
+        field for field in json.loads(log.schema_json)["fields"]
+        if field["name"] not in names and field["name"] in both
+    ]  # fmt: skip
+    if not added:
+        return state
+    schema = json.dumps({**known, "fields": [*known["fields"], *added]})
+    return replace(state, schema_json=schema, value_fields=(*state.value_fields, *[field["name"] for field in added]))
 
 
 def plain_schema_json(state: StateDescriptor) -> str:

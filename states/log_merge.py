@@ -1,8 +1,10 @@
-"""Combines the partial values of a keyed state's log, as Spark plans.
+"""Makes values of the rows of a keyed state's log, as Spark plans.
 
 Used by the background MERGE and by live reads alike, so both give the same
 value for the same transactions. Native aggregators stay in Spark; a Python
 combiner folds rows that Spark has sorted, in txid order, in constant memory.
+Where the log has whole values (merging "last") the newest row of a key counts,
+null values and all, and no code of the topology is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import ConfigError
+from states.binding import DELETED_COLUMN, LAST, aggregator_name
 from states.descriptor import StateDescriptor
 from states.native import NATIVE, NativeMerge
 from states.tables import TXID_COLUMN
@@ -25,9 +28,25 @@ if TYPE_CHECKING:
 _BROADCAST_BYTES_MAX = 8 << 20
 
 
+def keeps_last(state: StateDescriptor) -> bool:
+    """Whether the log's rows are whole values: neither a native merging nor a combiner is asked then."""
+    return state.merging == LAST
+
+
 def native_merge(state: StateDescriptor) -> NativeMerge | None:
-    """The native merging of a state, None when its aggregator is a Python combiner."""
-    return NATIVE.get(state.aggregator or "")
+    """The native merging of a state, None when its aggregator is a Python combiner or it keeps the last value."""
+    return None if keeps_last(state) else NATIVE.get(state.aggregator or "")
+
+
+def combiner_of(state: StateDescriptor, aggregator: Any) -> Any:
+    """The Python combiner, when the state has one; None when Spark alone merges it.
+
+    Raises:
+        ConfigError: one is needed, and none was given, or one that is not the state's.
+    """
+    if keeps_last(state) or native_merge(state) is not None:
+        return None
+    return require_combiner(state, aggregator)
 
 
 def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
@@ -44,8 +63,7 @@ def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
             action="pass aggregator=..., the object that the topology gives to persistent_aggregate; "
             "or read the table itself, as of its last MERGE",
         )
-    kind = type(aggregator)
-    name = f"python:{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
+    name = aggregator_name(aggregator)
     if name != state.aggregator:
         raise ConfigError(
             f"state {state.name} is combined by another aggregator", found=name, expected=state.aggregator,
@@ -70,6 +88,114 @@ def same_key(keys: Sequence[str], left: str, right: str) -> "Column":
 
     equal = [quoted(key, left).eqNullSafe(quoted(key, right)) for key in keys]
     return reduce(lambda a, b: a & b, equal) if equal else F.lit(True)
+
+
+def log_rows(state: StateDescriptor, log: "DataFrame", after: int, upto: int) -> "DataFrame":
+    """A log's rows of the transactions ``after < txid <= upto``, with the hidden columns that merging needs."""
+    hidden = (DELETED_COLUMN, TXID_COLUMN) if keeps_last(state) else (TXID_COLUMN,)
+    chosen = log.where((quoted(TXID_COLUMN) > after) & (quoted(TXID_COLUMN) <= upto))
+    return chosen.select(*_fields(state, log), *[quoted(name) for name in hidden])
+
+
+def table_rows(state: StateDescriptor, table: "DataFrame") -> "DataFrame":
+    """Keys and values of a table; null in a column that this version of it does not have yet."""
+    return table.select(*_fields(state, table))
+
+
+def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
+    from pyspark.sql import functions as F
+
+    there = set(frame.columns)
+    return [
+        quoted(field.name) if field.name in there else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in state.schema.fields
+    ]
+
+
+def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The table's rows with the log rows on top: a state as of the last of the log rows' transactions.
+
+    Args:
+        base: as :func:`table_rows` gives it.
+        rows: as :func:`log_rows` gives it.
+        aggregator: the state's, when that is a Python combiner.
+
+    Raises:
+        ConfigError: a Python combiner is needed and was not given.
+    """
+    combiner, native = combiner_of(state, aggregator), native_merge(state)
+    if keeps_last(state):
+        return _replaced(state, base, rows)
+    return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
+
+
+def live_grouped(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The same by grouping both together: for a base so small that moving it costs nothing.
+
+    Args and Raises: as for :func:`live`.
+    """
+    combiner, native = combiner_of(state, aggregator), native_merge(state)
+    if keeps_last(state):
+        return _newest_of_both(state, base, rows)
+    if native is None:
+        return _folded(state, base, rows, combiner)
+    fields = [quoted(field.name) for field in state.schema.fields]
+    return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+
+
+# --- the last value --------------------------------------------------------------------------
+
+
+def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+    """The newest log row of each key, with ``_deleted``. No rows give none, also without keys."""
+    from pyspark.sql import functions as F
+
+    names = [*state.value_fields, DELETED_COLUMN]
+    newest = F.max_by(F.struct(*[quoted(name) for name in names]), quoted(TXID_COLUMN)).alias(TXID_COLUMN)
+    keys = [quoted(key) for key in state.keys]
+    # Without keys there is a row also for no rows, with null in the place of the newest.
+    found = rows.groupBy(*keys).agg(newest).where(quoted(TXID_COLUMN).isNotNull())
+    return found.select(*keys, *[quoted(name, TXID_COLUMN).alias(name) for name in names])
+
+
+def deleted(side: str | None = None) -> "Column":
+    """Whether a log row deletes its key."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(quoted(DELETED_COLUMN, side), F.lit(False))
+
+
+def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+    """The table's rows of the keys without log rows, and the newest log rows that are not deleted.
+
+    As :func:`combined`: a filter on keys reaches both scans, and while few log
+    rows wait the table is not shuffled.
+    """
+    from pyspark.sql import functions as F
+
+    if not state.keys:
+        return _newest_of_both(state, base, rows)
+    fields = [quoted(field.name) for field in state.schema.fields]
+    touched = rows.select(*[quoted(key) for key in state.keys])
+    if _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
+        touched = F.broadcast(touched.distinct())
+    kept = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
+    return kept.select(*fields).unionByName(newest_log(state, rows).where(~deleted()).select(*fields))
+
+
+def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    fields = [quoted(field.name) for field in state.schema.fields]
+    # The table has no transaction; it is older than each that waits in the log.
+    old = base.select(
+        *fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN)
+    )
+    both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
+    return newest_log(state, both).where(~deleted()).select(*fields)
+
+
+# --- native aggregators ------------------------------------------------------------------------
 
 
 def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -> "DataFrame":
@@ -120,9 +246,20 @@ def _overlaid_by_broadcast(
     return joined.select(*columns).select(*fields).unionByName(added.select(*fields))
 
 
+def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":
+    """The frame with the hint that it be sent to every task, unless Spark knows that it is larger."""
+    from pyspark.sql import functions as F
+
+    # What Spark cannot tell the size of, it says is huge beyond any disk.
+    return frame if bytes_max < _size_bytes(frame) < 1 << 50 else F.broadcast(frame)
+
+
 def _size_bytes(frame: "DataFrame") -> int:
     """Of the files that the frame reads, after skipping by statistics; runs no job."""
     return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
+# --- Python combiners --------------------------------------------------------------------------
 
 
 def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
@@ -132,12 +269,17 @@ def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggrega
         base: keys and values of the plain table.
         rows: keys, values and ``_txid`` of the log.
     """
-    from pyspark.sql import functions as F
-
-    names = [field.name for field in state.schema.fields]
     touched = rows.select(*[quoted(key) for key in state.keys]).distinct() if state.keys else None
     if touched is not None:
         base = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_semi")
+    return _folded(state, base, rows, aggregator)
+
+
+def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The values of all keys of either."""
+    from pyspark.sql import functions as F
+
+    names = [field.name for field in state.schema.fields]
     old = base.select(*[quoted(name) for name in names], F.lit(0).cast("bigint").alias(TXID_COLUMN))
     union = old.unionByName(rows.select(*[quoted(name) for name in names], quoted(TXID_COLUMN)))
     keys = [quoted(key) for key in state.keys]

@@ -2,7 +2,8 @@
 
 It is written create-exclusive and flushed before the decision names its path,
 size and digest, so a decision can always be finished from the manifest alone:
-without the topology, its functions or its source (DESIGN 2.3).
+the batch is not computed again. Tables need nothing besides; a user's own
+state needs its code, and a committer spout's commit needs the spout (DESIGN 2.3).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class ManifestTable:
 
     Attributes:
         state: the state's name.
-        kind: "append", "keyed" or "memory".
+        kind: of the state: see trident/state_kinds.py.
         path: the folder, relative to the warehouse.
-        table_id: Delta's id of the table ("" for memory).
+        table_id: Delta's id of the table; "" where there is none.
         schema_hash: of the table's schema when the rows were staged.
         files: the staged files, relative to the folder.
-        details: what a state needs besides (memory: keys and fields).
+        details: what a state without a table needs besides.
     """
 
     state: str

@@ -41,17 +41,43 @@ class MemoryMap:
         self._lock = threading.Lock()
         self._entries: dict[tuple, tuple[int, tuple]] = {}
         self._txid = 0
+        self._incarnation = ""
 
-    def update(self, txid: int, rows: Iterable[tuple[tuple, tuple]], combine: Callable[[Any, Any], Any]) -> None:
-        """Combines the partial values of one transaction in; again for the same txid: nothing."""
+    def update(
+        self, txid: int, rows: Iterable[tuple[tuple, tuple]], combine: Callable[[Any, Any], Any], incarnation: str = ""
+    ) -> None:
+        """Combines the partial values of one transaction in; again for the same txid: nothing.
+
+        The first transaction of another incarnation, a topology that began anew, begins with an empty map.
+        """
         with self._lock:
-            if txid <= self._txid:
+            entries = self._begin(txid, incarnation)
+            if entries is None:
                 return
             for key, partial in rows:
-                old = self._entries.get(key)
+                old = entries.get(key)
                 value = partial if old is None else tuple(combine(a, b) for a, b in zip(old[1], partial))
-                self._entries[key] = (txid, value)
-            self._txid = txid
+                entries[key] = (txid, value)
+            self._entries, self._txid = entries, txid
+
+    def put(self, txid: int, rows: Iterable[tuple[tuple, tuple | None]], incarnation: str = "") -> None:
+        """Sets whole new values of one transaction, None removes a key; again for the same txid: nothing."""
+        with self._lock:
+            entries = self._begin(txid, incarnation)
+            if entries is None:
+                return
+            for key, value in rows:
+                if value is None:
+                    entries.pop(key, None)
+                else:
+                    entries[key] = (txid, value)
+            self._entries, self._txid = entries, txid
+
+    def _begin(self, txid: int, incarnation: str) -> dict[tuple, tuple[int, tuple]] | None:
+        """A copy to change, so that a failure leaves nothing half done; None when the txid is in the map."""
+        if incarnation != self._incarnation:
+            self._entries, self._txid, self._incarnation = {}, 0, incarnation
+        return None if txid <= self._txid else dict(self._entries)
 
     def values(self) -> dict[tuple, tuple]:
         with self._lock:
@@ -59,7 +85,7 @@ class MemoryMap:
 
     def clear(self) -> None:
         with self._lock:
-            self._entries.clear()
+            self._entries = {}
             self._txid = 0
 
 

@@ -122,7 +122,8 @@ class _OpenFile:
     def __init__(self, target: FileTarget, partition_values: tuple) -> None:
         self._target = target
         self._values = partition_values
-        self._path = f"{target.folder}/part-{uuid.uuid4().hex}.{target.codec}.parquet"
+        # In the order of the Spark partitions: what reads the files again can keep the order of the rows.
+        self._path = f"{target.folder}/part-{_task_index():05d}-{uuid.uuid4().hex}.{target.codec}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
@@ -171,6 +172,13 @@ class _OpenFile:
                 {name: _partition_text(value) for name, value in zip(self._target.partition_columns, self._values)}
             ),
         }
+
+
+def _task_index() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
 
 
 def fsync(path: str) -> None:

@@ -20,8 +20,8 @@ from states.control import DOMAIN, ControlRecord
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.kernel import KernelEngine, TableMissing, TableSnapshot
 from states.keyed_tables import merged_upto, own_control, plain_as_of
-from states.log_merge import combined, native_merge, overlaid, quoted, require_combiner
-from states.tables import TXID_COLUMN
+from states.log_merge import table_rows
+from states.stored import Stored, load_frame, of_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,11 +112,11 @@ def read_group(
     Raises:
         TableError: the states are not of one group; else as :func:`read_state`.
     """
-    states = [_load(warehouse, name) for name in names]
+    states = [load_state(warehouse, name) for name in names]
     _require_one_group(states)
     views, asked = _pin(engine, warehouse, states, txid, advanced_txid)
     given = aggregators or {}
-    return {name: _frame(spark, views[name], asked, given.get(name)) for name in names}, asked
+    return {name: _frame(spark, engine, views[name], asked, given.get(name)) for name in names}, asked
 
 
 def latest_txid(engine: KernelEngine, warehouse: Path | str, name: str) -> int:
@@ -125,10 +125,15 @@ def latest_txid(engine: KernelEngine, warehouse: Path | str, name: str) -> int:
     Raises:
         TableError: there is no such state, or a table of it is missing.
     """
-    return _pin(engine, warehouse, [_load(warehouse, name)], None, None)[1]
+    return _pin(engine, warehouse, [load_state(warehouse, name)], None, None)[1]
 
 
-def _load(warehouse: Path | str, name: str) -> StateDescriptor:
+def load_state(warehouse: Path | str, name: str) -> StateDescriptor:
+    """The state of that name.
+
+    Raises:
+        TableError: there is none; with those there are.
+    """
     try:
         return load_descriptor(warehouse, name)
     except FileNotFoundError:
@@ -291,28 +296,31 @@ def _append_as_of(engine: KernelEngine, published: TableSnapshot, txid: int) -> 
     return engine.load_version(published.path, version)
 
 
-def _frame(spark: "SparkSession", table: _Pinned, txid: int, aggregator: Any) -> "DataFrame":
-    state = table.state
-    columns = [quoted(field.name) for field in state.schema.fields]
-    nothing = _load_frame(spark, table.published).select(*columns).where("false")
-    if txid < table.control.starts_at:
-        return nothing
+def _frame(
+    spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int, aggregator: Any
+) -> "DataFrame":
     if table.merged is None:
-        return _load_frame(spark, table.published).select(*columns)
-    base = nothing if table.plain is None else _load_frame(spark, table.plain).select(*columns)
-    if table.merged >= min(txid, table.control.txid):  # later transactions, if any, committed nothing
-        return base
-    rows = _load_frame(spark, table.published).where(
-        (quoted(TXID_COLUMN) > table.merged) & (quoted(TXID_COLUMN) <= txid)
-    )
-    native = native_merge(state)
-    if native is not None:
-        return combined(state, base, rows, native)
-    return overlaid(state, base, rows, require_combiner(state, aggregator))
+        rows = table_rows(table.state, load_frame(spark, table.published))
+        return rows.where("false") if txid < table.control.starts_at else rows
+    return _stored(spark, engine, table, txid).frame(aggregator)
 
 
-def _load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
-    return spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+def _stored(spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int) -> Stored:
+    assert table.merged is not None, "an append has no log"
+    return of_snapshots(
+        spark, engine, table.state, table.control, table.published, table.plain, table.merged, txid
+    )  # fmt: skip
 
 
-__all__ = ["SnapshotUnavailable", "latest_txid", "read_group", "read_state"]
+def stored_as_of(
+    spark: "SparkSession", engine: KernelEngine, warehouse: Path, state: StateDescriptor, txid: int
+) -> Stored:
+    """A keyed state as of a transaction that is known to have advanced, or to have committed nothing.
+
+    Raises: as :func:`read_state`.
+    """
+    views, asked = _pin(engine, warehouse, [state], txid, txid)
+    return _stored(spark, engine, views[state.name], asked)
+
+
+__all__ = ["SnapshotUnavailable", "latest_txid", "load_state", "read_group", "read_state", "stored_as_of"]

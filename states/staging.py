@@ -80,7 +80,7 @@ def stage(
             constants={target.txid_column: attempt.txid} if target.txid_column else {},
             codec=codec,
         )
-        reports.append(frames[target.name].mapInArrow(writer_of(file_target), REPORT_SCHEMA))
+        reports.append(_written(frames[target.name], file_target))
     with faults.fault_point(STAGE):
         rows = reduce(lambda left, right: left.union(right), reports).collect()
     staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
@@ -92,6 +92,19 @@ def stage(
         if files:
             fsync_folders(target.root, folder)
     return staged
+
+
+def _written(frame: Any, target: FileTarget) -> "DataFrame":
+    """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+    from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.util import PythonEvalType
+
+    make: Any = pandas_udf
+    udf = make(writer_of(target), returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = [F.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
+    return ClassicDataFrame(frame._jdf.mapInArrow(udf(*columns)._jc, False, None), frame.sparkSession)
 
 
 def staged_file(report: Mapping[str, Any]) -> StagedFile:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures"]
+pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures", "tests.redis_fixtures"]
 
 
 @pytest.fixture
@@ -17,3 +17,13 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("TRIDENT_SEED") or random.randrange(2**32))
     print(f"seed of {request.node.name}: TRIDENT_SEED={seed}")
     return random.Random(seed)
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
+    """Says loudly what could not be tested here, and how much of it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    untested = [report for report in skipped if "NOT TESTED" in str(report.longrepr)]
+    if untested:
+        terminalreporter.write_sep("=", f"NOT TESTED HERE: {len(untested)} tests", red=True, bold=True)
+        for reason in sorted({str(report.longrepr[-1]) for report in untested}):
+            terminalreporter.write_line(reason)

@@ -71,7 +71,7 @@ class Group:
         marker = Marker(decision.txid, decision.attempt_id, decision.sha256)
         self.record = replace(
             self.record, current_txid=decision.txid + 1, last=marker, last_published=marker,
-            tables={**self.record.tables, **marks},
+            tables={**self.record.tables, **marks.marks},
         )  # fmt: skip
 
     def commit(self, txid: int, words: list[str], attempt_id: int = 0):

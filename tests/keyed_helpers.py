@@ -7,6 +7,7 @@ no code under test takes part in it.
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType
 
 from states.binding import StateBinding
 from states.control import DOMAIN, ControlRecord
@@ -53,12 +54,15 @@ class Concat:
 
 
 def keyed(name: str = "counts", schema: str = COUNT_SCHEMA, keys: Sequence[str] = ("word",),
-          aggregator: Any = None, **settings: Any) -> StateBinding:  # fmt: skip
-    """The binding of a keyed state; counts words unless told."""
+          aggregator: Any = None, merging: str = "combine", **settings: Any) -> StateBinding:  # fmt: skip
+    """The binding of a keyed state; counts words unless told.
+
+    With merging "last" a published row has, after keys and values, whether its key is deleted.
+    """
     struct = StructType.fromDDL(schema)
     values = tuple(field.name for field in struct.fields if field.name not in keys)
     return StateBinding(
-        DeltaMapState(name, **settings), "keyed", tuple(keys), struct, values, aggregator or Native("count")
+        DeltaMapState(name, **settings), "keyed", tuple(keys), struct, values, aggregator or Native("count"), merging
     )
 
 
@@ -131,7 +135,7 @@ class Group:
         binding = self.bindings[name]
         spec = published_table(binding)
         assert spec is not None
-        schema = to_arrow_schema(binding.schema)
+        schema = to_arrow_schema(binding.log_schema, timezone="UTC")
         columns = list(zip(*rows)) if rows else [[] for _ in schema]
         batch = pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
         target = FileTarget(
@@ -144,13 +148,23 @@ class Group:
         ]
 
     def expected(self, name: str, txid: int, combine: Callable[[Any, Any], Any] | None = None) -> dict[tuple, tuple]:
-        """Key → values as of txid, by folding the rows of each transaction in order."""
+        """Key → values as of txid, by folding the rows of each transaction in order.
+
+        With merging "last" the newest row stands for itself.
+        """
         binding = self.bindings[name]
         fold = combine or (lambda a, b: a + b)
         width, found = len(binding.keys), {}
+        kinds = [field.dataType for field in binding.schema.fields]
         for row_txid, row in sorted(self.rows[name], key=lambda pair: pair[0]):
-            if row_txid <= txid:
-                key, value = row[:width], row[width:]
+            if row_txid > txid:
+                continue
+            plain = tuple(comparable(kind, value) for kind, value in zip(kinds, row))
+            key, value = plain[:width], plain[width:]
+            if binding.merging == "last":
+                found.pop(key, None)
+                found.update({} if row[-1] else {key: value})
+            else:
                 old = found.get(key)
                 found[key] = value if old is None else tuple(fold(a, b) for a, b in zip(old, value))
         return found
@@ -164,7 +178,30 @@ class Group:
 def as_map(binding: StateBinding, frame: Any) -> dict[tuple, tuple]:
     """Key → values of a frame; fails when a key has two rows."""
     assert frame.columns == binding.schema.fieldNames()
-    width, rows = len(binding.keys), [tuple(row) for row in frame.collect()]
-    found = {row[:width]: row[width:] for row in rows}
+    return map_of(binding, [tuple(row) for row in frame.collect()])
+
+
+def map_of(binding: StateBinding, rows: Sequence[tuple]) -> dict[tuple, tuple]:
+    """Key → values of rows in the order of the schema; fails when a key has two rows."""
+    width, kinds = len(binding.keys), [field.dataType for field in binding.schema.fields]
+    plain = [tuple(comparable(kind, value) for kind, value in zip(kinds, row)) for row in rows]
+    found = {row[:width]: row[width:] for row in plain}
     assert len(found) == len(rows), "a key has more than one row"
     return found
+
+
+def comparable(kind: DataType, value: Any) -> Any:
+    """A value in one form, whoever read it: Spark, pyarrow or nobody."""
+    if value is None:
+        return None
+    if isinstance(kind, ArrayType):
+        return tuple(comparable(kind.elementType, each) for each in value)
+    if isinstance(kind, MapType):
+        pairs = value.items() if isinstance(value, dict) else value
+        return frozenset((comparable(kind.keyType, k), comparable(kind.valueType, v)) for k, v in pairs)
+    if isinstance(kind, StructType):
+        values = [value[name] for name in kind.names] if isinstance(value, dict) else value
+        return tuple(comparable(field.dataType, each) for field, each in zip(kind.fields, values))
+    if isinstance(kind, TimestampType):
+        return value.astimezone(datetime.timezone.utc)  # Spark gives the time of the machine
+    return bytes(value) if isinstance(kind, BinaryType) else value

@@ -28,7 +28,7 @@ def spark_confs(folder: str) -> dict[str, str]:
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",
         # The tests run cold code: the second compiler costs more than it gains.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.local.dir": f"{folder}/local",
         "spark.ui.enabled": "false",

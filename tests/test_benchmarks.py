@@ -24,10 +24,10 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_quick_run_of_two_prints_ratios_and_writes_json(tmp_path: Path) -> None:
+def test_a_quick_run_prints_ratios_and_writes_json(tmp_path: Path) -> None:
     written = tmp_path / "figures.json"
     ran = _run(
-        "commit-path", "zookeeper", "--quick", "--json", str(written), "--folder", str(tmp_path),
+        "commit-path", "--quick", "--json", str(written), "--folder", str(tmp_path),
         "--master", "local[2]", "--driver-memory", "1g",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]
@@ -36,7 +36,7 @@ def test_a_quick_run_of_two_prints_ratios_and_writes_json(tmp_path: Path) -> Non
     machine = found["machine"]
     assert {"cores", "memory_gb", "kernel", "python", "java", "spark", "delta"} <= machine.keys()
     assert f"Spark {machine['spark']}, Delta {machine['delta']}" in ran.stdout
-    assert list(found["benchmarks"]) == ["commit-path", "zookeeper"]
+    assert list(found["benchmarks"]) == ["commit-path"]
     for name, benchmark in found["benchmarks"].items():
         assert benchmark["error"] is None and benchmark["figures"], name
         for figure in benchmark["figures"]:
@@ -45,10 +45,6 @@ def test_a_quick_run_of_two_prints_ratios_and_writes_json(tmp_path: Path) -> Non
             assert figure["name"] in ran.stdout
     (ratio,) = found["benchmarks"]["commit-path"]["ratios"]
     assert ratio["value"] > 0 and f"{ratio['name']}" in ran.stdout and f"{ratio['value']:.2f} ×" in ran.stdout
-    # No time: what is counted must hold at any size and on any machine.
-    counted = {figure["name"]: figure for figure in found["benchmarks"]["zookeeper"]["figures"]}
-    assert 0 < counted["multis a transaction"]["median"] <= 3
-    assert counted["writes while idle"]["median"] == 0
     assert list(tmp_path.iterdir()) == [written], "the folder is cleaned up"
 
 

@@ -146,7 +146,7 @@ def test_an_optimize_that_rewrote_files_may_stay(spark, table):
         ("MERGE", "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE"),
         ("WRITE", "INSERT INTO delta.`{}` VALUES (5)"),
         ("SET TBLPROPERTIES", "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('x' = 'y')"),
-        ("ADD COLUMNS", "ALTER TABLE delta.`{}` ADD COLUMNS (extra string)"),
+        ("CHANGE COLUMN", "ALTER TABLE delta.`{}` ALTER COLUMN id COMMENT 'changed'"),
     ],
 )
 def test_a_change_by_others_is_named(spark, table, operation, statement):
@@ -166,7 +166,7 @@ def test_another_topology_on_the_table_is_foreign(engine, table):
 
 HARMLESS = {
     "version": 9, "operation": "OPTIMIZE", "engine_info": "Apache-Spark", "user_metadata": None, "control": {},
-    "txns": {}, "adds": ("a",), "removes": ("b",), "metadata_changed": False, "protocol_changed": False,
+    "txns": {}, "added": (), "removes": ("b",), "metadata_changed": False, "protocol_changed": False,
     "data_change": False,
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ def file_of(warehouse: Path, name: str = "counts") -> Path:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"kind": "append", "keys": (), "aggregator": None}, {"keys": ("a b", "ключ")}, {"ends_at": 17}],
-    ids=["keyed", "append", "odd names", "detached"],
+    [{}, {"kind": "append", "keys": (), "aggregator": None}, {"keys": ("a b", "ключ")}, {"ends_at": 17}, {"merging": "last"}],
+    ids=["keyed", "append", "odd names", "detached", "whole values"],
 )
 def test_is_read_back_as_written(tmp_path, changes):
     written = descriptor(**changes)
@@ -91,6 +91,7 @@ def _with(**changes: object) -> str:
     [
         "", "{", "[]", "null", '{"schema": 1}', _with(schema=2), _with(more=1), _with(keys="word"), _with(keys=[1]),
         _with(starts_at="3"), _with(starts_at=True), _with(kind="other"), _with(aggregator=1), _with(name="__x"),
+        _with(merging="first"), _with(merging=None),
     ],
 )  # fmt: skip
 def test_garbage_is_an_error_that_names_the_file_and_never_no_state(tmp_path, text):
@@ -100,6 +101,14 @@ def test_garbage_is_an_error_that_names_the_file_and_never_no_state(tmp_path, te
         load_descriptor(tmp_path, "counts")
     with pytest.raises((TableError, TopologyError)):
         descriptors_of_group(tmp_path, "top", "lines")
+
+
+def test_a_file_from_before_there_were_whole_values_is_of_parts(tmp_path):
+    descriptor(merging="last").save(tmp_path)
+    value = json.loads(file_of(tmp_path).read_text())
+    assert value.pop("merging") == "last"
+    file_of(tmp_path).write_text(json.dumps(value))
+    assert load_descriptor(tmp_path, "counts") == descriptor(merging="combine")
 
 
 def test_the_garbage_test_starts_from_something_readable(tmp_path):

@@ -17,9 +17,15 @@ import trident.errors
 ROOT = Path(__file__).resolve().parent.parent
 
 PUBLIC = """
-Aggregator Backlog BatchCoordinator Combiner Count DeltaAppend DeltaMapState Emitted Emitter FailedException FileSpout
-FixedBatchSpout Max MemoryMapState Min Reducer SpoutContext SpoutKind Sum TopologyQuery TransactionAttempt
-TridentConfig TridentError TridentSpout TridentTopology configure_spark errors expr read
+Aggregator BackingMap Backlog BatchCoordinator BatchSpout Combiner Commits CommitterTridentSpout Count DataSourceSpout
+DeltaAppend DeltaMapState DeltaSpout DirectoryQueueSpout Emitted Emitter FailedException FencedBackingMap FileSpout
+FixedBatchSpout GeneratorSpout GroupedStream LiveAttempts MapGet MapState Max MemoryMapState Min NotExactlyOnceWarning
+OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OwnsTable PartitionBatch PartitionEmitter
+PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout RedisMap Reducer RemovableMapState
+SnapshotGet Snapshottable SnapshottableMap SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory
+StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery TransactionAttempt
+TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TupleCollectionGet Upsert
+configure_spark errors expr non_transactional opaque read transactional
 """.split()
 
 

@@ -41,8 +41,8 @@ SCHEMA = json.dumps(
 APP = "trident/topology/group"
 # By default as many rounds as a busy machine does in the time, at most 200.
 RACE_ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0"))
-RACE_SECS = 25
-KILLS = int(os.environ.get("TRIDENT_KILLS", "2"))
+RACE_SECS = 8
+KILLS = int(os.environ.get("TRIDENT_COMMIT_KILLS", "2"))
 
 
 @pytest.fixture(scope="session")
@@ -514,7 +514,7 @@ def small_confs(folder: Path) -> str:
 
 
 def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, table, tmp_path):
-    """Hundreds of rounds, from before to after each other by up to 3 ms (TRIDENT_RACE_ROUNDS for more)."""
+    """Many rounds, from before to after each other by up to 3 ms (TRIDENT_RACE_ROUNDS for more)."""
     worker = start_worker("race", table.path, small_confs(tmp_path))
     random.seed(2024)
     won = {"parent": 0, "child": 0}
@@ -550,7 +550,7 @@ def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, tab
 
 
 def test_a_process_killed_inside_a_commit_leaves_it_whole_or_absent(engine, table, tmp_path):
-    """SIGKILL to Python and the JVM at once, at random instants (TRIDENT_KILLS for more)."""
+    """SIGKILL to Python and the JVM at once, at random instants (TRIDENT_COMMIT_KILLS for more)."""
     done = 0
     for _ in range(KILLS):
         worker = start_worker("commit", table.path, small_confs(tmp_path), str(done))

@@ -1,5 +1,7 @@
 """A coordinator process that is killed with SIGKILL at every kind of moment, resumed each time, counts exactly.
 
+Three batch groups: files into two tables, a queue into a map of the user's, an
+opaque source in partitions into a state that is read before it is written.
 One real process a life, killed by itself at a fault point right after that
 piece of I/O; the next life goes on over the same warehouse and ZooKeeper. The
 checker folds the input in plain Python.
@@ -17,27 +19,37 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-# A sample for every run, and the others with TRIDENT_KILLS=all.
+from trident import SqliteMap, SqliteQueue
+
+# A sample for every run, and the others with TRIDENT_KILLS=all (`make kills`): each fault point once.
 LIVES = [
-    "stage.write:do_then_die:3",
-    "zk.decide:do_then_die:2",
-    "publish.table:do_then_die:3",  # the first of two tables
-    "zk.advance:do_then_die:2",
-    "compact.merge:do_then_die:1",
+    "zk.decide:do_then_die:3",
+    "spout.commit:do_then_die:2",  # the queue has heard, the coordinator has not
+    "publish.user:do_then_die:2",
 ]
 if os.environ.get("TRIDENT_KILLS") == "all":
     LIVES += [
+        "stage.write:do_then_die:3",
+        "zk.advance:do_then_die:4",
         "zk.begin:do_then_die:3",
+        "spout.emit:do_then_die:2",
+        "resolve.stage:do_then_die:2",
         "manifest.write:do_then_die:2",
-        "publish.table:do_then_die:4",  # the second: published, not advanced
+        "publish.table:do_then_die:3",
+        "publish.table:do_then_die:4",  # the second table of a transaction: published, not advanced
+        "compact.merge:do_then_die:1",
         "spout.success:do_then_die:2",
     ]
-FILES, LINES = 40, 30
+FILES, LINES = 24, 30
 
 PROGRAM = '''
 import sys
 from pathlib import Path
-from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident import (
+    Count, DeltaAppend, DeltaMapState, FileSpout, OpaquePartitionedTridentSpout, PartitionBatch, QueueSpout, SqliteMap,
+    SqliteQueue, Sum, TridentTopology, opaque,
+)
+from trident.schemas import as_schema
 from trident.session import make_session
 
 folder, zookeeper, root = sys.argv[1:]
@@ -47,11 +59,46 @@ spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory":
 def split(line):
     return iter(line.split())
 
+class Adds:
+    def init(self) -> int:
+        return 0
+    def reduce(self, current: int, n: int) -> int:
+        return current + n
+
+class Numbers(OpaquePartitionedTridentSpout):
+    # Opaque, in two partitions: even numbers and odd ones, up to a hundred.
+    output_schema = as_schema("n long", "Numbers")
+    def get_coordinator(self, context):
+        return Coordinator()
+    def get_partition_emitter(self, context):
+        return Emitter()
+
+class Coordinator:
+    def get_partitions_for_batch(self):
+        return ["0", "1"]
+    def is_ready(self, txid):
+        return txid <= 12
+    def refresh_partitions(self, partitions): pass
+    def success(self, txid): pass
+    def close(self): pass
+
+class Emitter:
+    def emit_partition_batch(self, attempt, partition, last):
+        begin = last["next"] if last else int(partition)
+        count = 5 + attempt.attempt_id % 2  # a replay holds other rows
+        numbers = [n for n in range(begin, begin + 2 * count, 2) if n < 100]
+        return PartitionBatch([(n,) for n in numbers], {"next": begin + 2 * len(numbers)})
+    def close(self): pass
+
 topology = TridentTopology("killed")
-stream = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=30, max_rows=30))
+stream = topology.new_stream("lines", FileSpout(folder + "/in", min_rows=60, max_rows=60))
 words = stream.each("value", split, "word string")
 words.group_by("word").persistent_aggregate(DeltaMapState("counts", merge_every_txids=5), Count(), "count")
 stream.partition_persist(DeltaAppend("lines"))
+orders = topology.new_stream("orders", QueueSpout(SqliteQueue(folder + "/queue.db", lease_secs=5), max_messages=7))
+orders.group_by("payload").persistent_aggregate(opaque("orders", SqliteMap(folder + "/map.db", "orders")), Count(), "n")
+numbers = topology.new_stream("numbers", Numbers())
+numbers.persistent_aggregate(DeltaMapState("sum"), "n", Adds(), "sum long")
 query = topology.start(spark, warehouse=folder + "/w", zookeeper=zookeeper, zookeeper_root=root,
                        zookeeper_session_timeout_secs=4, max_spout_pending=4)
 query.process_all_available(120)
@@ -66,6 +113,7 @@ def folder(tmp_path: Path, rng) -> Path:
     for number in range(FILES):
         lines = [" ".join(rng.choices(vocabulary, k=5)) for _ in range(LINES)]
         (tmp_path / "in" / f"{number:03d}.txt").write_text("".join(f"{line}\n" for line in lines))
+    SqliteQueue(tmp_path / "queue.db").put(f"order {number % 10}" for number in range(100))
     (tmp_path / "program.py").write_text(PROGRAM)
     return tmp_path
 
@@ -91,5 +139,9 @@ def test_killed_at_every_kind_of_moment_and_resumed_nothing_is_lost_or_doubled(
     counted = {row.word: row["count"] for row in trident.read(spark, folder / "w", "counts").collect()}
     assert counted == words
     assert Counter(row.value for row in trident.read(spark, folder / "w", "lines").collect()) == lines
+    orders = dict(SqliteMap(str(folder / "map.db"), "orders").items())
+    assert {key: value.current for key, value in orders.items()} == {(f"order {number}",): 10 for number in range(10)}
+    assert len(SqliteQueue(folder / "queue.db")) == 0
+    assert [tuple(row) for row in trident.read(spark, folder / "w", "sum").collect()] == [(sum(range(100)),)]
     plain = {row.word: row["count"] for row in spark.read.format("delta").load(str(folder / "w" / "counts")).collect()}
     assert plain == words, "stop() brings the plain table to the last transaction"

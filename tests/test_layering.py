@@ -35,6 +35,8 @@ PURE = {
     "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
     "states/compaction.py": {"coordinators.errors"},
     "states/names.py": {"coordinators.errors"},
+    "states/stored_values.py": {"coordinators.errors"},
+    "states/values.py": {"coordinators.errors", "states.stored_values"},
 }
 # Each of these is talked to in these modules alone.
 ONLY_IN = {

@@ -313,16 +313,19 @@ def test_a_state_is_written_once() -> None:
         other.new_stream("b", stream_of("n long")._node.spout).partition_persist(DeltaAppend("x"))  # type: ignore[attr-defined]
 
 
-def test_a_reducer_cannot_be_kept_yet() -> None:
+def test_an_aggregator_can_be_kept_only_if_it_can_go_on() -> None:
     class Longest:
-        def init(self) -> str:
-            return ""
+        def init(self, batch_id: object) -> list:
+            return [""]
 
-        def reduce(self, curr: str, word: str) -> str:
-            return max(curr, word, key=len)
+        def aggregate(self, state: list, word: str) -> None:
+            state[0] = max(state[0], word, key=len)
 
-    with pytest.raises(TopologyError, match="cannot keep a reducer yet.*combiner"):
-        stream_of("word string").persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "word")
+        def complete(self, state: list) -> str:
+            return state[0]
+
+    with pytest.raises(TopologyError, match=r"cannot go on from it.*resume\(batch_id, \*stored\)"):
+        stream_of("word string").persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "longest")
 
 
 def test_streams_and_topologies_check_their_names() -> None:

@@ -18,84 +18,224 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinators.transactions import TransactionAttempt
+    from states.backed_map import non_transactional, opaque, transactional
+    from states.backing_maps import StaticMap
     from states.delta_append import DeltaAppend
     from states.delta_map import DeltaMapState
+    from states.map_states import SnapshottableMap
     from states.memory_map import MemoryMapState
+    from states.redis_map import RedisMap
+    from states.sqlite_map import SqliteMap
+    from states.stored_values import OpaqueValue, TransactionalValue
+    from states.user_states import (
+        BackingMap,
+        FencedBackingMap,
+        MapState,
+        QueryFunction,
+        RemovableMapState,
+        Snapshottable,
+        State,
+        StateFactory,
+        StateUpdater,
+    )
     from trident import errors
     from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
     from trident.config import TridentConfig
+    from trident.data_source_spout import DataSourceSpout
+    from trident.delta_spout import DeltaSpout
+    from trident.directory_spout import DirectoryQueueSpout
     from trident.errors import FailedException, TridentError
     from trident.file_spout import FileSpout
     from trident.fixed_batch_spout import FixedBatchSpout
     from trident.functions import expr
+    from trident.guarantees import NotExactlyOnceWarning
+    from trident.live_attempts import LiveAttempts, TakingCoordinator
+    from trident.persisting import TridentState
     from trident.query import TopologyQuery
+    from trident.queue_spout import QueueSpout
+    from trident.rate_spout import GeneratorSpout, RateSpout
     from trident.reading import read
     from trident.session import configure_spark
-    from trident.spouts import Backlog, BatchCoordinator, Emitted, Emitter, SpoutContext, SpoutKind, TridentSpout
+    from trident.spouts import (
+        Backlog,
+        BatchCoordinator,
+        BatchSpout,
+        Commits,
+        CommitterTridentSpout,
+        Emitted,
+        Emitter,
+        OpaquePartitionEmitter,
+        OpaquePartitionedTridentSpout,
+        OwnsTable,
+        PartitionBatch,
+        PartitionEmitter,
+        PartitionedCoordinator,
+        PartitionedTridentSpout,
+        SpoutContext,
+        SpoutKind,
+        TridentSpout,
+    )
+    from trident.sqlite_queue import SqliteQueue
+    from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
+    from trident.stream import GroupedStream, Stream
+    from trident.stream_spout import StructuredStreamSpout
     from trident.topology import TridentTopology
+    from trident.upsert import Upsert
 
 # Public name -> the module that defines it. A test compares it with __all__.
 _HOME = {
     "Aggregator": "trident.aggregators",
+    "BackingMap": "states.user_states",
     "Backlog": "trident.spouts",
     "BatchCoordinator": "trident.spouts",
+    "BatchSpout": "trident.spouts",
     "Combiner": "trident.aggregators",
+    "Commits": "trident.spouts",
+    "CommitterTridentSpout": "trident.spouts",
     "Count": "trident.aggregators",
+    "DataSourceSpout": "trident.data_source_spout",
     "DeltaAppend": "states.delta_append",
     "DeltaMapState": "states.delta_map",
+    "DeltaSpout": "trident.delta_spout",
+    "DirectoryQueueSpout": "trident.directory_spout",
     "Emitted": "trident.spouts",
     "Emitter": "trident.spouts",
     "FailedException": "coordinators.errors",
+    "FencedBackingMap": "states.user_states",
     "FileSpout": "trident.file_spout",
     "FixedBatchSpout": "trident.fixed_batch_spout",
+    "GeneratorSpout": "trident.rate_spout",
+    "GroupedStream": "trident.stream",
+    "LiveAttempts": "trident.live_attempts",
+    "MapGet": "trident.state_queries",
+    "MapState": "states.user_states",
     "Max": "trident.aggregators",
     "MemoryMapState": "states.memory_map",
     "Min": "trident.aggregators",
+    "NotExactlyOnceWarning": "trident.guarantees",
+    "OpaquePartitionEmitter": "trident.spouts",
+    "OpaquePartitionedTridentSpout": "trident.spouts",
+    "OpaqueValue": "states.stored_values",
+    "OwnsTable": "trident.spouts",
+    "PartitionBatch": "trident.spouts",
+    "PartitionEmitter": "trident.spouts",
+    "PartitionedCoordinator": "trident.spouts",
+    "PartitionedTridentSpout": "trident.spouts",
+    "QueryFunction": "states.user_states",
+    "QueueSpout": "trident.queue_spout",
+    "RateSpout": "trident.rate_spout",
+    "RedisMap": "states.redis_map",
     "Reducer": "trident.aggregators",
+    "RemovableMapState": "states.user_states",
+    "SnapshotGet": "trident.state_queries",
+    "Snapshottable": "states.user_states",
+    "SnapshottableMap": "states.map_states",
     "SpoutContext": "trident.spouts",
     "SpoutKind": "trident.spouts",
+    "SqliteMap": "states.sqlite_map",
+    "SqliteQueue": "trident.sqlite_queue",
+    "State": "states.user_states",
+    "StateFactory": "states.user_states",
+    "StateUpdater": "states.user_states",
+    "StaticMap": "states.backing_maps",
+    "Stream": "trident.stream",
+    "StructuredStreamSpout": "trident.stream_spout",
     "Sum": "trident.aggregators",
+    "TakingCoordinator": "trident.live_attempts",
     "TopologyQuery": "trident.query",
     "TransactionAttempt": "coordinators.transactions",
+    "TransactionalValue": "states.stored_values",
     "TridentConfig": "trident.config",
     "TridentError": "coordinators.errors",
     "TridentSpout": "trident.spouts",
+    "TridentState": "trident.persisting",
     "TridentTopology": "trident.topology",
+    "TupleCollectionGet": "trident.state_queries",
+    "Upsert": "trident.upsert",
     "configure_spark": "trident.session",
     "expr": "trident.functions",
+    "non_transactional": "states.backed_map",
+    "opaque": "states.backed_map",
     "read": "trident.reading",
+    "transactional": "states.backed_map",
 }
 
 __all__ = [
     "Aggregator",
+    "BackingMap",
     "Backlog",
     "BatchCoordinator",
+    "BatchSpout",
     "Combiner",
+    "Commits",
+    "CommitterTridentSpout",
     "Count",
+    "DataSourceSpout",
     "DeltaAppend",
     "DeltaMapState",
+    "DeltaSpout",
+    "DirectoryQueueSpout",
     "Emitted",
     "Emitter",
     "FailedException",
+    "FencedBackingMap",
     "FileSpout",
     "FixedBatchSpout",
+    "GeneratorSpout",
+    "GroupedStream",
+    "LiveAttempts",
+    "MapGet",
+    "MapState",
     "Max",
     "MemoryMapState",
     "Min",
+    "NotExactlyOnceWarning",
+    "OpaquePartitionEmitter",
+    "OpaquePartitionedTridentSpout",
+    "OpaqueValue",
+    "OwnsTable",
+    "PartitionBatch",
+    "PartitionEmitter",
+    "PartitionedCoordinator",
+    "PartitionedTridentSpout",
+    "QueryFunction",
+    "QueueSpout",
+    "RateSpout",
+    "RedisMap",
     "Reducer",
+    "RemovableMapState",
+    "SnapshotGet",
+    "Snapshottable",
+    "SnapshottableMap",
     "SpoutContext",
     "SpoutKind",
+    "SqliteMap",
+    "SqliteQueue",
+    "State",
+    "StateFactory",
+    "StateUpdater",
+    "StaticMap",
+    "Stream",
+    "StructuredStreamSpout",
     "Sum",
+    "TakingCoordinator",
     "TopologyQuery",
     "TransactionAttempt",
+    "TransactionalValue",
     "TridentConfig",
     "TridentError",
     "TridentSpout",
+    "TridentState",
     "TridentTopology",
+    "TupleCollectionGet",
+    "Upsert",
     "configure_spark",
     "errors",
     "expr",
+    "non_transactional",
+    "opaque",
     "read",
+    "transactional",
 ]
 
 

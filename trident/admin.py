@@ -18,7 +18,7 @@ from coordinators.group_store import GroupStore, delete_topology
 from coordinators.registration import Registration
 from coordinators.leadership import Lease, Leadership
 from coordinators.master import Limits
-from coordinators.ports import ProcessedBatch
+from coordinators.ports import Beginning, Initialized, ProcessedBatch
 from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import ZooKeeper
 from states.binding import StateBinding
@@ -118,6 +118,14 @@ def _skip(
             action="start the topology to finish what is decided; `trident status` shows the current transaction",
         )
     metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
+    unpinned = [tx_id for tx_id, value in metadata.items() if value is None and not pins[tx_id]]
+    if unpinned:
+        raise CoordinationError(
+            f"transaction {txid} of {name} cannot be skipped: the spout of stream {unpinned[0]!r} is opaque",
+            found="no stored metadata: which rows the failed attempts held is known to nobody",
+            expected="a spout whose metadata is pinned",
+            action="take the rows that fail out of the source, or correct the topology; the next attempt emits anew",
+        )
     dead_letters = dead_letter_binding(name, group)
     bindings = [*(_binding(engine, warehouse, found) for found in _attached(warehouse, name, group)), dead_letters]
     committer = DeltaCommitter(
@@ -139,14 +147,22 @@ def _skip(
     if not done.done.is_set():
         raise CoordinationError(f"the lease of {name} was lost; transaction {txid} was not skipped")
     where = warehouse / DEAD_LETTERS.format(topology=name, group=group)
-    return f"{name}: transaction {txid} is committed as empty; its metadata is in {where}"
+    return (
+        f"{name}: transaction {txid} is committed as empty; its metadata is in {where}. "
+        "A spout that acknowledges in commit, such as a queue, was told nothing: its messages come again."
+    )
 
 
 def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor) -> StateBinding:
     """What a descriptor and its table say of a state: enough to commit nothing to it."""
     partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
     state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
-    return StateBinding(state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields)
+    # The descriptor is written again from this: it must say what it said.
+    aggregator = SimpleNamespace(native_name=descriptor.aggregator) if descriptor.aggregator else None
+    return StateBinding(
+        state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields, aggregator,
+        descriptor.merging,
+    )  # fmt: skip
 
 
 def _attached(warehouse: Path, name: str, group: str) -> list[StateDescriptor]:
@@ -162,10 +178,16 @@ class _Pinned:
     def is_ready(self, txid: int) -> bool:
         return False
 
-    def initialize(self, txid: int, pins: Any, shrink: bool) -> dict[str, Any]:
-        if txid != self._txid:
+    def initialize(self, beginning: Beginning) -> Initialized:
+        if beginning.attempt.txid != self._txid:
             raise TridentError("only one transaction is skipped; later ones stay for the topology")
-        return {tx_id: value for tx_id, value in self._metadata.items() if value is not None}
+        return Initialized({tx_id: value for tx_id, value in self._metadata.items() if value is not None})
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """It takes no time."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Any) -> None:
+        """A skipped batch has nothing for its spout."""
 
     def success(self, attempt: TransactionAttempt) -> None:
         """The topology tells its spouts at its next start."""
@@ -192,6 +214,11 @@ class _SkipRunner:
         spouts = {tx_id: {"spout": "", "kind": "", "metadata": value, "commit_data": None}
                   for tx_id, value in self._metadata.items()}  # fmt: skip
         return ProcessedBatch(staged, spouts)
+
+    def resolve(
+        self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
+    ) -> ProcessedBatch:
+        return processed
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """It takes no time."""

@@ -37,6 +37,12 @@ class Folds:
             return self._aggregator.zero()
         return self._aggregator.init(self._batch_id) if self._mode == "aggregate" else self._aggregator.init()
 
+    def resumed(self, stored: tuple) -> Any:
+        """The value from which to go on where a state has one."""
+        if self._mode == "aggregate":
+            return self._aggregator.resume(self._batch_id, *stored)
+        return stored[0]
+
     def fold(self) -> Fold:
         """(value so far or _NOTHING, the row's input values) → value."""
         aggregator, batch_id = self._aggregator, self._batch_id
@@ -73,6 +79,10 @@ class Groups:
         types: of the outputs.
         many: of an aggregator's ``complete``: as in Rows.
         always: without keys: give a result even when there was no row.
+        stored: the fields that hold what a state has for the key, to go on from;
+            none: every group begins anew.
+        found: the field that says whether the state has the key.
+        marker: the field that marks a row which is none and only brings ``stored``.
         batch_id: what an aggregator's ``init`` is given.
     """
 
@@ -85,10 +95,13 @@ class Groups:
     types: tuple[pa.DataType, ...]
     many: bool | None = False
     always: bool = False
+    stored: tuple[str, ...] = ()
+    found: str = ""
+    marker: str = ""
     batch_id: Any = None
 
-    def for_batch(self, batch_id: Any) -> "Groups":
-        return replace(self, batch_id=batch_id)
+    def for_batch(self, info: Any) -> "Groups":
+        return replace(self, batch_id=info.attempt)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         folds = Folds(self.aggregator, self.mode, self.batch_id)
@@ -99,7 +112,10 @@ class Groups:
         for frame in frames:
             if frame.length:
                 key_types = key_types or [frame.array(name).type for name in self.keys]
-                self._fold(frame, fold, groups, originals)
+                if self.found:
+                    self._go_on(frame, folds, fold, groups, originals)
+                else:
+                    self._fold(frame, fold, groups, originals)
         if self.always and not groups:
             try:
                 groups[()] = folds.initial()
@@ -116,6 +132,28 @@ class Groups:
         try:
             for at, (key, row) in enumerate(zip(keys, rows)):  # noqa: B007
                 groups[key] = fold(get(key, _NOTHING), row)
+        except (Exception, SystemExit) as error:
+            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
+            fail(self.label, error, row_of)
+
+    def _go_on(
+        self, frame: Frame, folds: Folds, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]
+    ) -> None:
+        """As ``_fold``, from the value that the state has."""
+        columns = [frame.values(name) for name in self.inputs]
+        rows = zip(*columns) if columns else iter([()] * frame.length)
+        stored = zip(*(frame.values(name) for name in self.stored))
+        marks = frame.values(self.marker) if self.marker else [0] * frame.length
+        at = 0
+        try:
+            for at, (key, row, old, has, marked) in enumerate(  # noqa: B007
+                zip(self._group_keys(frame, originals), rows, stored, frame.values(self.found), marks)
+            ):
+                value = groups.get(key, _NOTHING)
+                if value is _NOTHING and has:
+                    value = groups[key] = folds.resumed(old)
+                if not marked:
+                    groups[key] = fold(value, row)
         except (Exception, SystemExit) as error:
             row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
             fail(self.label, error, row_of)
@@ -157,6 +195,8 @@ class Groups:
 
             arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
             index = results.index()
+            if self.found and (index is not None or len(results.rows) != len(chunk)):
+                fail(self.label, ValueError("complete must give exactly one row: a state keeps one for each key"), {})
             kept = keys if index is None else [keys[group] for group in index]
             for position, (name, kind) in enumerate(zip(self.keys, key_types)):
                 arrays[name] = pa.array([key[position] for key in kept], kind)

@@ -369,10 +369,10 @@ class Chain:
                 arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def for_batch(self, batch_id: Any) -> "Chain":
-        """The chain with the batch's id, for steps that give it to user code."""
+    def for_batch(self, info: Any) -> "Chain":
+        """The chain with a BatchInfo, for steps that need to know their batch."""
         return replace(
-            self, steps=tuple(step.for_batch(batch_id) if hasattr(step, "for_batch") else step for step in self.steps)
+            self, steps=tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
         )
 
 

@@ -12,8 +12,14 @@ from trident.arrow_ops import CountRows, WithoutMarker
 from trident.lowering import (
     ByKeyOp,
     CollectOp,
+    CombineStoredOp,
     FilterOp,
+    IntoPartitionsOp,
+    JoinStateOp,
+    KeepRowsOp,
+    LastOp,
     NativeAggregateOp,
+    NotDeletedOp,
     OnePartitionOp,
     Op,
     PyOp,
@@ -57,7 +63,14 @@ def _fields(node: Node) -> str:
 
 def _passes(group: GroupPlan) -> Iterator[str]:
     numbers = {node: number for number, node in enumerate(group.nodes, 1)}
-    for segment in group.lowered.segments:
+    yield from _segments(group.lowered.segments, group, numbers)
+    if group.lowered.late_segments:
+        yield "in the transaction's turn, as of the transaction before:"
+        yield from _indented(_segments(group.lowered.late_segments, group, numbers))
+
+
+def _segments(segments: Sequence[Segment], group: GroupPlan, numbers: dict[Node, int]) -> Iterator[str]:
+    for segment in segments:
         yield f"from {_anchor(segment.anchor, numbers)} to {_target(segment, group, numbers)}:"
         steps = list(_steps(segment.ops))
         yield from (f"  {step}" for step in steps or ["as it is"])
@@ -71,6 +84,8 @@ def _target(segment: Segment, group: GroupPlan, numbers: dict[Node, int]) -> str
     node = segment.target
     if isinstance(node, PersistNode):
         return f"{node.binding.kind} state {node.binding.name}"
+    if node in group.lowered.boundaries and node not in group.lowered.shared:
+        return f"{numbers[node]}, staged for the transaction's turn"
     if node not in group.lowered.shared:
         return f"{numbers[node]}, which no state takes"
     once = "computed once" if node in group.lowered.checkpointed else "computed by each of them"
@@ -112,5 +127,17 @@ def _native_step(op: Op) -> str:
         return "gather the partial values"
     if isinstance(op, ByKeyOp):
         return f"repartition by {', '.join(op.keys)}"
+    if isinstance(op, LastOp):
+        return f"the last row of each {', '.join(op.keys)}"
+    if isinstance(op, JoinStateOp):
+        return f"look up {', '.join(op.inputs) or 'everything'} in {op.binding.name}"
+    if isinstance(op, CombineStoredOp):
+        return f"{op.aggregator!r} of the stored value and the batch's"
+    if isinstance(op, KeepRowsOp):
+        return f"filter {'not ' if op.negated else ''}{op.condition}"
+    if isinstance(op, NotDeletedOp):
+        return "nothing is deleted"
+    if isinstance(op, IntoPartitionsOp):
+        return f"into {op.count} partitions{' by ' if op.keys else ''}{', '.join(op.keys)}"
     assert isinstance(op, OnePartitionOp)
     return "into one partition"

@@ -64,7 +64,7 @@ class FixedBatchSpout:
 
 
 class FixedBatchCoordinator:
-    """Counts through the batches. Metadata: {"batch": index, "rows": n}; index = how many there are: an empty batch."""
+    """Counts through the batches. Metadata: {"batch": index, "rows": n}, and "empty": true where there was none."""
 
     def __init__(self, rows: Sequence[int], cycle: bool) -> None:
         self._rows, self._cycle = rows, cycle
@@ -72,20 +72,24 @@ class FixedBatchCoordinator:
 
     def resume(self, txid: int, metadata: Json) -> None:
         """Told, if at all, before the first question: the greatest txid that has metadata."""
-        self._remember(txid, _index(metadata))
+        self._remember(txid, metadata)
 
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         if curr_metadata is not None:
-            self._remember(txid, _index(curr_metadata))
+            self._remember(txid, curr_metadata)
             return curr_metadata
-        index = 0 if prev_metadata is None else _index(prev_metadata) + 1
-        index = index % len(self._rows) if self._cycle and self._rows else min(index, len(self._rows))
-        self._remember(txid, index)
-        return {"batch": index, "rows": self._rows[index] if index < len(self._rows) else 0}
+        index = 0 if prev_metadata is None else _after(prev_metadata)
+        if self._cycle and self._rows:
+            index %= len(self._rows)
+        # Another stream of the group began this transaction, and there was no batch for it.
+        empty = index >= len(self._rows)
+        metadata = {"batch": index, "rows": 0, "empty": True} if empty else {"batch": index, "rows": self._rows[index]}
+        self._remember(txid, metadata)
+        return metadata
 
-    def _remember(self, txid: int, index: int) -> None:
+    def _remember(self, txid: int, metadata: Json) -> None:
         self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = index + 1
+        self._next[txid] = _after(metadata)
 
     def is_ready(self, txid: int) -> bool:
         if self._cycle:
@@ -111,13 +115,26 @@ class FixedBatchEmitter:
         self._batches = batches
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        empty = isinstance(metadata, dict) and metadata.get("empty")
         index = _index(metadata)
-        rows = self._batches[index] if index < len(self._batches) else []
+        if not empty and index >= len(self._batches):
+            raise SourceError(
+                "a FixedBatchSpout has fewer batches than when the transaction began",
+                found=f"{len(self._batches)} batches", expected=f"batch {index} among them",
+                action="make the spout with the same batches, or begin again with `trident reset NAME`",
+            )  # fmt: skip
+        rows = [] if empty else self._batches[index]
         return Emitted(rows, partitions=1)
 
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _after(metadata: Json) -> int:
+    """The index of the batch after that of a transaction; an empty one took none."""
+    index = _index(metadata)
+    return index if isinstance(metadata, dict) and metadata.get("empty") else index + 1
 
 
 def _index(metadata: Json) -> int:

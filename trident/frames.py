@@ -9,6 +9,8 @@ sequences. For that this module uses PySpark's classic inner objects
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,15 +21,22 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
-from coordinators.transactions import TransactionAttempt
+from states.user_tasks import KEY, PARTITION, STORED, BatchInfo
 from trident.arrow_ops import Chain
 from trident.lowering import (
+    DELETED,
     MARKER,
     ByKeyOp,
     CollectOp,
+    CombineStoredOp,
     FilterOp,
+    IntoPartitionsOp,
+    JoinStateOp,
+    KeepRowsOp,
+    LastOp,
     Lowered,
     NativeAggregateOp,
+    NotDeletedOp,
     OnePartitionOp,
     Op,
     PyOp,
@@ -42,8 +51,28 @@ from trident.planner import BuiltBatch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from states.binding import StateBinding
+
+@dataclass(frozen=True)
+class Batch:
+    """What transforms are told of the batch that they build.
+
+    Attributes:
+        info: what user code may be told.
+        stored: (state, frame of its keys or None) → its keys and values as of the
+            transaction before; for late segments.
+        once: computes a frame now, so that it can be used twice.
+    """
+
+    info: BatchInfo
+    stored: Callable[["StateBinding", "DataFrame | None"], "DataFrame"] | None = None
+    once: Callable[["DataFrame"], "DataFrame"] | None = None
+
+
+_ROW, _PLACE = "__trident_row", "__trident_place"
+
 # A transform of a classic DataFrame: the session was checked to be classic when the topology started.
-Transform = Callable[["DataFrame", TransactionAttempt], "DataFrame"]
+Transform = Callable[["DataFrame", Batch], "DataFrame"]
 
 
 class CompiledGroup:
@@ -57,35 +86,58 @@ class CompiledGroup:
     def __init__(self, lowered: Lowered, session: Any) -> None:
         self._lowered, self._session, self.context = lowered, session, session.sparkContext
         variants = (False, True) if lowered.depends_on_partitions else (False,)
-        self._transforms = {single: self._compile(single) for single in variants}
+        self._transforms = {single: self._compile(lowered.segments, single) for single in variants}
+        self._late = self._compile(lowered.late_segments, False)
 
-    def build(self, inputs: Mapping[str, DataFrame], attempt: TransactionAttempt) -> BuiltBatch:
+    def build(self, inputs: Mapping[str, DataFrame], info: BatchInfo) -> BuiltBatch:
         single = self._lowered.depends_on_partitions and all(map(_is_single, inputs.values()))
-        frames: dict[Node, DataFrame] = {}
-        batch: dict[str, DataFrame] = {}
-        checkpoints: list[DataFrame] = []
-        built = BuiltBatch(batch, checkpoints)
+        frames = {node: inputs[node.tx_id] for node in self._sources() if node.tx_id in inputs}
+        return self._build(self._transforms[single], frames, Batch(info))
+
+    def build_late(self, inputs: Mapping[str, DataFrame], batch: Batch) -> BuiltBatch:
+        """The rows of late states.
+
+        Args:
+            inputs: boundary name → its rows.
+            batch: with ``stored``.
+        """
+        frames = {node: inputs[boundary.name] for node, boundary in self._lowered.boundaries.items()}
+        return self._build(self._late, frames, batch)
+
+    def _sources(self) -> Iterator[SourceNode]:
+        for segment in self._lowered.segments:
+            if isinstance(segment.anchor, SourceNode):
+                yield segment.anchor
+
+    def _build(
+        self, segments: Sequence[tuple[Segment, list[Transform]]], frames: dict[Node, DataFrame], batch: Batch
+    ) -> BuiltBatch:
+        built = BuiltBatch({}, [])
+        batch = replace(batch, once=lambda frame: self._once(frame, built))
         try:
-            for segment, transforms in self._transforms[single]:
-                self._build_one(segment, transforms, inputs, attempt, frames, built)
+            for segment, transforms in segments:
+                frame = frames[segment.anchor]
+                for transform in transforms:
+                    frame = transform(frame, batch)
+                self._deliver(segment.target, frame, frames, built)
         except BaseException:
             built.release()
             raise
         return built
 
-    def _build_one(
-        self, segment: Segment, transforms: Sequence[Transform], inputs: Mapping[str, DataFrame],
-        attempt: TransactionAttempt, frames: dict[Node, DataFrame], built: BuiltBatch,
-    ) -> None:  # fmt: skip
-        anchor, target = segment.anchor, segment.target
-        frame = inputs[anchor.tx_id] if isinstance(anchor, SourceNode) else frames[anchor]
-        for transform in transforms:
-            frame = transform(frame, attempt)
+    def _deliver(self, target: Node, frame: DataFrame, frames: dict[Node, DataFrame], built: BuiltBatch) -> None:
+        used = False
+        boundary = self._lowered.boundaries.get(target)
+        if target in self._lowered.shared:
+            frame = frames[target] = self._once(frame, built) if target in self._lowered.checkpointed else frame
+            used = True
         if isinstance(target, PersistNode):
+            if target.binding.kind == "map":
+                frame = _map_updates(frame)
             built[target.binding.name] = frame
-        elif target in self._lowered.shared:
-            frames[target] = self._once(frame, built) if target in self._lowered.checkpointed else frame
-        else:  # a dangling end: nobody takes its rows, but its functions are to be called
+        elif boundary is not None:
+            built[boundary.name] = frame
+        elif not used:  # a dangling end: nobody takes its rows, but its functions are to be called
             frame.write.format("noop").mode("overwrite").save()
 
     def _once(self, frame: Any, built: BuiltBatch) -> DataFrame:
@@ -95,8 +147,8 @@ class CompiledGroup:
         kept._jdf.queryExecution().analyzed().rdd().count()
         return kept
 
-    def _compile(self, single: bool) -> list[tuple[Segment, list[Transform]]]:
-        return [(segment, list(self._transforms_of(segment.ops, single))) for segment in self._lowered.segments]
+    def _compile(self, segments: Sequence[Segment], single: bool) -> list[tuple[Segment, list[Transform]]]:
+        return [(segment, list(self._transforms_of(segment.ops, single))) for segment in segments]
 
     def _transforms_of(self, ops: Sequence[Op], single: bool) -> Iterator[Transform]:
         kept = [op for op in ops if not (single and only_for_several(op))]
@@ -117,10 +169,10 @@ class CompiledGroup:
         schema, takes = StructType(list(fields)), sorted(ops[0].takes)
         if any(op.uses_batch_id for op in ops):
 
-            def with_batch_id(frame: Any, attempt: TransactionAttempt) -> DataFrame:
-                return self._map_in_arrow(frame, self._udf(chain.for_batch(attempt), takes, schema))
+            def with_info(frame: Any, batch: Batch) -> DataFrame:
+                return self._map_in_arrow(frame, self._udf(chain.for_batch(batch.info), takes, schema))
 
-            return with_batch_id
+            return with_info
         udf = self._udf(chain, takes, schema)
         return lambda frame, _: self._map_in_arrow(frame, udf)
 
@@ -147,6 +199,20 @@ class CompiledGroup:
             return self._agg((), F.collect_list(value).alias(op.fields[0].name))
         if isinstance(op, ByKeyOp):
             return self._by_key(op)
+        if isinstance(op, LastOp):
+            return self._last(op)
+        if isinstance(op, JoinStateOp):
+            return self._join_state(op)
+        if isinstance(op, CombineStoredOp):
+            return self._combine_stored(op)
+        if isinstance(op, KeepRowsOp):
+            return self._keep_rows(op)
+        if isinstance(op, NotDeletedOp):
+            added = [F.col(_quoted(f.name)) for f in op.fields if f.name != DELETED]
+            chosen = self._seq([*added, F.lit(False).alias(DELETED)])
+            return lambda frame, _: _frame(frame, frame._jdf.select(chosen))
+        if isinstance(op, IntoPartitionsOp):
+            return self._into_partitions(op)
         assert isinstance(op, OnePartitionOp)
         return self._one_partition(op)
 
@@ -188,10 +254,77 @@ class CompiledGroup:
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
         )
 
-        def transform(frame: Any, attempt: TransactionAttempt) -> DataFrame:
+        def transform(frame: Any, _: Batch) -> DataFrame:
             return _frame(frame, frame._jdf.select(unmarked).union(marker._jdf).coalesce(1))
 
         return transform
+
+    def _last(self, op: LastOp) -> Transform:
+        gone = F.coalesce(F.col(_quoted(op.delete_when)), F.lit(False)) if op.delete_when else F.lit(False)
+        place = F.monotonically_increasing_id()
+        order = F.struct(F.col(_quoted(op.order_by)), place) if op.order_by else place
+        row = F.struct(*[F.col(_quoted(name)) for name in op.values], gone.alias(DELETED))
+        placed = self._seq([*[F.col(_quoted(name)) for name in op.keys], row.alias(_ROW), order.alias(_PLACE)])
+        # Positions are given before the rows move.
+        keys = [F.col(_quoted(name)) for name in op.keys]
+        grouping, last = self._seq(keys), F.max_by(_ROW, _PLACE).alias(_ROW)._jc
+        nothing = self._seq([])
+        chosen = self._seq([
+            *keys, *[F.col(f"{_ROW}.{_quoted(name)}").alias(name) for name in op.values], F.col(f"{_ROW}.{DELETED}")
+        ])  # fmt: skip
+        return lambda frame, _: _frame(
+            frame, frame._jdf.select(placed).groupBy(grouping).agg(last, nothing).select(chosen)
+        )
+
+    def _join_state(self, op: JoinStateOp) -> Transform:
+        keys = [] if op.every else list(zip(op.inputs, op.binding.keys))
+        carried = [field.name for field in op.fields if field.name not in {new for _, new in op.columns} | {op.found}]
+
+        def transform(frame: DataFrame, batch: Batch) -> DataFrame:
+            assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
+            if op.materialise:
+                # The keys that are asked and the rows beside which the answers are put must be the same.
+                frame = batch.once(frame)
+            asked = None
+            if keys:
+                asked = frame.select(*[F.col(_quoted(name)).alias(key) for name, key in keys]).distinct()
+            stored = batch.stored(op.binding, asked)
+            columns = [F.col(_quoted(key)).alias(f"__trident_k{n}") for n, (_, key) in enumerate(keys)]
+            columns += [F.col(_quoted(name)).alias(new) for name, new in op.columns]
+            if op.found:
+                columns.append(F.lit(True).alias(op.found))
+            right = F.broadcast(stored.select(*columns))
+            same = [F.col(_quoted(name)).eqNullSafe(F.col(f"__trident_k{n}")) for n, (name, _) in enumerate(keys)]
+            condition = reduce(lambda a, b: a & b, same) if same else F.lit(True)
+            joined = frame.join(right, condition, "inner" if op.every else "left")
+            added = [new for _, new in op.columns] + ([op.found] if op.found else [])
+            return joined.select(*[F.col(_quoted(name)) for name in (*carried, *added)])
+
+        return transform
+
+    def _combine_stored(self, op: CombineStoredOp) -> Transform:
+        kinds = {field.name: field.dataType for field in op.fields}
+        columns = [F.col(_quoted(key)) for key in op.keys]
+        for value, stored in op.pairs:
+            both = op.aggregator.combine_columns(F.col(_quoted(stored)), F.col(_quoted(value))).cast(kinds[value])
+            columns.append(F.when(F.col(op.found), both).otherwise(F.col(_quoted(value))).alias(value))
+        chosen = self._seq(columns)
+        return lambda frame, _: _frame(frame, frame._jdf.select(chosen))
+
+    def _keep_rows(self, op: KeepRowsOp) -> Transform:
+        holds = F.coalesce(F.col(_quoted(op.condition)), F.lit(False))
+        condition = _to_java_column(~holds if op.negated else holds)
+        chosen = self._seq([F.col(_quoted(field.name)) for field in op.fields])
+        return lambda frame, _: _frame(frame, frame._jdf.filter(condition).select(chosen))
+
+    def _into_partitions(self, op: IntoPartitionsOp) -> Transform:
+        columns = [F.col(_quoted(field.name)) for field in op.fields if field.name != PARTITION]
+        if op.count == 1 or not op.keys:
+            first = self._seq([*columns, F.lit(0).alias(PARTITION)])
+            return lambda frame, _: _frame(frame, frame._jdf.coalesce(1).select(first))
+        keys = self._seq([F.col(_quoted(name)) for name in op.keys])
+        placed = self._seq([*columns, F.spark_partition_id().alias(PARTITION)])
+        return lambda frame, _: _frame(frame, frame._jdf.repartition(op.count, keys).select(placed))
 
     def _seq(self, columns: Sequence[Any]) -> Any:
         return _to_seq(self.context, columns, _to_java_column)
@@ -212,3 +345,8 @@ def _is_single(frame: Any) -> bool:
     """
     last = frame._jdf.queryExecution().logical()
     return last.nodeName() in ("Repartition", "RepartitionByExpression") and last.numPartitions() == 1
+
+
+def _map_updates(frame: "DataFrame") -> "DataFrame":
+    """Of what an update of a map gives, that which is to be put."""
+    return frame.where(F.col(KEY).isNotNull()).select(KEY, STORED, PARTITION)

@@ -2,36 +2,49 @@
 
 Every list begins at an *anchor* (a stream's source, or a node that several
 branches share) and ends at a state, at a shared node or at a dangling end.
+
+Nodes that read a state of the group are *late*: they run in the transaction's
+turn, when the one before is published, and everything else has run long
+before that. Where rows pass from early to late nodes is a *boundary*: there
+they are staged, and the late segments begin (``trident/late_lowering.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from coordinators.errors import OutputTypeError
+from states.binding import DELETED_COLUMN as DELETED
+from states.binding import StateBinding
+from states.user_tasks import PARTITION
 from trident.aggregators import is_plain
 from trident.arrow_failures import Label
 from trident.arrow_groups import Folded, Groups
 from trident.arrow_ops import CountRows, Keep, Peek, Rows, WithoutMarker
+from trident.arrow_states import QueryRows
 from trident.expressions import Expression
 from trident.nodes import (
     AggregateNode,
     Aggregation,
+    LastNode,
     NativeNode,
+    NewValuesNode,
     Node,
     PersistNode,
     PythonNode,
     SourceNode,
+    StateQueryNode,
 )
 
 MARKER = "__trident_marker"
 PARTIAL = "__trident_partial"
 PARTIALS = "__trident_partials"
+PLACE = StructField(PARTITION, IntegerType(), True)
 
 Fields = tuple[StructField, ...]
 
@@ -91,6 +104,86 @@ class NativeAggregateOp:
 
 
 @dataclass(frozen=True)
+class LastOp:
+    """One row per key: the last; see LastNode."""
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    delete_when: str | None
+    order_by: str | None
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class JoinStateOp:
+    """Puts beside each row what a state has for its key, as of the transaction before.
+
+    Attributes:
+        binding: the state.
+        inputs: the fields that are looked up, in the order of the state's keys; none: a state without keys.
+        columns: (the state's field, its new name), in order.
+        found: the name of a boolean field that is true where the state has the key; None: not needed.
+        every: all entries of the state beside each row, instead of those of its key.
+        materialise: the rows must be computed once before.
+        fields: the row's and the new ones.
+    """
+
+    binding: StateBinding
+    inputs: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    found: str | None
+    every: bool
+    materialise: bool
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class CombineStoredOp:
+    """A native aggregate's stored value and the batch's partial value of it become one.
+
+    Attributes:
+        keys: carried on.
+        pairs: (partial value, stored value) by name; the result has the first name.
+        found: the field that says whether there is a stored value.
+    """
+
+    keys: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+    found: str
+    aggregator: Any
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class KeepRowsOp:
+    """Rows where a boolean field is true (or, negated, is not), without that field where it is not in ``fields``."""
+
+    condition: str
+    negated: bool
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class NotDeletedOp:
+    """Adds the field of a "last" log that says that no key is removed."""
+
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class IntoPartitionsOp:
+    """The rows of a key in one of so many Spark partitions, always the same one; and which, in PARTITION.
+
+    The Spark task cannot be asked that: the job of a batch is a union, whose
+    tasks are counted over all of its parts.
+    """
+
+    keys: tuple[str, ...]
+    count: int
+    fields: Fields
+
+
+@dataclass(frozen=True)
 class CollectOp:
     """All values of one column as one row with one list, also when there is none."""
 
@@ -113,7 +206,10 @@ class OnePartitionOp:
     fields: Fields
 
 
-Op = Union[PyOp, SelectOp, FilterOp, NativeAggregateOp, CollectOp, ByKeyOp, OnePartitionOp]
+Op = Union[
+    PyOp, SelectOp, FilterOp, NativeAggregateOp, CollectOp, ByKeyOp, OnePartitionOp, LastOp, JoinStateOp,
+    CombineStoredOp, KeepRowsOp, NotDeletedOp, IntoPartitionsOp,
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,16 +237,40 @@ class Lowered:
         segments: in the order in which they are built.
         shared: nodes that several branches use.
         checkpointed: those of them that must be computed once.
+        boundaries: nodes whose rows are staged for late segments, with the name they are staged under.
+        late_segments: what runs in the transaction's turn, in order.
     """
 
     segments: tuple[Segment, ...]
     shared: frozenset[Node] = frozenset()
     checkpointed: frozenset[Node] = frozenset()
+    boundaries: Mapping[Node, "Boundary"] = field(default_factory=dict)
+    late_segments: tuple[Segment, ...] = ()
+
+    @property
+    def late_order(self) -> bool:
+        """Whether something late depends on the order of the batch's rows."""
+        return any(isinstance(op, LastOp) and op.order_by is None for s in self.late_segments for op in s.ops)
 
     @property
     def depends_on_partitions(self) -> bool:
         """Whether less needs to be done for a batch in one Spark partition."""
         return any(only_for_several(op) for segment in self.segments for op in segment.ops)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Rows that are staged early and read late.
+
+    Attributes:
+        name: what they are staged under; of a state's own rows the state's name.
+        fields: of the rows.
+        own: whether a folder of its own is needed: not for a state's own rows.
+    """
+
+    name: str
+    fields: Fields
+    own: bool
 
 
 def only_for_several(op: Op) -> bool:
@@ -165,25 +285,67 @@ def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
         nodes: those that the targets need, parents first.
         targets: states and dangling ends.
     """
-    uses: dict[Node, int] = {}
-    for node in nodes:
-        for parent in node.parents:
-            uses[parent] = uses.get(parent, 0) + 1
     live = live_fields(nodes)
-    shared = {node for node in nodes if uses.get(node, 0) > 1 and not isinstance(node, SourceNode)}
-    anchors = {node for node in nodes if isinstance(node, SourceNode)} | shared
-    segments = [
-        _segment(node, anchors, live) for node in nodes if node in shared or node in targets
-    ]  # fmt: skip
-    return Lowered(tuple(segments), frozenset(shared), frozenset(node for node in shared if not _repeatable(node)))
+    late = late_nodes(nodes)
+    early = [node for node in nodes if node not in late]
+    boundaries = _boundaries(early, late, live)
+    uses: dict[Node, int] = {node: 1 for node in boundaries if not isinstance(node, PersistNode)}
+    for node in early:
+        for parent in node.parents:
+            # A state that is written is a use of its own, beside what is made of its new values.
+            uses[parent] = uses.get(parent, int(isinstance(parent, PersistNode))) + 1
+    shared = {node for node in early if uses.get(node, 0) > 1 and not isinstance(node, SourceNode)}
+    anchors = {node for node in early if isinstance(node, SourceNode)} | shared
+    ends = {*targets, *(node for node in boundaries if not isinstance(node, PersistNode))}
+    segments = [_segment(node, anchors, live) for node in early if node in shared or node in ends]
+    checkpointed = {node for node in shared if not _repeatable(node)}
+    lowered = Lowered(tuple(segments), frozenset(shared), frozenset(checkpointed), boundaries)
+    if not late:
+        return lowered
+    from trident.late_lowering import lower_late
+
+    return lower_late(lowered, [node for node in nodes if node in late], targets, live)
+
+
+def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
+    """The nodes that read a state of the group, and everything behind them."""
+    late: set[Node] = set()
+    for node in nodes:  # parents first
+        reads = (
+            (isinstance(node, PersistNode) and node.mode is not None)
+            or (isinstance(node, StateQueryNode) and node.writer is not None)
+            or (isinstance(node, NewValuesNode) and not _known_early(node))
+        )
+        if reads or any(parent in late for parent in node.parents):
+            late.add(node)
+    return frozenset(late)
+
+
+def _known_early(node: NewValuesNode) -> bool:
+    """An upsert's new values are its rows: they need no look at the state."""
+    (persist,) = node.parents
+    return isinstance(persist, PersistNode) and persist.binding.merging == "last" and persist.mode is None
+
+
+def _boundaries(
+    early: Sequence[Node], late: frozenset[Node], live: dict[Node, frozenset[str]]
+) -> dict[Node, Boundary]:
+    read = {parent for node in late for parent in node.parents}
+    found: dict[Node, Boundary] = {}
+    for node in early:
+        if node in read:
+            if isinstance(node, PersistNode):
+                found[node] = Boundary(node.binding.name, tuple(node.binding.log_schema.fields), own=False)
+            else:
+                found[node] = Boundary(f"boundary{len(found)}", tuple(_picked(node, live[node])), own=True)
+    return found
 
 
 def live_fields(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     """The fields of each node that something behind it reads."""
     live: dict[Node, frozenset[str]] = {node: frozenset() for node in nodes}
-    ends = set(nodes) - {parent for node in nodes for parent in node.parents}
     for node in reversed(nodes):
-        if node in ends and isinstance(node, PersistNode):
+        if isinstance(node, PersistNode):
             live[node] = frozenset(node.names)
         elif not live[node]:
             # Rows are counted even when no field is read, and without a column there are no rows.
@@ -199,7 +361,13 @@ def _reads(node: Node, parent: Node, live: frozenset[str]) -> frozenset[str]:
     if aggregation is not None:
         return frozenset((*aggregation.keys, *aggregation.inputs))
     if isinstance(node, PersistNode):
-        return frozenset(node.names)
+        return frozenset(node.names if node.takes is None else node.takes)
+    if isinstance(node, NewValuesNode):
+        return frozenset(parent.names)
+    if isinstance(node, LastNode):
+        return frozenset((*node.keys, *node.values, *filter(None, (node.delete_when, node.order_by))))
+    if isinstance(node, StateQueryNode):
+        return (live - set(node.outputs)) | set(node.inputs)
     if isinstance(node, PythonNode):
         return (live - set(node.outputs)) | set(node.inputs)
     if isinstance(node, NativeNode):
@@ -216,6 +384,8 @@ def _repeatable(node: Node) -> bool:
         return False
     if isinstance(node, AggregateNode) and node.aggregation.kind != "native":
         return False
+    if isinstance(node, StateQueryNode):  # of a static state: calls the user's query
+        return False
     return all(map(_repeatable, node.parents))
 
 
@@ -223,16 +393,32 @@ def _repeatable(node: Node) -> bool:
 
 
 def _segment(target: Node, anchors: set[Node], live: dict[Node, frozenset[str]]) -> Segment:
+    wanted = segment_fields(target, live)
+    if isinstance(target, SourceNode):  # a boundary right behind a spout
+        path, anchor = [], target
+    else:
+        path, anchor = path_to(target, anchors)
+    maker = _Maker(tuple(anchor.schema.fields) if isinstance(anchor, SourceNode) else segment_fields(anchor, live))
+    for node in path:
+        maker.add(node, live)
+    maker.finish(wanted)
+    return Segment(anchor, target, tuple(maker.ops), wanted)
+
+
+def path_to(target: Node, anchors: Container[Node]) -> tuple[list[Node], Node]:
+    """The nodes behind the nearest anchor up to the target, and that anchor."""
     path = [target]
     while (parent := path[-1].parents[0]) not in anchors:
         path.append(parent)
-    physical = parent.schema.fields if isinstance(parent, SourceNode) else _picked(parent, live[parent])
-    maker = _Maker(tuple(physical))
-    for node in reversed(path):
-        maker.add(node, live)
-    wanted = target.schema.fields if isinstance(target, PersistNode) else _picked(target, live[target])
-    maker.finish(tuple(wanted))
-    return Segment(parent, target, tuple(maker.ops), tuple(wanted))
+    return path[::-1], parent
+
+
+def segment_fields(target: Node, live: dict[Node, frozenset[str]]) -> Fields:
+    """What a segment leaves at its target."""
+    if isinstance(target, PersistNode):
+        fields = tuple(target.binding.log_schema.fields)
+        return (*fields, PLACE) if target.binding.kind == "user" else fields
+    return tuple(_picked(target, live[target]))
 
 
 def _picked(node: Node, names: frozenset[str]) -> list[StructField]:
@@ -255,6 +441,16 @@ class _Maker:
             self._aggregate(node.aggregation, node, persists=False)
         elif isinstance(node, PersistNode) and node.aggregation is not None:
             self._aggregate(node.aggregation, node, persists=True)
+        elif isinstance(node, PersistNode) and node.binding.kind == "user":
+            count = getattr(node.binding.state, "partitions", 1)
+            self.into_partitions(node.binding.keys, count)
+        elif isinstance(node, LastNode):
+            self._push(LastOp(node.keys, node.values, node.delete_when, node.order_by, tuple(node.schema.fields)))
+        elif isinstance(node, NewValuesNode):  # of an upsert
+            kept = tuple(field for field in self._physical if field.name != DELETED)
+            self._push(KeepRowsOp(DELETED, True, kept))
+        elif isinstance(node, StateQueryNode):
+            self.query_own(node, live[node])
         # project and an append change nothing here: live fields, and `finish`, see to it
 
     def finish(self, wanted: Fields) -> None:
@@ -301,6 +497,21 @@ class _Maker:
             node.many, keep, drop_none=node.kind != "map",
         )  # fmt: skip
         self._push_python(step, (*earlier, *made), takes)
+
+    def into_partitions(self, keys: tuple[str, ...], count: int) -> None:
+        self._push(IntoPartitionsOp(keys, count, (*self._physical, PLACE)))
+
+    def query_own(self, node: StateQueryNode, live: frozenset[str], place: str = "") -> None:
+        """A query of a state of the user's, on the workers."""
+        earlier = tuple(field for field in node.schema.fields if field.name in live and field.name not in node.outputs)
+        made = tuple(node.schema[name] for name in node.outputs)
+        step = QueryRows(
+            Label(node.operation, node.location), node.state, node.query, node.inputs, node.outputs,
+            tuple(arrow_type(field.dataType) for field in made), node.many, tuple(field.name for field in earlier),
+            place,
+        )  # fmt: skip
+        takes = (*(field.name for field in earlier), *node.inputs, *filter(None, (place,)))
+        self._push_python(step, (*earlier, *made), takes, batch_id=True)
 
     def _native(self, node: NativeNode, live: frozenset[str]) -> None:
         if node.kind == "filter":

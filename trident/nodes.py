@@ -40,6 +40,11 @@ class Node:
     def names(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
+    @property
+    def links(self) -> tuple["Node", ...]:
+        """Nodes that it belongs together with although no rows come from them."""
+        return ()
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SourceNode(Node):
@@ -113,11 +118,75 @@ class AggregateNode(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class LastNode(Node):
+    """One row per key of the batch: the last one. Its fields: keys, values, and whether the key is deleted.
+
+    Attributes:
+        keys, values: the fields that are kept.
+        delete_when: a boolean field; where it is true the key is to be removed.
+        order_by: the field whose greatest value is the last; None: the batch's own order.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    delete_when: str | None = None
+    order_by: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PersistNode(Node):
-    """partition_persist (no aggregation) or persistent_aggregate: what is written to a state."""
+    """partition_persist or persistent_aggregate: what is written to a state.
+
+    Attributes:
+        binding: the state.
+        aggregation: of the rows; None where they are written, or put, as they are.
+        mode: how a state that is read before it is written takes a row: "merge"
+            (partial values), "reduce", "aggregate" or "put"; None where it is
+            written without being read.
+        takes: the parent's fields that it reads, where they are not those of the schema.
+    """
 
     binding: StateBinding
     aggregation: Aggregation | None = None
+    mode: str | None = None
+    takes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpoutTableNode(PersistNode):
+    """The table that a spout owns; its rows come from the spout's emitter, not from the stream."""
+
+    tx_id: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewValuesNode(Node):
+    """The values of the keys that a transaction has changed in a state, as a stream of that transaction."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StateQueryNode(Node):
+    """state_query: looks rows up in a state, as of the transaction before.
+
+    Attributes:
+        state: a StateBinding, or the factory of a static state.
+        writer: the node that writes the state; None for a static one.
+        query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction of the user.
+        inputs: the fields that the query takes.
+        outputs: the fields that it makes.
+        many: as in PythonNode, of a user's ``execute``.
+    """
+
+    state: Any
+    writer: PersistNode | None
+    query: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    many: bool | None = None
+
+    @property
+    def links(self) -> tuple[Node, ...]:
+        return () if self.writer is None else (self.writer,)
 
 
 # --- fields ------------------------------------------------------------------------------

@@ -17,21 +17,35 @@ branches must see the same rows. A deterministic native one is computed twice.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import TopologyError
 from coordinators.transactions import TransactionAttempt
 from states.binding import StateBinding
+from states.user_tasks import BatchInfo
 from trident.lowering import Lowered, lower
-from trident.nodes import AggregateNode, NativeNode, Node, PersistNode, ProjectNode, PythonNode, SourceNode
+from trident.nodes import (
+    AggregateNode,
+    NativeNode,
+    Node,
+    PersistNode,
+    ProjectNode,
+    PythonNode,
+    SourceNode,
+    SpoutTableNode,
+    StateQueryNode,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from trident.frames import CompiledGroup
     from trident.topology import TridentTopology
+
+
+Stored = Callable[[StateBinding, Any], "DataFrame"]
 
 
 class BuiltBatch(dict):
@@ -57,6 +71,7 @@ class GroupPlan:
         spouts: tx_id → spout.
         bindings: what is written to which state.
         nodes: of the group, parents first.
+        tables: of spouts that own one.
     """
 
     name: str
@@ -64,16 +79,16 @@ class GroupPlan:
     bindings: list[StateBinding]
     nodes: list[Node]
     _lowered: "Lowered" = field(repr=False)
+    tables: list[SpoutTableNode] = field(default_factory=list)
     _compiled: "CompiledGroup | None" = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    @property
-    def uninitialised_on_empty(self) -> bool:
-        """Whether an empty batch still writes: a persistent aggregate without groups commits its zero."""
-        return any(binding.kind != "append" and not binding.keys for binding in self.bindings)
+    def build(
+        self, inputs: Mapping[str, "DataFrame"], attempt: TransactionAttempt, info: BatchInfo | None = None
+    ) -> BuiltBatch:
+        """The rows to stage for each early state, and for each boundary of late ones.
 
-    def build(self, inputs: Mapping[str, "DataFrame"], attempt: TransactionAttempt) -> BuiltBatch:
-        """The rows to stage for each state, their columns those of ``binding.schema``.
+        The columns are those of ``binding.log_schema`` and of the boundary's fields.
 
         Lazy, except where a stream with Python functions feeds several
         branches: that is computed here (a Spark job in the calling thread), and
@@ -83,9 +98,39 @@ class GroupPlan:
         Args:
             inputs: tx_id → the batch, with the columns of the spout's output_schema.
             attempt: whose batch it is; given to aggregators as their batch id.
+            info: what users' own states are told; made of the attempt when None.
         """
         session = next(iter(inputs.values())).sparkSession
-        return self._compile(session).build(inputs, attempt)
+        return self._compile(session).build(inputs, info or BatchInfo(attempt))
+
+    def build_late(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: "Stored") -> BuiltBatch:
+        """The rows to stage for states that are read in the transaction's turn, and for what is made of them.
+
+        Args:
+            inputs: boundary name → the rows that were staged for it.
+            info: of the batch.
+            stored: gives a state's keys and values as of the transaction before.
+        """
+        from trident.frames import Batch
+
+        session = next(iter(inputs.values())).sparkSession
+        return self._compile(session).build_late(inputs, Batch(info, stored))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether there is anything to do in the transaction's turn."""
+        return bool(self._lowered.late_segments)
+
+    @property
+    def late_states(self) -> frozenset[str]:
+        """The states that are staged by :meth:`build_late`."""
+        targets = (segment.target for segment in self._lowered.late_segments)
+        return frozenset(target.binding.name for target in targets if isinstance(target, PersistNode))
+
+    @property
+    def spout_tables(self) -> dict[str, StateBinding]:
+        """tx_id → the table that its spout owns."""
+        return {node.tx_id: node.binding for node in self.tables}
 
     def _compile(self, session: Any) -> "CompiledGroup":
         from trident.frames import CompiledGroup
@@ -129,8 +174,8 @@ def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
         return node
 
     for node in topology._nodes:
-        for parent in node.parents:
-            root[find(node)] = find(parent)
+        for other in (*node.parents, *node.links):
+            root[find(node)] = find(other)
     members: dict[Node, list[Node]] = {}
     for node in topology._nodes:  # in the order of creation: parents first
         members.setdefault(find(node), []).append(node)
@@ -138,7 +183,8 @@ def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
 
 
 def _group_plan(name: str, nodes: list[Node]) -> GroupPlan:
-    sinks = [node for node in nodes if isinstance(node, PersistNode)]
+    tables = [node for node in nodes if isinstance(node, SpoutTableNode)]
+    sinks = [node for node in nodes if isinstance(node, PersistNode) and node not in tables]
     targets = sinks + _dangling(nodes)
     if not targets:
         raise TopologyError(
@@ -151,7 +197,8 @@ def _group_plan(name: str, nodes: list[Node]) -> GroupPlan:
         raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
     spouts = {node.tx_id: node.spout for node in used if isinstance(node, SourceNode)}
     lowered = lower(used, targets)
-    return GroupPlan(name, spouts, [sink.binding for sink in sinks], used, lowered)
+    bindings = [sink.binding for sink in [*sinks, *tables]]
+    return GroupPlan(name, spouts, bindings, used, lowered, tables)
 
 
 def _dangling(nodes: list[Node]) -> list[Node]:
@@ -163,7 +210,7 @@ def _dangling(nodes: list[Node]) -> list[Node]:
 
 def calls_python(node: Node) -> bool:
     """Whether the node itself or one between it and the last shared node calls a user's function."""
-    if isinstance(node, PythonNode):
+    if isinstance(node, PythonNode) or (isinstance(node, StateQueryNode) and hasattr(node.query, "execute")):
         return True
     if isinstance(node, AggregateNode) and node.aggregation.kind != "native":
         return True

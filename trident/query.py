@@ -43,8 +43,10 @@ from trident.planner import GroupPlan, plan
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
 from trident.session import check_session, make_session
-from trident.spout_host import NoSpouts, TridentSpoutHost
-from trident.spouts import Resumes, SpoutContext
+from trident.spout_executors import SpoutExecutor, make_executor
+from trident.spout_host import RecoverySpouts, TridentSpoutHost
+from trident.spouts import SpoutContext
+from trident.stored_frames import StoredFrames, own_snapshot
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 
 if TYPE_CHECKING:
@@ -340,9 +342,8 @@ class TopologyQuery:
         if state not in bindings:
             raise TopologyError(f"there is no state {state!r}", expected=f"one of {sorted(bindings)}")
         binding = bindings[state]
-        if binding.kind == "memory":
-            rows = [key + value for key, value in binding.state.values().items()]
-            return self._spark.createDataFrame(rows, binding.schema)
+        if binding.kind in ("memory", "map", "user"):
+            return own_snapshot(self._spark, binding, txid, self._incarnation)
         return read_state(
             self._spark, self._engine, self._warehouse, state, txid=txid, aggregator=binding.aggregator,
             advanced_txid=self._advanced_txid(state),
@@ -464,33 +465,47 @@ class TopologyQuery:
     ) -> None:
         """Rolls a decided transaction forward from its manifest alone, by the same driver."""
         self._event(f"finishing the decided transaction {store.decision.attempt} of {plan_.name}")
-        driver = GroupDriver(store, NoSpouts(), _NoRunner(), committer, _GroupObserver(self, plan_.name),
-                             self._limits(), None)  # fmt: skip
+        spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id))
+        driver = GroupDriver(
+            store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None
+        )
         driver.start()
         driver.stop()
         while not driver.wait(0.05):
             if lease.lost.is_set():
                 driver.abandon()
         driver.close()
+        spouts.close()
         if driver.error is not None:
             raise driver.error
         if lease.lost.is_set():
             raise _LeaseLost
         store.load()
 
+    def _make_executor(self, plan_: GroupPlan, tx_id: str) -> SpoutExecutor | None:
+        spout = plan_.spouts.get(tx_id)
+        if spout is None:
+            return None
+        return make_executor(spout, self._spout_context(tx_id))
+
     def _make_group(self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter) -> _RunningGroup:
-        coordinators, emitters = {}, {}
-        for tx_id, spout in plan_.spouts.items():
-            context = self._spout_context(tx_id)
-            coordinators[tx_id] = spout.get_coordinator(context)
+        executors: dict[str, SpoutExecutor] = {}
+        for tx_id in plan_.spouts:
+            executor = self._make_executor(plan_, tx_id)
+            assert executor is not None
+            executors[tx_id] = executor
             pins = store.pins.get(tx_id, {})
-            if pins and isinstance(coordinators[tx_id], Resumes):
-                coordinators[tx_id].resume(max(pins), pins[max(pins)])
-            emitters[tx_id] = spout.get_emitter(context)
-        host = TridentSpoutHost(coordinators, emitters)
+            committed = store.opaque_metadata.get(tx_id, {})
+            if pins:
+                executor.resume(max(pins), pins[max(pins)])
+            elif committed:
+                positions = {partition: metadata for partition, (_, metadata) in committed.items()}
+                executor.resume(max(txid for txid, _ in committed.values()), positions)
+        host = TridentSpoutHost(executors)
+        stored = StoredFrames(self._spark, self._engine, self._warehouse)
         runner = SparkBatchRunner(
-            self._spark, self._topology.name, plan_, emitters, committer.staging_targets, self._incarnation,
-            self._config.batch_partitions,
+            self._spark, self._topology.name, plan_, host, committer.staging_targets, committer.folder, stored,
+            self._incarnation, committer.epoch, self._config.batch_partitions,
         )  # fmt: skip
         compactor = self._make_compactor(plan_)
         observer = _GroupObserver(self, plan_.name, compactor)
@@ -520,7 +535,7 @@ class TopologyQuery:
         folder.mkdir(parents=True, exist_ok=True)
         return SpoutContext(
             self._spark, self._topology.name, tx_id, folder, self._incarnation,
-            {"max_spout_pending": self._config.max_spout_pending},
+            {"max_spout_pending": self._config.max_spout_pending, "epoch": self._epoch},
         )  # fmt: skip
 
     def _limits(self) -> Limits:
@@ -561,6 +576,7 @@ class TopologyQuery:
         for group in groups:
             group.driver.abandon()
             group.runner.close()
+            group.host.cancel_all()
         for group in groups:
             group.driver.wait()
             group.driver.close()
@@ -640,6 +656,9 @@ class _NoRunner:
 
     def process(self, attempt: TransactionAttempt, metadata: Mapping[str, Any], timeout_secs: float | None) -> Any:
         raise AssertionError("nothing is emitted while a decision is finished")
+
+    def resolve(self, attempt: TransactionAttempt, processed: Any, timeout_secs: float | None) -> Any:
+        raise AssertionError("nothing is read while a decision is finished")
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Nothing runs."""

@@ -6,25 +6,39 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import BatchTimeout
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from coordinators import faults
+from coordinators.errors import BatchTimeout, SourceError
 from coordinators.ports import ProcessedBatch
 from coordinators.transactions import TransactionAttempt
 from states.staging import StagingTarget, stage
 from trident.file_reading import source_failure
 from trident.functions import translate_failure
+from trident.job_watch import cancel_group, has_tasks
+from states.user_tasks import BatchInfo
+from trident.late_lowering import boundaries_of
 from trident.rows import to_dataframe
-from trident.spouts import Emitted, Emitter, Json, Prepares
+from trident.spout_executors import kind_of
+from trident.spout_host import TridentSpoutHost
+from trident.spouts import Emitted, Json, SpoutKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from trident.planner import GroupPlan
+    from trident.planner import GroupPlan, Stored
 
 log = logging.getLogger("trident.runner")
+RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
+# Rows in so few bytes are worth one Spark partition.
+_SMALL_BYTES = 8 << 20
 # How often running attempts are looked at for their timeout; short ones are never looked at.
 _WATCH_SECS = 0.5
 
@@ -47,18 +61,27 @@ class SparkBatchRunner:
         spark: the session.
         topology: for the names of job groups.
         plan: the group's Spark plan.
-        emitters: tx_id → emitter.
+        host: the group's spouts.
         targets: where results are staged.
+        folder: of the group, for rows that wait for the transaction's turn.
+        reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         incarnation: of the topology.
+        epoch: of the lease.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
     """
 
     def __init__(
-        self, spark: "SparkSession", topology: str, plan: "GroupPlan", emitters: Mapping[str, Emitter],
-        targets: Sequence[StagingTarget], incarnation: str, batch_partitions: int | None = None,
+        self, spark: "SparkSession", topology: str, plan: "GroupPlan", host: TridentSpoutHost,
+        targets: Sequence[StagingTarget], folder: Path, reader: Callable[..., "DataFrame"], incarnation: str,
+        epoch: int, batch_partitions: int | None = None,
     ) -> None:  # fmt: skip
-        self._spark, self._topology, self._plan, self._emitters = spark, topology, plan, emitters
-        self._targets, self._incarnation, self._batch_partitions = targets, incarnation, batch_partitions
+        self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
+        self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
+        self._batch_partitions = batch_partitions
+        self._boundaries = [StagingTarget(name, folder / "boundaries" / name) for name in boundaries_of(plan.lowered)]
+        self._late = [target for target in targets if target.name in plan.late_states]
+        self._early = [target for target in targets if target.name not in plan.late_states] + self._boundaries
+        self._config = {"topology": topology, "group": plan.name}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._context = spark.sparkContext
         self._running: dict[TransactionAttempt, _Running] = {}
@@ -69,6 +92,12 @@ class SparkBatchRunner:
     def process(
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
     ) -> ProcessedBatch:
+        return self._as_job(attempt, timeout_secs, "", lambda: self._run(attempt, metadata))
+
+    def _as_job(
+        self, attempt: TransactionAttempt, timeout_secs: float | None, part: str, run: Callable[[], ProcessedBatch]
+    ) -> ProcessedBatch:
+        """Runs in a job group that can be cancelled, and is when it takes too long."""
         job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
         running = _Running(attempt, job_group, timeout_secs, time.monotonic())
         with self._lock:
@@ -77,9 +106,9 @@ class SparkBatchRunner:
                 self._watcher = threading.Thread(target=self._watch, name="trident-timeouts", daemon=True)
                 self._watcher.start()
         try:
-            self._context.setJobGroup(job_group, f"{self._topology} {self._plan.name} {attempt}")
+            self._context.setJobGroup(job_group, f"{self._topology} {self._plan.name} {attempt} {part}".rstrip())
             self._context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
-            return self._run(attempt, metadata)
+            return run()
         except Exception as error:
             if running.timed_out:
                 raise BatchTimeout(
@@ -100,37 +129,117 @@ class SparkBatchRunner:
         started = time.monotonic()
         inputs: dict[str, "DataFrame"] = {}
         spouts: dict[str, dict[str, Any]] = {}
-        for tx_id, emitter in self._emitters.items():
+        tables: dict[str, "DataFrame"] = {}
+        kept: list["DataFrame"] = []
+        counts: list[int | None] = []
+        for tx_id, executor in self._host.executors.items():
             spout = self._plan.spouts[tx_id]
-            emitted = emitter.emit_batch(attempt, metadata[tx_id])
-            if not isinstance(emitted, Emitted):
-                emitted = Emitted(emitted)
+            emitted = executor.emit_batch(attempt, metadata[tx_id])
+            if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:
+                raise SourceError(
+                    f"stream {tx_id!r} gives rows for a table that its spout does not own", found="Emitted.table_rows",
+                    expected="a spout with `table` and `table_schema` (OwnsTable)",
+                )  # fmt: skip
             inputs[tx_id] = self._frame(emitted, spout)
+            counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
+            if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
+                # Such a source may give other rows when a task is tried again, or to the next state.
+                inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
+                kept.append(inputs[tx_id])
             spouts[tx_id] = {
-                "spout": type(spout).__name__, "kind": spout.kind.value,
+                "spout": type(spout).__name__, "kind": kind_of(spout).value,
                 "metadata": metadata[tx_id], "commit_data": emitted.commit_data,
             }  # fmt: skip
+            opaque = executor.opaque_metadata(metadata[tx_id])
+            if opaque is not None:
+                spouts[tx_id]["opaque"] = dict(opaque)
+            binding = self._plan.spout_tables.get(tx_id)
+            if binding is not None:
+                rows = emitted.table_rows if emitted.table_rows is not None else []
+                tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
         emitted_at = time.monotonic()
-        frames = self._plan.build(inputs, attempt)
+        frames = self._plan.build(inputs, attempt, self._info(attempt))
+        frames.update(tables)
+        frames.checkpoints += kept
         built_at = time.monotonic()
         try:
-            staged = stage(frames, self._targets, self._incarnation, attempt, self._codec)
+            staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
         finally:
             frames.release()
-        for emitter in self._emitters.values():
-            if isinstance(emitter, Prepares):
-                emitter.prepare(attempt)
+        for executor in self._host.executors.values():
+            executor.prepare(attempt)
         done_at = time.monotonic()
+        counted = None if None in counts else sum(count or 0 for count in counts)
         return ProcessedBatch(
             staged,
             spouts,
-            _input_rows(metadata),
+            _input_rows(metadata) if counted is None else counted,
             {
                 "emit": (emitted_at - started) * 1000,
                 "plan": (built_at - emitted_at) * 1000,
                 "stage": (done_at - built_at) * 1000,
             },
         )
+
+    def _info(self, attempt: TransactionAttempt) -> BatchInfo:
+        return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
+
+    # --- what reads states (DESIGN 2.3) -------------------------------------------------------
+
+    def resolve(
+        self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
+    ) -> ProcessedBatch:
+        if not self._plan.is_late:
+            return processed
+        return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve(attempt, processed))
+
+    def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
+        started = time.monotonic()
+        staged = dict(processed.staged)
+        fields = {boundary.name: boundary.fields for boundary in self._plan.lowered.boundaries.values()}
+        roots = {target.name: target.root for target in self._early}
+        if self._is_empty(staged, fields):
+            late: dict[str, list[Any]] = {target.name: [] for target in self._late}
+        else:
+            inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
+            frames = self._plan.build_late(inputs, self._info(attempt), self._stored_as_of(attempt.txid - 1))
+            try:
+                with faults.fault_point(RESOLVE):
+                    late = stage(frames, self._late, self._incarnation, attempt, self._codec)
+            finally:
+                frames.release()
+        for boundary in self._boundaries:
+            for file in staged.pop(boundary.name):
+                (boundary.root / file.path).unlink(missing_ok=True)
+        duration = {"resolve": (time.monotonic() - started) * 1000}
+        return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
+
+    def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
+        """Whether late segments would have nothing to do: an aggregate without groups always has."""
+        if any(staged[name] for name in boundaries):
+            return False
+        return not any(
+            binding.name in self._plan.late_states and binding.kind != "append" and not binding.keys
+            and binding.aggregator is not None and not hasattr(binding.aggregator, "update_state")
+            for binding in self._plan.bindings
+        )  # fmt: skip
+
+    def _staged_frame(self, root: Path, files: Sequence[Any], fields: Sequence[Any]) -> "DataFrame":
+        schema = StructType(list(fields))
+        if not files:
+            return self._spark.createDataFrame([], schema)
+        # A path is a path, whatever characters are in it.
+        reader = self._spark.read.schema(schema).option("__globPaths__", "false")
+        paths = [str(root / file.path) for file in files]
+        if self._plan.lowered.late_order and len(paths) > 1:
+            # Spark would sort the files by size; their order is that of the batch.
+            frame = reduce(lambda a, b: a.union(b), [reader.parquet(path).coalesce(1) for path in paths])
+        else:
+            frame = reader.parquet(*paths)
+        return frame.coalesce(1) if sum(file.size for file in files) <= _SMALL_BYTES else frame
+
+    def _stored_as_of(self, txid: int) -> "Stored":
+        return lambda binding, keys: self._reader(binding, keys, txid)
 
     def _frame(self, emitted: Emitted, spout: Any) -> "DataFrame":
         frame = to_dataframe(self._spark, emitted.data, spout.output_schema)
@@ -145,7 +254,7 @@ class SparkBatchRunner:
             running = self._running.get(attempt)
         if running is not None:
             running.cancelled = True
-            self._context.cancelJobGroup(running.job_group)
+            cancel_group(self._context, running.job_group)
 
     def close(self) -> None:
         """Cancels what runs; call it before waiting for the driver's threads."""
@@ -175,14 +284,7 @@ class SparkBatchRunner:
             self._context.cancelJobGroup(running.job_group)
 
     def _has_tasks(self, running: _Running) -> bool:
-        tracker = self._context.statusTracker()
-        for job_id in tracker.getJobIdsForGroup(running.job_group):
-            job = tracker.getJobInfo(job_id)
-            for stage_id in job.stageIds if job else ():
-                info = tracker.getStageInfo(stage_id)
-                if info and (info.numActiveTasks or info.numCompletedTasks or info.numFailedTasks):
-                    return True
-        return False
+        return has_tasks(self._context, running.job_group)
 
 
 def _input_rows(metadata: Mapping[str, Json]) -> int | None:

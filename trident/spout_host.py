@@ -1,105 +1,134 @@
-"""The spout coordinators of a batch group on the driver: Trident's TridentSpoutCoordinator."""
+"""The spouts of a batch group on the driver, as the coordinator's driver calls them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinators.errors import SourceError
+from coordinators.errors import Halted
+from coordinators.ports import Beginning, Initialized
 from coordinators.transactions import TransactionAttempt
-from trident.spouts import BatchCoordinator, Emitter, Json, Refreshes, ReportsBacklog, Shrinks
+from trident.spout_executors import Known, SpoutExecutor
+from trident.spouts import Json
 
 
 class TridentSpoutHost:
-    """Calls the coordinators and emitters of a group's streams.
+    """Calls the executors of a group's streams.
 
     A group starts a transaction when any of its streams is ready, as Storm does.
 
     Args:
-        coordinators: tx_id → the stream's coordinator.
-        emitters: tx_id → the stream's emitter.
+        executors: tx_id → the stream's executor.
     """
 
-    def __init__(self, coordinators: Mapping[str, BatchCoordinator], emitters: Mapping[str, Emitter]) -> None:
-        self._coordinators, self._emitters = coordinators, emitters
+    def __init__(self, executors: Mapping[str, SpoutExecutor]) -> None:
+        self.executors = executors
 
     def is_ready(self, txid: int) -> bool:
         # Every stream is asked: a stream that looks for new data when asked must not starve.
-        return any([coordinator.is_ready(txid) for coordinator in self._coordinators.values()])
+        return any([executor.is_ready(txid) for executor in self.executors.values()])
 
     def refresh(self) -> None:
         """The next readiness answers take into account what is there now."""
-        for coordinator in self._coordinators.values():
-            if isinstance(coordinator, Refreshes):
-                coordinator.refresh()
+        for executor in self.executors.values():
+            executor.refresh()
 
-    def initialize(self, txid: int, pins: Mapping[str, Mapping[int, Json]], shrink: bool) -> dict[str, Json]:
-        """The metadata of txid for each stream.
+    def initialize(self, beginning: Beginning) -> Initialized:
+        """The metadata for each stream.
 
         Raises:
             SourceError: a coordinator gave something that is not JSON.
         """
-        metadata = {}
-        for tx_id, coordinator in self._coordinators.items():
-            of_stream = pins.get(tx_id, {})
+        pinned, unpinned = {}, {}
+        txid = beginning.attempt.txid
+        for tx_id, executor in self.executors.items():
+            of_stream = beginning.pins.get(tx_id, {})
             earlier = [other for other in of_stream if other < txid]
-            previous = of_stream[max(earlier)] if earlier else None
-            current = of_stream.get(txid)
-            if shrink and current is not None and isinstance(coordinator, Shrinks):
-                value = coordinator.shrink_transaction(txid, previous, current)
-            else:
-                value = coordinator.initialize_transaction(txid, previous, current)
-            metadata[tx_id] = _as_json(tx_id, value)
-        return metadata
+            known = Known(
+                beginning.attempt, beginning.parent, of_stream[max(earlier)] if earlier else None, of_stream.get(txid),
+                beginning.committed.get(tx_id, {}), beginning.shrink, beginning.timeout_secs,
+            )  # fmt: skip
+            (pinned if executor.pins else unpinned)[tx_id] = executor.initialize(known)
+        return Initialized(pinned, unpinned)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        for executor in self.executors.values():
+            executor.cancel(attempt)
+
+    def cancel_all(self) -> None:
+        """Nothing that runs here is wanted any more."""
+        for executor in self.executors.values():
+            executor.cancel_all()
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
+        for tx_id, data in commit_data.items():
+            self.executors[tx_id].commit(attempt, data)
 
     def success(self, attempt: TransactionAttempt) -> None:
-        for coordinator in self._coordinators.values():
-            coordinator.success(attempt.txid)
-        for emitter in self._emitters.values():
-            emitter.success(attempt)
+        """Tells every spout, also when one of them raises; then raises the first error."""
+        errors: list[Exception] = []
+        for executor in self.executors.values():
+            try:
+                executor.success(attempt)
+            except Exception as error:  # the others must hear of it all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def backlog(self) -> dict[str, Any]:
         """Rows, bytes and files waiting, over all streams that know."""
         total: dict[str, int] = {}
-        for coordinator in self._coordinators.values():
-            if isinstance(coordinator, ReportsBacklog):
-                for unit, count in vars(coordinator.backlog()).items():
-                    if count is not None:
-                        total[unit] = total.get(unit, 0) + count
+        for executor in self.executors.values():
+            backlog = executor.backlog()
+            for unit, count in vars(backlog).items() if backlog is not None else ():
+                if count is not None:
+                    total[unit] = total.get(unit, 0) + count
         return total
 
     def close(self) -> None:
-        for part in (*self._coordinators.values(), *self._emitters.values()):
-            part.close()
+        for executor in self.executors.values():
+            executor.close()
 
 
-class NoSpouts:
-    """The host while a pending decision is finished: nothing is ever ready."""
+class RecoverySpouts:
+    """The host while a pending decision is finished: nothing is emitted, committer spouts hear of it.
+
+    Args:
+        make: makes the executor of a stream; called only for streams that have commit data.
+    """
+
+    def __init__(self, make: Callable[[str], SpoutExecutor | None]) -> None:
+        self._make = make
+        self._executors: dict[str, SpoutExecutor] = {}
 
     def is_ready(self, txid: int) -> bool:
         return False
 
-    def initialize(self, txid: int, pins: Mapping[str, Mapping[int, Json]], shrink: bool) -> dict[str, Json]:
+    def initialize(self, beginning: Beginning) -> Initialized:
         raise AssertionError("no transaction begins while a decision is finished")
 
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Nothing runs."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
+        for tx_id, data in commit_data.items():
+            if tx_id not in self._executors:
+                executor = self._make(tx_id)
+                if executor is None:
+                    raise Halted(
+                        f"a decided transaction cannot be finished: it has commit data of stream {tx_id!r}",
+                        found="a topology without that stream", expected="the topology that decided it",
+                        action="start the topology as it was once, so that its source hears of the transaction",
+                    )  # fmt: skip
+                self._executors[tx_id] = executor
+            self._executors[tx_id].commit(attempt, data)
+
     def success(self, attempt: TransactionAttempt) -> None:
-        """Told by the host with the real spouts, right after."""
+        """Told by the host with all spouts, right after."""
 
     def backlog(self) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
-        """There is nothing to close."""
-
-
-def _as_json(tx_id: str, value: Any) -> Json:
-    """The value as it will come back from ZooKeeper, so that a first try sees what a replay sees."""
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"the metadata of stream {tx_id!r} is not JSON: {error}",
-            found=repr(value)[:200],
-            expected="None, numbers, text, lists and dicts",
-        ) from error
+        for executor in self._executors.values():
+            executor.close()

@@ -10,7 +10,7 @@ asked.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
@@ -39,7 +39,7 @@ class SpoutContext:
     """What a spout's parts are given when they are made.
 
     Attributes:
-        spark: the session that batches run on.
+        spark: the session that batches run on; None on an executor.
         topology: the topology's name.
         tx_id: the stream's name; unique within the topology.
         state_folder: a folder of this stream alone, kept between runs; it exists.
@@ -47,7 +47,7 @@ class SpoutContext:
         options: further settings of the topology.
     """
 
-    spark: "SparkSession"
+    spark: Any
     topology: str
     tx_id: str
     state_folder: Path
@@ -71,6 +71,7 @@ class Emitted:
     Attributes:
         data: a DataFrame, an Arrow table or rows (tuples in the order of output_schema).
         commit_data: JSON, stored with the decision, given to ``commit``.
+        table_rows: rows for the table that the spout owns (see :class:`OwnsTable`).
         partitions: how many Spark partitions the batch is worth; None = as it comes.
             Small batches run fastest in one: several of them fill the cores.
     """
@@ -78,12 +79,14 @@ class Emitted:
     data: Data
     commit_data: Json = None
     partitions: int | None = None
+    table_rows: "Data | None" = None
 
 
 class BatchCoordinator(Protocol):
     """Decides what is in each transaction; one per stream, on the driver.
 
-    Calls come from one thread at a time, ``close`` last.
+    ``success`` and ``backlog`` may come from other threads than the other calls,
+    which come from one at a time; ``close`` is the last.
     """
 
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
@@ -144,6 +147,38 @@ class Prepares(Protocol):
     def prepare(self, attempt: TransactionAttempt) -> None: ...
 
 
+@runtime_checkable
+class Commits(Protocol):
+    """An emitter that is told which attempt counts: that of a committer spout."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
+        """The attempt is decided and its tables are published; take note of it in the source.
+
+        Called in txid order, before the transaction advances, for decided
+        attempts that have commit_data, and only for the attempt that counts.
+        At least once, perhaps in another process after a crash: it must be
+        idempotent, and commit_data must say all that it needs. An error is
+        retried; there is no way back.
+        """
+
+
+@runtime_checkable
+class OwnsTable(Protocol):
+    """A spout with a Delta table of its own that takes part in each decision.
+
+    What it gives as ``Emitted.table_rows`` is appended to the table in the same
+    transaction as the results: both are there, or neither.
+    """
+
+    @property
+    def table(self) -> Any:
+        """A DeltaAppend."""
+
+    @property
+    def table_schema(self) -> "StructType":
+        """Of the table's rows."""
+
+
 class Emitter(Protocol):
     """Turns metadata into rows; one per stream, on the driver (its rows need not be)."""
 
@@ -171,3 +206,133 @@ class TridentSpout(Protocol):
     def get_coordinator(self, context: SpoutContext) -> BatchCoordinator: ...
 
     def get_emitter(self, context: SpoutContext) -> Emitter: ...
+
+
+class CommitterTridentSpout(TridentSpout, Protocol):
+    """A source that is told at commit which attempt counts; until then it may emit as it likes.
+
+    Its emitter has ``commit`` too (see :class:`Commits`). It counts as opaque.
+    """
+
+    kind = SpoutKind.OPAQUE
+
+
+@runtime_checkable
+class BatchSpout(Protocol):
+    """The simplest spout: a batch per txid (Storm's IBatchSpout). On the driver.
+
+    Non-transactional, since what a replay holds is its own doing; a class that
+    gives the same rows again for a txid that was not acknowledged may say
+    ``kind = SpoutKind.TRANSACTIONAL``.
+    """
+
+    @property
+    def output_schema(self) -> "StructType":
+        """The fields of every batch."""
+
+    def open(self, context: SpoutContext) -> None:
+        """Called once, before anything else."""
+
+    def emit_batch(self, txid: int) -> Union[Data, Emitted]:
+        """The batch of txid; called again when an attempt failed."""
+
+    def ack(self, txid: int) -> None:
+        """txid has succeeded. May be told again after a restart, never early."""
+
+    def close(self) -> None: ...
+
+
+class PartitionedCoordinator(Protocol):
+    """Knows the partitions of a source; one per stream, on the driver."""
+
+    def get_partitions_for_batch(self) -> Sequence[str]:
+        """The ids of the partitions that the next new transaction reads, in order."""
+
+    def is_ready(self, txid: int) -> bool:
+        """Whether a new transaction may start now. Asked often: must be quick."""
+
+    def refresh_partitions(self, partitions: Sequence[str]) -> None:
+        """The list differs from that of the transaction before."""
+
+    def success(self, txid: int) -> None:
+        """txid is durable. May be told again after a restart, never early."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PartitionBatch:
+    """What one partition gives to one batch.
+
+    Attributes:
+        rows: an Arrow table or record batches, or tuples; an iterator is read once.
+        metadata: JSON, small: where the partition's next batch goes on; or a
+            function that gives it once the rows have been read.
+    """
+
+    rows: Any
+    metadata: Union[Json, Callable[[], Json]]
+
+
+class PartitionEmitter(Protocol):
+    """Emits partitions of a transactional source. Made on an executor, for one Spark task."""
+
+    def emit_partition_batch_new(
+        self, attempt: TransactionAttempt, partition: str, last_metadata: Json
+    ) -> PartitionBatch:
+        """The partition's next rows; last_metadata is None for its first batch."""
+
+    def emit_partition_batch(self, attempt: TransactionAttempt, partition: str, metadata: Json) -> Any:
+        """Exactly the rows that belong to this metadata, again."""
+
+    def close(self) -> None: ...
+
+
+class OpaquePartitionEmitter(Protocol):
+    """Emits partitions of an opaque source. Made on an executor, for one Spark task."""
+
+    def emit_partition_batch(
+        self, attempt: TransactionAttempt, partition: str, last_metadata: Json
+    ) -> PartitionBatch:
+        """The partition's next rows: after a failure perhaps others than the first time.
+
+        last_metadata is that of the last *committed* batch of the partition,
+        or of the transactions in flight that this one builds on.
+        """
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class PartitionedTridentSpout(Protocol):
+    """A transactional source in partitions, read on executors.
+
+    The metadata of each partition is stored once per txid, before any of its
+    rows is used; the partitions of a txid are frozen with it.
+
+    The spout itself is pickled to the executors.
+    """
+
+    kind: SpoutKind = SpoutKind.TRANSACTIONAL
+
+    @property
+    def output_schema(self) -> "StructType":
+        """The fields of every batch."""
+
+    def get_coordinator(self, context: SpoutContext) -> PartitionedCoordinator: ...
+
+    def get_partition_emitter(self, context: SpoutContext) -> Union[PartitionEmitter, OpaquePartitionEmitter]:
+        """Called on an executor; ``context.spark`` is None there."""
+
+
+class OpaquePartitionedTridentSpout(PartitionedTridentSpout, Protocol):
+    """A source in partitions whose replays may hold other rows.
+
+    The metadata of a partition is kept only when its transaction commits. A
+    partition that disappears keeps its last metadata and goes on from it when
+    it returns.
+    """
+
+    kind: SpoutKind = SpoutKind.OPAQUE
+
+    def get_partition_emitter(self, context: SpoutContext) -> OpaquePartitionEmitter: ...

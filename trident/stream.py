@@ -9,13 +9,11 @@ workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
 from coordinators.errors import FieldError, TopologyError
-from states.binding import StateBinding
 from trident.aggregation import aggregator_name, read_aggregation
 from trident.aggregators import is_groupable
 from trident.expressions import is_expression, resolve
@@ -34,7 +32,6 @@ from trident.nodes import (
     Names,
     NativeNode,
     Node,
-    PersistNode,
     ProjectNode,
     PythonNode,
     appended,
@@ -42,7 +39,8 @@ from trident.nodes import (
     picked,
     require_fields,
 )
-from trident.state_kinds import check_append, check_keyed, check_reserved, state_kind
+from trident.persisting import TridentState, partition_persist, persistent_aggregate
+from trident.querying import state_query
 from trident.types import check_distinct, parse_outputs
 
 if TYPE_CHECKING:
@@ -54,19 +52,6 @@ Function = Callable[..., Any]
 Outputs = Union[str, Iterable[str], StructType]
 Columnar = Union["Column", Expr]
 _NOT_GIVEN: Any = object()
-
-
-@dataclass(frozen=True)
-class TridentState:
-    """A state that a topology writes to.
-
-    Attributes:
-        name: what ``query.snapshot`` takes.
-        binding: what is written to it.
-    """
-
-    name: str
-    binding: StateBinding
 
 
 class Stream:
@@ -243,27 +228,67 @@ class Stream:
         Exactly once for the states and spouts of SEMANTICS 5. An empty batch
         commits the aggregator's ``zero()``, so the state always has its row.
 
+        A combiner's value is made of the batch before the transaction's turn and
+        added; a reducer and an aggregator go on from the stored value, which is
+        read as of the transaction before, in the transaction's turn: that costs a
+        read of the state. An aggregator stores what its ``complete`` gives (one
+        row) and goes on from it with ``resume(batch_id, *stored)``.
+
         Args:
-            state: DeltaMapState(name) or MemoryMapState(name).
+            state: DeltaMapState(name), MemoryMapState(name), or a map of your own:
+                opaque(name, map), transactional(name, map), non_transactional(name, map).
             inputs: the fields that the aggregator takes; may be left out.
-            aggregator: Count(), Sum(), Min(), Max() or a Combiner.
-            outputs: the field of the value.
+            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
+            outputs: the field of the value; several for an Aggregator.
         """
-        return self._persist_aggregate((), state, *_shifted(inputs, aggregator, outputs))
+        return persistent_aggregate(self, (), state, *_shifted(inputs, aggregator, outputs))
 
-    def partition_persist(self, state: Any, inputs: Union[Names, None] = None) -> TridentState:
-        """Appends the rows to a state: ``partition_persist(DeltaAppend("words"), "word, n")``.
+    def partition_persist(
+        self, state: Any, inputs: Union[Names, None] = None, updater: Any = None, outputs: Any = "",
+        partition_by: Union[Names, None] = None,
+    ) -> TridentState:  # fmt: skip
+        """Writes the rows to a state: ``partition_persist(DeltaAppend("words"), "word, n")``.
+
+        - DeltaAppend(name) appends them.
+        - With ``Upsert(keys)`` a DeltaMapState, MemoryMapState, opaque(…) or
+          transactional(…) keeps the last row of each key.
+        - A state of your own (a StateFactory with a ``name``) is given to your
+          ``StateUpdater`` on the executors once the batch is decided: one call
+          per partition of the state. It may be called again with the same rows
+          and txid after a crash.
+        - An updater of opaque(…) and transactional(…) is called before the
+          decision; what it puts is published with it, and it may emit.
 
         Args:
-            state: DeltaAppend(name).
-            inputs: the fields to append; all when left out.
+            state: where to.
+            inputs: the fields to write; all when left out.
+            updater: as above.
+            outputs: of an updater that emits, with their types: ``"word string, n long"``.
+            partition_by: for a state of your own in several partitions: rows with
+                equal values in these fields always come to the same one.
         """
-        names = self.fields if inputs is None else field_names(inputs, "partition_persist")
-        require_fields(names, self.schema, "partition_persist")
-        schema = picked(self.schema, names)
-        check_append(state, schema)
-        binding = StateBinding(state, "append", (), schema, names)
-        return self._persist(binding, None, f"partition_persist({state.name})")
+        return partition_persist(self, state, inputs, updater, outputs, partition_by)
+
+    def state_query(
+        self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = _NOT_GIVEN
+    ) -> "Stream":
+        """Looks each row up in a state: ``state_query(counts, "word", MapGet(), "count")``.
+
+        The state is read as of the transaction before this one, exactly: neither
+        more nor less, whatever is in flight and however often it is replayed.
+        That happens in the transaction's turn. A static state is read at any time.
+
+        Args:
+            state: what persistent_aggregate, partition_persist or new_static_state gave.
+            inputs: the fields that the query takes; may be left out.
+            query: MapGet(), SnapshotGet(), TupleCollectionGet(), or a QueryFunction
+                of your own for a state of your own.
+            outputs: the new fields; their types are known for the built-in queries.
+
+        Raises:
+            TopologyError: the state cannot be asked that.
+        """
+        return state_query(self, state, *_shifted(inputs, query, outputs))
 
     # --- behind them ---------------------------------------------------------------------
 
@@ -323,35 +348,6 @@ class Stream:
             )  # fmt: skip
         )
 
-    def _persist_aggregate(
-        self, keys: tuple[str, ...], state: Any, inputs: Any, aggregator: Any, outputs: Any
-    ) -> TridentState:
-        what = "persistent_aggregate"
-        check_keyed(state, what)
-        aggregation = read_aggregation(self.schema, what, keys, inputs, aggregator, outputs, call_site())
-        if aggregation.kind in ("reducer", "aggregator"):
-            raise TopologyError(
-                f"{what} cannot keep a {aggregation.kind} yet",
-                found=repr(aggregator),
-                expected="Count(), Sum(), Min(), Max() or a combiner (init, combine, zero)",
-                action="a combiner's partial values can be added to a state without reading it first; write it as one",
-            )
-        schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
-        check_reserved(state, schema)
-        binding = StateBinding(
-            state, state_kind(state), keys, schema, tuple(field.name for field in aggregation.outputs), aggregator
-        )
-        return self._persist(binding, aggregation, f"{what}({state.name}, {aggregator_name(aggregator)})")
-
-    def _persist(self, binding: StateBinding, aggregation: Aggregation | None, operation: str) -> TridentState:
-        self._topology._add_sink(
-            PersistNode(
-                parents=(self._node,), schema=binding.schema, operation=operation, location=call_site(),
-                binding=binding, aggregation=aggregation,
-            )  # fmt: skip
-        )
-        return TridentState(binding.name, binding)
-
 
 class GroupedStream:
     """A stream with the fields that its rows are grouped by."""
@@ -383,7 +379,7 @@ class GroupedStream:
 
         Args: as in :meth:`Stream.persistent_aggregate`.
         """
-        return self._stream._persist_aggregate(self._keys, state, *_shifted(inputs, aggregator, outputs))
+        return persistent_aggregate(self._stream, self._keys, state, *_shifted(inputs, aggregator, outputs))
 
 
 # --- reading arguments -------------------------------------------------------------------

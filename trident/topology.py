@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from coordinators.errors import TopologyError
+from states.binding import StateBinding
 from states.names import check_name
-from trident.functions import call_site
-from trident.nodes import Node, PersistNode, SourceNode, nullable
+from trident.functions import call_site, check_serialisable
+from trident.guarantees import warn_if_not_exactly_once
+from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode, nullable
+from trident.persisting import TridentState
+from trident.spout_executors import is_batch_spout, kind_of
+from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
+from trident.state_kinds import check_append, state_kind
 from trident.stream import Stream
 from trident.types import check_distinct
 
@@ -57,13 +63,17 @@ class TridentTopology:
         check_name("stream", tx_id)
         if tx_id in self._sources:
             raise TopologyError(f"the topology has a stream {tx_id!r} already", action="choose another tx_id")
-        schema = getattr(spout, "output_schema", None)
-        if isinstance(spout, type) or not isinstance(schema, StructType) or not hasattr(spout, "get_emitter"):
+        schema = None if isinstance(spout, type) else getattr(spout, "output_schema", None)
+        if not isinstance(schema, StructType) or not _is_spout(spout):
             raise TopologyError(
                 f"stream {tx_id!r} has no spout",
                 found=repr(spout),
-                expected="an object with output_schema (a StructType), get_coordinator and get_emitter",
+                expected="an object with output_schema (a StructType), get_coordinator and get_emitter; or with "
+                "get_partition_emitter, for a source in partitions; or a BatchSpout (open, emit_batch, ack, close)",
             )
+        kind = kind_of(spout)
+        if not isinstance(kind, SpoutKind):
+            raise TopologyError(f"the spout of stream {tx_id!r} says no kind", found=repr(kind), expected="a SpoutKind")
         if not schema.names:
             raise TopologyError(f"the spout of stream {tx_id!r} has no fields", found=repr(spout))
         check_distinct(schema.names, f"the fields of stream {tx_id!r}")
@@ -73,7 +83,40 @@ class TridentTopology:
         )  # fmt: skip
         self._sources[tx_id] = node
         self._add(node)
+        if isinstance(spout, OwnsTable) and spout.table is not None:
+            self._add_spout_table(node, spout)
         return Stream(self, node)
+
+    def _add_spout_table(self, source: SourceNode, spout: OwnsTable) -> None:
+        state, schema = spout.table, nullable(spout.table_schema)
+        if state_kind(state) != "append":
+            raise TopologyError(f"the table of stream {source.tx_id!r}'s spout cannot be used", found=repr(state),
+                                expected="DeltaAppend(name)")  # fmt: skip
+        check_append(state, schema)
+        node = SpoutTableNode(
+            parents=(source,), schema=schema, operation=f"table of spout {source.tx_id}", location=call_site(),
+            binding=StateBinding(state, "append", (), schema, tuple(schema.names)), tx_id=source.tx_id,
+        )  # fmt: skip
+        self._add_sink(node)
+        warn_if_not_exactly_once(node, self)
+
+    def new_static_state(self, source: Any) -> TridentState:
+        """A state that no stream of this topology writes: for ``state_query``.
+
+        Args:
+            source: a StateFactory; or a state that can be pickled, such as ``StaticMap({key: value})``.
+
+        Raises:
+            TopologyError: it is neither, or cannot be sent to executors.
+        """
+        asks = any(callable(getattr(source, method, None)) for method in ("make_state", "multi_get", "get"))
+        if isinstance(source, type) or not asks:
+            raise TopologyError(
+                "this is not a static state", found=repr(source),
+                expected="a StateFactory (make_state), or a state with multi_get or get, such as StaticMap({…})",
+            )  # fmt: skip
+        check_serialisable(source, "new_static_state")
+        return TridentState(self, None, source)
 
     def identity(self) -> dict[str, Any]:
         """What may not change between two runs of the topology (DESIGN 3); JSON."""
@@ -136,3 +179,8 @@ class TridentTopology:
             )
         self._sinks[sink.binding.name] = sink
         self._add(sink)
+
+
+def _is_spout(spout: Any) -> bool:
+    whole = hasattr(spout, "get_emitter") and hasattr(spout, "get_coordinator")
+    return whole or isinstance(spout, PartitionedTridentSpout) or is_batch_spout(spout)

@@ -1,0 +1,279 @@
+"""The cells: spouts × states × faults, what each is expected to do, and how one is run.
+
+The oracle folds the rows of the source; it knows nothing of transactions. A
+cell whose pair is not exactly once must show its error in the fault that can
+bring it about, and no other error.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinators import faults
+from states.backed_map import non_transactional, opaque, transactional
+from states.sqlite_map import SqliteMap
+from tests.matrix import sources
+from tests.matrix.sources import Source
+from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from trident.guarantees import Guarantee, NotExactlyOnceWarning, guarantee, state_kind_of
+from trident.query import TopologyQuery
+from trident.spout_executors import kind_of
+from trident.spouts import SpoutKind
+
+WAIT_SECS = 120.0
+WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b", "b", "e", "a"]
+TRANSACTIONS = 4
+
+SPOUTS: dict[str, Callable[[Source], Any]] = {
+    "batch": sources.PoppingSpout,
+    "transactional": sources.RangeSpout,
+    "committer": sources.CommittedSpout,
+    "partitioned": sources.PartitionedSpout,
+    "opaque": sources.OpaqueSpout,
+    "opaque partitioned": sources.OpaqueSpout,
+}
+IN_PARTITIONS = ("partitioned", "opaque partitioned")
+MAY_CHANGE = ("committer", "opaque", "opaque partitioned")
+STATES = ("non-transactional", "transactional", "opaque", "Delta keyed", "Delta append", "snapshottable")
+
+
+class Fault(enum.Enum):
+    NONE = "no fault"
+    FAILED = "failed attempt"
+    CHANGED = "replay with other tuples"
+    PARTITIONS = "partition added and removed"
+    BEFORE_DECISION = "crash before the decision"
+    AFTER_DECISION = "crash after the decision"
+    BETWEEN_TABLES = "crash between two tables"
+    AFTER_PUBLISH = "crash after publish"
+
+
+class Outcome(enum.Enum):
+    """What a state holds in the end, compared with the source."""
+
+    EXACT = "every row once"
+    LOST = "rows are missing"
+    DOUBLED = "rows count twice"
+    BOTH = "rows are missing and others count twice"
+
+
+CRASHES = {
+    # In the second transaction: it has one before it and others in flight behind it. Each publishes two tables
+    # at least: the appended log of rows that every cell has, and others.
+    Fault.BEFORE_DECISION: "zk.decide:hang:2",
+    Fault.AFTER_DECISION: "publish.table:hang:{second}",
+    Fault.BETWEEN_TABLES: "publish.table:hang:{between}",
+    Fault.AFTER_PUBLISH: "zk.advance:hang:2",
+}
+
+
+def applies(spout: str, fault: Fault) -> bool:
+    """Whether the fault means anything to the spout."""
+    if fault is Fault.PARTITIONS:
+        return spout in IN_PARTITIONS
+    return fault is not Fault.CHANGED or spout in MAY_CHANGE
+
+
+def expected(spout: str, state: str, fault: Fault) -> Outcome:
+    """What the table of guarantees (SEMANTICS 5) comes to under one fault.
+
+    A batch spout loses what was in flight when an attempt fails or a
+    coordinator dies: nobody asks it for that again. A non-transactional map is
+    updated again where a crash leaves open whether it was.
+    """
+    lost = spout == "batch" and fault not in (Fault.NONE, Fault.PARTITIONS)
+    doubled = state == "non-transactional" and fault is Fault.AFTER_PUBLISH
+    if lost and doubled:
+        return Outcome.BOTH
+    return Outcome.LOST if lost else Outcome.DOUBLED if doubled else Outcome.EXACT
+
+
+@dataclass(frozen=True)
+class Cell:
+    spout: str
+    states: tuple[str, ...]
+    fault: Fault
+
+    def __str__(self) -> str:
+        states = self.states[0] if len(self.states) == 1 else "all states"
+        return f"{self.spout} × {states} × {self.fault.value}"
+
+
+def cells(states: Iterable[tuple[str, ...]]) -> list[Cell]:
+    return [
+        Cell(spout, group, fault) for spout in SPOUTS for group in states for fault in Fault if applies(spout, fault)
+    ]
+
+
+def sample() -> list[Cell]:
+    """A covering sample: all states in each run, every failure and crash with two spouts, every spout with two faults."""
+    chosen: list[Cell] = []
+    for fault in sorted(Fault, key=lambda fault: sum(applies(spout, fault) for spout in SPOUTS)):
+        times = {spout: sum(cell.spout == spout for cell in chosen) for spout in SPOUTS if applies(spout, fault)}
+        count = 2 if fault is Fault.FAILED or fault in CRASHES else 1
+        chosen += [Cell(spout, STATES, fault) for spout in sorted(times, key=times.__getitem__)[:count]]
+    return chosen
+
+
+class Run:
+    """One cell: its source, its topology in one life after the other, and what comes out.
+
+    Args:
+        cell: which.
+        folder: of this run alone.
+        start: (topology) → a started query; over one warehouse and one ZooKeeper root.
+    """
+
+    def __init__(self, cell: Cell, folder: Path, start: Callable[[TridentTopology], TopologyQuery]) -> None:
+        self.cell, self._start, self._folder = cell, start, folder
+        (folder / "source").mkdir(parents=True)
+        changes = cell.fault is Fault.CHANGED
+        self.source = Source(str(folder / "source"), changes)
+        names = ["p0", "p1"] if cell.spout in IN_PARTITIONS else ["p0"]
+        for number, name in enumerate(names):
+            self.source.write(f"rows-{name}", WORDS[number:] + WORDS[:number])
+        self.source.write("partitions", names)
+
+    # --- the topology -----------------------------------------------------------------------
+
+    def topology(self) -> tuple[TridentTopology, list[str]]:
+        """The topology, made anew as another process would; and the warnings of building it."""
+        topology = TridentTopology("matrix")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", NotExactlyOnceWarning)
+            stream = topology.new_stream("words", SPOUTS[self.cell.spout](self.source))
+            stream.partition_persist(DeltaAppend("audit"))
+            for state in self.cell.states:
+                self._add(stream, state)
+        return topology, [str(one.message) for one in caught if one.category is NotExactlyOnceWarning]
+
+    def _add(self, stream: Any, state: str) -> None:
+        store = str(self._folder / "maps.db")
+        if state == "Delta append":
+            stream.partition_persist(DeltaAppend("appended"))
+        elif state == "Delta keyed":
+            stream.group_by("word").persistent_aggregate(DeltaMapState("keyed"), Count(), "n")
+        elif state == "snapshottable":
+            stream.persistent_aggregate(opaque("total", SqliteMap(store, "total")), Count(), "n")
+        else:
+            make = {"non-transactional": non_transactional, "transactional": transactional, "opaque": opaque}[state]
+            name = "of_" + state.replace("-", "_")
+            stream.group_by("word").persistent_aggregate(make(name, SqliteMap(store, name)), Count(), "n")
+
+    def check_warnings(self) -> None:
+        """Building it warns exactly where the table says that the pair is not exactly once."""
+        topology, found = self.topology()
+        (source,) = topology._sources.values()
+        for name, sink in topology._sinks.items():
+            wanted = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state)) is not Guarantee.EXACTLY_ONCE
+            assert any(f"state {name!r}" in text for text in found) == wanted, (name, found)
+
+    # --- running it -------------------------------------------------------------------------
+
+    def go(self) -> dict[str, Outcome]:
+        """Runs the cell to its end; state → what came out."""
+        self.check_warnings()
+        fault = self.cell.fault
+        tables = 1 + sum(state.startswith("Delta") for state in self.cell.states)
+        if fault in (Fault.FAILED, Fault.CHANGED):
+            # The first two attempts: with others in flight, which are replayed too.
+            faults.arm("manifest.write:fail_before:1,manifest.write:do_then_fail:3")
+        elif fault in CRASHES:
+            point = self._crash_point(fault, tables)
+            faults.arm(point)
+        query = self._start(self.topology()[0])
+        if fault is Fault.PARTITIONS:
+            self._change_partitions(query)
+        elif fault in CRASHES:
+            self._let(TRANSACTIONS)
+            self._crash(query)
+            query = self._start(self.topology()[0])
+        self._let(TRANSACTIONS + (3 if self.source.changes or fault is Fault.PARTITIONS else 0))
+        query.process_all_available(WAIT_SECS)
+        assert not faults.unfired(), faults.unfired()
+        return {state: self._outcome(query, state) for state in self.cell.states}
+
+    def _crash_point(self, fault: Fault, tables: int) -> str:
+        own = [state for state in self.cell.states if not state.startswith("Delta")]
+        if fault is Fault.BETWEEN_TABLES and tables == 1:
+            # Between the table of all cells and the state of the user's: that one is published second.
+            return f"publish.user:hang:{1 + len(own)}"
+        return CRASHES[fault].format(second=tables + 1, between=tables + 2)
+
+    def _let(self, txid: int) -> None:
+        self.source.write("ready_to", txid)
+
+    def _crash(self, query: TopologyQuery) -> None:
+        """Abandons the coordinator where it hangs: its ZooKeeper session ends, as when its process dies."""
+        deadline = time.monotonic() + WAIT_SECS
+        while faults.unfired():
+            assert query.is_active, query.exception()
+            assert time.monotonic() < deadline, f"never reached {faults.unfired()}"
+            time.sleep(0.01)
+        # The transaction behind it is in flight too: a batch spout has given its rows away, and will not again.
+        while self.cell.spout == "batch" and self.source.read("popped", 0) < 3 * sources.PER_BATCH:
+            assert time.monotonic() < deadline, "the transaction behind the one that hangs was never emitted"
+            time.sleep(0.01)
+        assert query._zk is not None
+        query._zk.close()
+
+    def _change_partitions(self, query: TopologyQuery) -> None:
+        self._let(1)
+        query.process_all_available(WAIT_SECS)
+        self.source.write("rows-p2", WORDS[3:])
+        self.source.write("partitions", ["p0", "p2"])  # p1 goes, p2 comes
+        self._let(3)
+        query.process_all_available(WAIT_SECS)
+        assert self.source.read("refreshed") == ["p0", "p2"]
+        self.source.write("partitions", ["p0", "p1", "p2"])  # p1 returns and goes on where it was
+
+    # --- what came out ----------------------------------------------------------------------
+
+    def oracle(self) -> Counter:
+        """Every row of the source, once."""
+        rows: Counter = Counter()
+        for path in Path(self.source.path).glob("rows-p*"):
+            rows.update(self.source.rows(path.name.removeprefix("rows-")))
+        if self.source.changes:
+            # A committed first attempt's rows are real: what the committed attempts held is what counts.
+            rows.update(self.ghosts)
+        return rows
+
+    @property
+    def ghosts(self) -> list[str]:
+        return [word for word in self._audit if word.startswith("ghost-")]
+
+    def _outcome(self, query: TopologyQuery, state: str) -> Outcome:
+        self._audit = [row.word for row in query.snapshot("audit").collect()]
+        if self.source.changes:
+            # The attempts that failed were the first ones of transactions 1 and 2.
+            assert not {"ghost-1", "ghost-2"} & set(self._audit), self.ghosts
+        oracle, found = self.oracle(), self._contents(query, state)
+        if state == "snapshottable":
+            oracle = Counter({"": sum(oracle.values())})
+        missing, extra = oracle - found, found - oracle
+        if missing and extra:
+            return Outcome.BOTH
+        if missing:
+            return Outcome.LOST
+        return Outcome.DOUBLED if extra else Outcome.EXACT
+
+    def _contents(self, query: TopologyQuery, state: str) -> Counter:
+        if state == "Delta append":
+            return Counter(row.word for row in query.snapshot("appended").collect())
+        name = {"Delta keyed": "keyed", "snapshottable": "total"}.get(state, "of_" + state.replace("-", "_"))
+        rows = query.snapshot(name).collect()
+        if state == "snapshottable":
+            return Counter({"": row.n for row in rows})
+        return Counter({row.word: row.n for row in rows})
+
+
+def spout_kinds(names: Sequence[str]) -> dict[str, SpoutKind]:
+    return {name: kind_of(SPOUTS[name](Source(""))) for name in names}

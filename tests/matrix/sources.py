@@ -1,0 +1,277 @@
+"""One small durable source, read by a spout of each kind.
+
+The source is a folder: a file of rows per partition, the list of partitions,
+how far a committer has got, and up to which txid spouts are ready. So a spout
+made anew after a crash sees what a spout of another process would see.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from trident.spouts import (
+    BatchSpout,
+    CommitterTridentSpout,
+    OpaquePartitionedTridentSpout,
+    PartitionBatch,
+    PartitionedTridentSpout,
+    SpoutKind,
+)
+
+SCHEMA = StructType().add("word", "string")
+PER_BATCH = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """The folder, and whether a replay gives other rows than the first attempt did.
+
+    Attributes:
+        path: of the folder.
+        changes: attempt 0 of a txid also holds a row that later attempts do not
+            have ("ghost-<txid>"), and one row less of the real ones.
+    """
+
+    path: str
+    changes: bool = False
+
+    def _file(self, name: str) -> Path:
+        return Path(self.path) / name
+
+    def read(self, name: str, default: Any = None) -> Any:
+        try:
+            return json.loads(self._file(name).read_text())
+        except FileNotFoundError:
+            return default
+
+    def write(self, name: str, value: Any) -> None:
+        temporary = self._file(name + ".new")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(self._file(name))
+
+    def rows(self, partition: str = "p0") -> list[str]:
+        return self.read(f"rows-{partition}", [])
+
+    def is_ready(self, txid: int) -> bool:
+        return txid <= self.read("ready_to", 0)
+
+    def cut(self, partition: str, begin: int, attempt: Any) -> tuple[list[tuple[str]], int]:
+        """The rows of one batch from a place on, and where the next goes on."""
+        rows = self.rows(partition)
+        first = self.changes and attempt.attempt_id == 0
+        end = min(len(rows), begin + PER_BATCH - (1 if first else 0))
+        found = [(word,) for word in rows[begin:end]]
+        if first:
+            found.append((f"ghost-{attempt.txid}",))
+        return found, end
+
+
+class _Ready:
+    """The coordinator's half that all kinds share."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def is_ready(self, txid: int) -> bool:
+        return self.source.is_ready(txid)
+
+    def success(self, txid: int) -> None:
+        self.source.write("succeeded", txid)
+
+    def close(self) -> None: ...
+
+
+# --- batch -------------------------------------------------------------------------------
+
+
+class PoppingSpout(BatchSpout):
+    """A batch spout at its simplest: what it has given is gone, also when the batch then fails."""
+
+    output_schema = SCHEMA
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def open(self, context: Any) -> None: ...
+
+    def is_ready(self, txid: int) -> bool:
+        return self._source.is_ready(txid)
+
+    def emit_batch(self, txid: int) -> Iterable[tuple]:
+        # One at a time: a coordinator that was abandoned may pop beside the one that took over.
+        with open(self._source.path + "/popped.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            at = self._source.read("popped", 0)
+            rows = self._source.rows()[at : at + PER_BATCH]
+            self._source.write("popped", at + len(rows))
+        return [(word,) for word in rows]
+
+    def ack(self, txid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- transactional -----------------------------------------------------------------------
+
+
+class RangeSpout:
+    """The metadata says which rows."""
+
+    kind = SpoutKind.TRANSACTIONAL
+    output_schema = SCHEMA
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_coordinator(self, context: Any) -> "_Ranges":
+        return _Ranges(self._source)
+
+    def get_emitter(self, context: Any) -> "_RangeEmitter":
+        return _RangeEmitter(self._source)
+
+
+class _Ranges(_Ready):
+    def initialize_transaction(self, txid: int, prev_metadata: Any, curr_metadata: Any) -> Any:
+        if curr_metadata is not None:
+            return curr_metadata
+        begin = prev_metadata["to"] if prev_metadata else 0
+        return {"from": begin, "to": min(begin + PER_BATCH, len(self.source.rows()))}
+
+
+class _RangeEmitter:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def emit_batch(self, attempt: Any, metadata: Any) -> Iterable[tuple]:
+        return [(word,) for word in self._source.rows()[metadata["from"] : metadata["to"]]]
+
+    def success(self, attempt: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- committer ---------------------------------------------------------------------------
+
+
+class CommittedSpout(CommitterTridentSpout):
+    """What is taken from the source is noted there in commit only."""
+
+    output_schema = SCHEMA
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_coordinator(self, context: Any) -> "_NoMetadata":
+        return _NoMetadata(self._source)
+
+    def get_emitter(self, context: Any) -> "_CommittingEmitter":
+        return _CommittingEmitter(self._source)
+
+
+class _NoMetadata(_Ready):
+    def initialize_transaction(self, txid: int, prev_metadata: Any, curr_metadata: Any) -> Any:
+        return {}
+
+
+class _CommittingEmitter:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._in_flight: dict[int, int] = {}  # txid → where its latest attempt ended
+
+    def emit_batch(self, attempt: Any, metadata: Any) -> Any:
+        from trident.spouts import Emitted
+
+        # Attempts begin in the order of their txids, but may be emitted side by side: wait for the one before.
+        import time
+
+        deadline = time.monotonic() + 30
+        while attempt.txid - 1 not in self._in_flight and self._source.read("committed_txid", 0) < attempt.txid - 1:
+            assert time.monotonic() < deadline, f"the transaction before {attempt} was never emitted"
+            time.sleep(0.005)
+        begin = self._in_flight.get(attempt.txid - 1, self._source.read("committed", 0))
+        rows, end = self._source.cut("p0", begin, attempt)
+        self._in_flight[attempt.txid] = end
+        return Emitted(rows, commit_data={"to": end}, partitions=1)
+
+    def commit(self, attempt: Any, commit_data: Any) -> None:
+        self._source.write("committed", commit_data["to"])
+        self._source.write("committed_txid", attempt.txid)
+
+    def success(self, attempt: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- in partitions -----------------------------------------------------------------------
+
+
+class _Partitions(_Ready):
+    def get_partitions_for_batch(self) -> list[str]:
+        return self.source.read("partitions", ["p0"])
+
+    def refresh_partitions(self, partitions: Any) -> None:
+        self.source.write("refreshed", list(partitions))
+
+
+class PartitionedSpout(PartitionedTridentSpout):
+    """Transactional: an emitter per task on the executors."""
+
+    output_schema = SCHEMA
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_coordinator(self, context: Any) -> _Partitions:
+        return _Partitions(self._source)
+
+    def get_partition_emitter(self, context: Any) -> "_PartitionEmitter":
+        return _PartitionEmitter(self._source)
+
+
+class _PartitionEmitter:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def emit_partition_batch_new(self, attempt: Any, partition: str, last_metadata: Any) -> PartitionBatch:
+        begin = last_metadata["to"] if last_metadata else 0
+        rows = self._source.rows(partition)
+        end = min(len(rows), begin + PER_BATCH)
+        return PartitionBatch([(word,) for word in rows[begin:end]], {"from": begin, "to": end})
+
+    def emit_partition_batch(self, attempt: Any, partition: str, metadata: Any) -> Iterable[tuple]:
+        return [(word,) for word in self._source.rows(partition)[metadata["from"] : metadata["to"]]]
+
+    def close(self) -> None: ...
+
+
+class OpaqueSpout(OpaquePartitionedTridentSpout):
+    """Opaque: each attempt goes on from what is committed, and may give other rows."""
+
+    output_schema = SCHEMA
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_coordinator(self, context: Any) -> _Partitions:
+        return _Partitions(self._source)
+
+    def get_partition_emitter(self, context: Any) -> "_OpaqueEmitter":
+        return _OpaqueEmitter(self._source)
+
+
+class _OpaqueEmitter:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def emit_partition_batch(self, attempt: Any, partition: str, last_metadata: Any) -> PartitionBatch:
+        rows, end = self._source.cut(partition, last_metadata["to"] if last_metadata else 0, attempt)
+        return PartitionBatch(iter(rows), lambda: {"to": end})
+
+    def close(self) -> None: ...

@@ -1,0 +1,58 @@
+"""{spouts} × {states} × {faults}: the guarantee table, cell by cell, on real Spark, ZooKeeper and Delta.
+
+A run has all states in one batch group, so that each crash falls between states
+that are committed as one. `make test` runs a covering sample of them; `make
+matrix` every one, and each state by itself too.
+A crash abandons the coordinator in this process where it hangs: its ZooKeeper
+session ends and a new one takes over; real SIGKILLs are in test_kill.py.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinators import faults
+from tests.matrix.cells import SPOUTS, STATES, Cell, Fault, Run, cells, expected, sample
+from trident import TridentTopology
+from trident.query import TopologyQuery, start_topology
+
+WHOLE = os.environ.get("TRIDENT_MATRIX") == "all"
+CELLS = cells([STATES, *[(state,) for state in STATES]]) if WHOLE else sample()
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, tmp_path: Path) -> Iterator[Callable[[TridentTopology], TopologyQuery]]:
+    queries: list[TopologyQuery] = []
+    root = f"/matrix-{uuid.uuid4().hex}"
+
+    def run(topology: TridentTopology) -> TopologyQuery:
+        query = start_topology(
+            topology, spark, warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
+            zookeeper_session_timeout_secs=4, max_spout_pending=2, batch_emit_interval_secs=0,
+        )  # fmt: skip
+        queries.append(query)
+        return query
+
+    yield run
+    faults.disarm()  # abandoned coordinators wake up, and may change nothing
+    for query in queries:
+        query.stop(60)
+
+
+def test_the_sample_covers_every_spout_twice_and_every_fault() -> None:
+    for spout in SPOUTS:
+        assert sum(cell.spout == spout for cell in sample()) >= 2, spout
+    assert {cell.fault for cell in sample()} == set(Fault)
+    assert set(sample()) <= set(cells([STATES]))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_cell(cell: Cell, start, tmp_path: Path) -> None:
+    found = Run(cell, tmp_path, start).go()
+    assert found == {state: expected(cell.spout, state, cell.fault) for state in cell.states}

@@ -1,0 +1,248 @@
+"""The rules of SEMANTICS 5 row by row, as a fold over any history of tries, and the text values are stored as."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
+from states.values import (
+    UNCHANGED,
+    OpaqueValue,
+    Semantics,
+    TransactionalValue,
+    base_of,
+    dumps,
+    loads,
+    undone,
+    updated,
+    visible,
+)
+
+NON, TX, OPAQUE = Semantics.NON_TRANSACTIONAL, Semantics.TRANSACTIONAL, Semantics.OPAQUE
+T, O = TransactionalValue, OpaqueValue  # noqa: E741
+TXID = 7
+
+# semantics, stored, what a reader sees, the base of txid 7, stored after an update to "new", after one to None
+TABLE = [
+    (NON, None, None, None, "new", UNCHANGED),
+    (NON, "old", "old", "old", "new", None),
+    (TX, None, None, None, T(7, "new"), UNCHANGED),
+    (TX, T(6, "old"), "old", "old", T(7, "new"), T(7, None)),
+    (TX, T(6, None), None, None, T(7, "new"), None),
+    (TX, T(7, "old"), "old", "skipped", UNCHANGED, UNCHANGED),
+    (TX, T(7, None), None, "skipped", UNCHANGED, UNCHANGED),
+    (OPAQUE, None, None, None, O(7, "new", None), UNCHANGED),
+    (OPAQUE, O(6, "old", "older"), "old", "old", O(7, "new", "old"), O(7, None, "old")),
+    (OPAQUE, O(6, None, "older"), None, None, O(7, "new", None), None),
+    (OPAQUE, O(6, "old", None), "old", "old", O(7, "new", "old"), O(7, None, "old")),
+    (OPAQUE, O(7, "tried", "old"), "tried", "old", O(7, "new", "old"), O(7, None, "old")),
+    (OPAQUE, O(7, None, "old"), None, "old", O(7, "new", "old"), O(7, None, "old")),
+    # A key that only a failed try had made is absent again.
+    (OPAQUE, O(7, "tried", None), "tried", None, O(7, "new", None), None),
+    (OPAQUE, O(7, None, None), None, None, O(7, "new", None), None),
+]
+
+
+@pytest.mark.parametrize(("semantics", "stored", "seen", "base", "after_new", "after_none"), TABLE)
+def test_every_row_of_the_table(semantics, stored, seen, base, after_new, after_none):
+    assert visible(semantics, stored) == seen
+    bases = []
+    for new, after in (("new", after_new), (None, after_none)):
+        assert updated(semantics, stored, TXID, lambda old, new=new: (bases.append(old), new)[1]) == after
+    assert bases == ([] if base == "skipped" else [base, base])
+    assert base_of(semantics, stored, TXID).applied == (base == "skipped")
+
+
+@pytest.mark.parametrize("semantics", [TX, OPAQUE])
+def test_a_newer_transaction_another_incarnation_or_other_semantics_stop_everything(semantics):
+    row = {TX: lambda txid, incarnation: T(txid, 1, incarnation), OPAQUE: lambda t, i: O(t, 1, 2, i)}[semantics]
+    with pytest.raises(Halted, match="txid 8.*expected: at most 7"):
+        base_of(semantics, row(8, "a"), TXID, "a")
+    for action in (lambda s: base_of(semantics, s, TXID, "a"), lambda s: visible(semantics, s, "a")):
+        with pytest.raises(IdentityMismatch, match="'b'; expected: incarnation 'a'.*Clear.*another name"):
+            action(row(6, "b"))
+        for foreign in (1, T(6, 1, "a") if semantics is OPAQUE else O(6, 1, 2, "a")):
+            with pytest.raises(IdentityMismatch, match="Clear the map"):
+                action(foreign)
+    for txid in (None, 0, True, 1.0):
+        with pytest.raises(ConfigError, match="begin_commit"):
+            base_of(semantics, None, txid)
+    with pytest.raises(IdentityMismatch):
+        visible(NON, T(6, 1))
+
+
+@pytest.mark.parametrize(
+    ("stored", "after"),
+    [
+        (None, UNCHANGED),
+        (O(6, "old", None), UNCHANGED),
+        (O(7, "tried", "old"), O(7, "old", "old")),
+        (O(7, None, "old"), O(7, "old", "old")),
+        (O(7, "tried", None), None),
+    ],
+)
+def test_an_opaque_try_is_undone(stored, after):
+    assert undone(stored, TXID) == after
+    with pytest.raises(Halted):
+        undone(O(8, 1, 2), TXID)
+
+
+def test_an_update_in_place_does_not_reach_the_previous_value():
+    stored = O(6, [1], [])
+    after = updated(OPAQUE, stored, TXID, lambda old: (old.append(2), old)[1])
+    assert after == O(7, [1, 2], [1]) and stored == O(6, [1], [])
+    visible(OPAQUE, after).append(9)
+    assert after.current == [1, 2]
+
+
+# What a try does to the one key: "+n", remove, or not touch it.
+actions = st.integers(1, 9) | st.sampled_from(["remove", "untouched"])
+
+
+def act(action):
+    return (lambda old: None) if action == "remove" else (lambda old: (old or ()) + (action,))
+
+
+def fold(history):
+    value = None
+    for action in history:
+        if action != "untouched":
+            value = None if action == "remove" else (value or ()) + (action,)
+    return value
+
+
+@given(st.lists(st.tuples(actions, st.integers(1, 3)), max_size=8))
+def test_transactional_replays_of_the_same_rows_give_exactly_the_fold(history):
+    for semantics in (TX, OPAQUE):
+        stored = None
+        for txid, (action, tries) in enumerate(history, 1):
+            for _ in range(tries if action != "untouched" else 0):
+                after = updated(semantics, stored, txid, act(action))
+                stored = stored if after is UNCHANGED else after
+        assert visible(semantics, stored) == fold([action for action, _ in history])
+
+
+@given(st.lists(st.lists(actions, min_size=1, max_size=4), max_size=8))
+def test_opaque_replays_of_any_rows_give_exactly_the_fold_of_the_last_tries(history):
+    stored = None
+    for txid, tries in enumerate(history, 1):
+        for action in tries:
+            # A try that does not touch what an earlier one did undoes it.
+            touch = undone(stored, txid) if action == "untouched" else updated(OPAQUE, stored, txid, act(action))
+            stored = stored if touch is UNCHANGED else touch
+    assert visible(OPAQUE, stored) == fold([tries[-1] for tries in history])
+
+
+# -- the text -----------------------------------------------------------------------------------
+
+zones = st.none() | st.sampled_from([timezone.utc, ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")]) | st.builds(
+    lambda secs: timezone(timedelta(seconds=secs)), st.integers(-23 * 3600, 23 * 3600)
+)  # fmt: skip
+moments = st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), st.datetimes(), zones, st.integers(0, 1))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.binary(), st.decimals(), st.dates(), st.timedeltas(),
+    st.text(st.characters(), max_size=5), moments, st.text(st.characters(categories=["Cs"]), max_size=3),
+)  # fmt: skip
+keys = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=3)
+
+
+def larger(inner):
+    txids = st.integers(1, 2**70)
+    return st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys.filter(lambda key: "sNaN" not in repr(key)), inner, max_size=3),
+        st.builds(T, st.integers(1, 2**50), inner, st.text(max_size=3)),
+        st.builds(O, st.integers(1, 2**50), inner, inner, st.text(max_size=3)),
+        st.builds(T, txids.map(lambda txid: txid % 2**62 + 1), inner),
+    )
+
+
+values = st.recursive(scalars, larger, max_leaves=8)
+
+
+def shape(value):
+    """Everything that must survive, in a form that compares: types, signs, NaN, zones, order."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return (kind, [shape(item) for item in value])
+    if kind is dict:
+        return (kind, [(shape(key), shape(item)) for key, item in value.items()])
+    if kind is T:
+        return (kind, value.txid, shape(value.value), value.incarnation)
+    if kind is O:
+        return (kind, value.txid, shape(value.current), shape(value.previous), value.incarnation)
+    if kind is float:
+        return (kind, "nan" if math.isnan(value) else value.hex())
+    if kind is datetime:
+        zone = value.tzinfo
+        return (kind, str(value), value.fold, zone.key if isinstance(zone, ZoneInfo) else value.utcoffset())
+    return (kind, str(value) if kind is Decimal else value)
+
+
+@given(values)
+def test_a_value_survives(value):
+    text = dumps(value)
+    assert shape(loads(text)) == shape(value)
+    assert text.isascii() and dumps(loads(text)) == text
+
+
+def test_numbers_of_any_size_and_depth_survive():
+    for value in (10**5000, -(2**63), 2**63, -(2**63) - 1, 5e-324, 1e308, -0.0, Decimal("1E+999"), Decimal("-sNaN12")):
+        assert shape(loads(dumps(value))) == shape(value)
+
+
+def test_values_of_different_types_have_different_texts():
+    alike = [1, 1.0, True, Decimal(1), "1", b"1", [1], (1,), {1: 1}, {"tuple": [1]}, None, "null", timedelta(1), {}]
+    assert len({dumps(value) for value in alike}) == len(alike)
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, bytearray(b"x"), Number.ONE, OrderedDict(a=1), time(1), 1j, range(3), LOOP, lambda: 1,
+     {"a": [Number.ONE]}, T(1, object()), datetime(2020, 1, 1, tzinfo=type("Z", (timezone.utc.__class__.__base__,), {
+         "utcoffset": lambda self, at: timedelta(0)})())],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_anything_else_cannot_be_stored(value):
+    with pytest.raises(ConfigError, match="expected: "):
+        dumps(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "nul", "1 2", "NaN", "-Infinity", "1e999", "{}", '{"a":1}', '{"tuple":[],"tuple":[]}', '{"tuple":1}',
+     '{"dict":[[1]]}', '{"dict":[[1,2],[1,3]]}', '{"dict":[[[],2]]}', '{"float":"1.0"}', '{"float":"NaN"}',
+     '{"int":"0x1"}', '{"int":5}', "9223372036854775808", '{"bytes":"a"}', '{"bytes":"YR=="}', '{"date":"2020-1-1"}',
+     '{"date":"20200101"}', '{"decimal":"1_0"}', '{"decimal":"x"}', '{"timedelta":[0,86400,0]}', '{"timedelta":[0]}',
+     '{"timedelta":[0,0.5,0]}', '{"datetime":["2020-01-01T00:00:00",null]}', '{"datetime":["2020-01-01",null,0]}',
+     '{"datetime":["2020-01-01T00:00:00","No/Where",0]}', '{"datetime":["2020-01-01T00:00:00",null,true]}',
+     '{"datetime":["2020-01-01T00:00:00+00:00","UTC",0]}', '{"transactional":[0,1,""]}', '{"transactional":[1,1]}',
+     '{"opaque":[1,1,1,null]}', '{"opaque":[true,1,1,""]}', '{"str":"YQ=="}', "[" * 100_000, b"1", None],
+    ids=lambda text: repr(text)[:30],
+)  # fmt: skip
+def test_a_text_that_was_not_written_so_is_an_error(text):
+    with pytest.raises(TridentError, match="stored value cannot be read"):
+        loads(text)
+
+
+def test_dates_are_not_datetimes():
+    assert type(loads(dumps(date(2020, 1, 1)))) is date
+    assert type(loads(dumps(datetime(2020, 1, 1)))) is datetime

@@ -1,0 +1,65 @@
+"""Starts topologies over one warehouse and one ZooKeeper root, for tests of sources on the whole framework."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coordinators import faults
+from trident.query import TopologyQuery, start_topology
+from trident.topology import TridentTopology
+
+WAIT_SECS = 90.0
+
+
+class Starter:
+    """Starts topologies; each further one of the same name is a standby until the first is gone."""
+
+    def __init__(self, spark: Any, **settings: Any) -> None:
+        self._spark, self._settings = spark, settings
+        self.queries: list[TopologyQuery] = []
+
+    def __call__(self, topology: TridentTopology, **settings: Any) -> TopologyQuery:
+        query = start_topology(topology, self._spark, **{**self._settings, **settings})
+        self.queries.append(query)
+        return query
+
+    def run(self, topology: TridentTopology, **settings: Any) -> TopologyQuery:
+        query = self(topology, **settings)
+        query.process_all_available(WAIT_SECS)
+        return query
+
+    def replace_at(self, point: str, topology: TridentTopology, successor: TridentTopology) -> TopologyQuery:
+        """Runs a topology until it hangs at a fault point; then its session ends, and a successor does the rest.
+
+        Afterwards the first one wakes up and goes on, not knowing that it was replaced.
+        """
+        faults.arm(f"{point}:hang:2")
+        first = self(topology, max_attempts=1)
+        end = time.monotonic() + WAIT_SECS
+        while faults.unfired():
+            assert time.monotonic() < end, f"never came to {point}"
+            time.sleep(0.05)
+        second = self(successor)
+        first._zk._client.stop()  # type: ignore[union-attr]
+        second.process_all_available(WAIT_SECS)
+        faults.disarm()
+        first.stop(WAIT_SECS)
+        return second
+
+
+@contextmanager
+def starter(spark: Any, zookeeper: str, root: str, folder: Path) -> Iterator[Starter]:
+    start = Starter(
+        spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
+        zookeeper_session_timeout_secs=4,
+    )  # fmt: skip
+    try:
+        yield start
+    finally:
+        faults.disarm()
+        for query in start.queries:
+            query.stop(WAIT_SECS)

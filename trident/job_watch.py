@@ -1,0 +1,68 @@
+"""Ends Spark jobs that take too long: the clock runs from a job group's first task (SEMANTICS 1)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+log = logging.getLogger("trident.runner")
+# How often a job group is looked at; short ones never are.
+WATCH_SECS = 0.5
+
+
+class JobWatch:
+    """Watches one job group until it is left, and cancels it when it takes too long.
+
+    Args:
+        context: the SparkContext.
+        job_group: its name.
+        timeout_secs: from the first task on; None = never.
+    """
+
+    def __init__(self, context: Any, job_group: str, timeout_secs: float | None) -> None:
+        self._context, self._job_group, self._timeout_secs = context, job_group, timeout_secs
+        self._left = threading.Event()
+        self.timed_out = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "JobWatch":
+        if self._timeout_secs is not None:
+            self._thread = threading.Thread(target=self._watch, name="trident-timeout", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        assert self._timeout_secs is not None
+        began: float | None = None
+        while not self._left.wait(WATCH_SECS):
+            try:
+                if began is None and has_tasks(self._context, self._job_group):
+                    began = time.monotonic()
+                if began is not None and time.monotonic() - began > self._timeout_secs:
+                    self.timed_out = True
+                    self._context.cancelJobGroup(self._job_group)
+                    return
+            except Exception as error:  # a session that is being stopped
+                log.debug("cannot look at %s: %s", self._job_group, error)
+
+
+def has_tasks(context: Any, job_group: str) -> bool:
+    """Whether any task of the job group has begun."""
+    tracker = context.statusTracker()
+    for job_id in tracker.getJobIdsForGroup(job_group):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job else ():
+            info = tracker.getStageInfo(stage_id)
+            if info and (info.numActiveTasks or info.numCompletedTasks or info.numFailedTasks):
+                return True
+    return False
+
+
+def cancel_group(context: Any, job_group: str) -> None:
+    """Ends the group's jobs, and those that it is about to start."""
+    context._jsc.sc().cancelJobGroupAndFutureJobs(job_group)

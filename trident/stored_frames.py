@@ -1,0 +1,71 @@
+"""States as DataFrames: as of the transaction before, for what a batch looks up; and as users ask for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinators.errors import TableError, TopologyError
+from states.binding import StateBinding
+from states.resolve_reads import StatePins, base_of
+from states.values import visible
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from states.kernel import KernelEngine
+
+
+class StoredFrames:
+    """Gives a group's states, as of an exact transaction, to the batch after it.
+
+    Args:
+        spark, engine, warehouse: of the topology.
+    """
+
+    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
+        self._spark, self._engine, self._warehouse = spark, engine, warehouse
+        self._pins: dict[str, StatePins] = defaultdict(StatePins)
+
+    def __call__(self, binding: StateBinding, keys: "DataFrame | None", txid: int) -> "DataFrame":
+        """Keys and values of the state as of txid, of the keys asked at least."""
+        if binding.kind == "memory":
+            return _memory_frame(self._spark, binding)
+        return base_of(
+            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator,
+            self._pins[binding.name],
+        )  # fmt: skip
+
+
+def _memory_frame(spark: "SparkSession", binding: StateBinding) -> "DataFrame":
+    rows = [key + value for key, value in binding.state.values().items()]
+    return spark.createDataFrame(rows, binding.schema)
+
+
+def own_snapshot(
+    spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str
+) -> "DataFrame":
+    """What a state that is not a Delta table holds now.
+
+    Raises:
+        TableError: an earlier transaction was asked for, which it does not keep.
+        TopologyError: the state cannot be listed.
+    """
+    if txid is not None:
+        raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
+    if binding.kind == "memory":
+        return _memory_frame(spark, binding)
+    backing = getattr(binding.state, "backing", None)
+    if not callable(getattr(backing, "items", None)) or hasattr(binding.aggregator, "update_state"):
+        raise TopologyError(
+            f"state {binding.name} cannot be shown", found=repr(binding.state),
+            expected="a map whose backing map has items(), under persistent_aggregate or Upsert",
+            action="ask the store itself",
+        )  # fmt: skip
+    semantics = binding.state.semantics
+    rows = [(key, visible(semantics, stored, incarnation)) for key, stored in backing.items()]
+    several = len(binding.value_fields) > 1
+    # None: the key was removed, and the row is kept for a replay.
+    present = [(*key, *(value if several else (value,))) for key, value in rows if value is not None]
+    return spark.createDataFrame(present, binding.schema)

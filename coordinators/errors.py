@@ -16,6 +16,11 @@
     │   ├── UserFunctionError    user code raised
     │   └── BatchTimeout         processing took longer than message_timeout_secs
     ├── AttemptCapReached        one batch failed max_attempts times
+    ├── DrpcError                a request was not answered
+    │   ├── UnknownFunction      no DRPC stream has that name
+    │   ├── WrongArguments       the arguments do not fit the function's fields
+    │   ├── NotLeading           this process is a standby, or has stopped
+    │   └── DrpcTimeout          no answer in the time that was given
     ├── CoordinationError        ZooKeeper, the fence, the identity
     │   ├── ZooKeeperUnreachable
     │   ├── CorruptZnode         a znode that cannot be read as what it must be
@@ -137,6 +142,26 @@ class AttemptCapReached(TridentError):
     def __init__(self, message: str, *, txid: int, **more: object) -> None:
         super().__init__(message, **more)  # type: ignore[arg-type]
         self.txid = txid
+
+
+class DrpcError(TridentError):
+    """A request to a DRPC stream was not answered; no batch is affected."""
+
+
+class UnknownFunction(DrpcError):
+    """No DRPC stream of the topology has that name."""
+
+
+class WrongArguments(DrpcError, ValueError):
+    """The arguments of a request do not fit the fields of its function."""
+
+
+class NotLeading(DrpcError):
+    """Requests are answered by the process that leads the topology, and this one does not."""
+
+
+class DrpcTimeout(DrpcError, TimeoutError):
+    """A request was not answered in its time; its Spark jobs were cancelled."""
 
 
 class CoordinationError(TridentError):

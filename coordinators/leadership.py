@@ -26,7 +26,7 @@ from coordinators import faults, processes
 from coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
 from coordinators.faults import InjectedFault, fault_point
 from coordinators.records import Holder, LeaderRecord, decode, encode
-from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, ZooKeeper, Znode
+from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, Znode, ZooKeeper
 
 ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
 

@@ -25,8 +25,8 @@ from coordinators.records import Decision, GroupRecord, TableMark
 from coordinators.transactions import TransactionAttempt
 from states import delta_log
 from states.binding import DELETED_COLUMN, LAST, StateBinding
-from states.control import DOMAIN, ControlRecord, decode_control
 from states.compactor import open_plain
+from states.control import DOMAIN, ControlRecord, decode_control
 from states.dead_letters import DEAD_LETTERS
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.evolution import add_columns, columns_only_added

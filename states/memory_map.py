@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class MemoryMap:
         self._lock = threading.Lock()
         self._entries: dict[tuple, tuple[int, tuple]] = {}
         self._txid = 0
+        # What it held before that transaction, and since which one; shares its values.
+        self._before: tuple[int, dict[tuple, tuple[int, tuple]]] = (0, {})
         self._incarnation = ""
 
     def update(
@@ -58,7 +60,7 @@ class MemoryMap:
                 old = entries.get(key)
                 value = partial if old is None else tuple(combine(a, b) for a, b in zip(old[1], partial))
                 entries[key] = (txid, value)
-            self._entries, self._txid = entries, txid
+            self._replace(entries, txid)
 
     def put(self, txid: int, rows: Iterable[tuple[tuple, tuple | None]], incarnation: str = "") -> None:
         """Sets whole new values of one transaction, None removes a key; again for the same txid: nothing."""
@@ -71,22 +73,40 @@ class MemoryMap:
                     entries.pop(key, None)
                 else:
                     entries[key] = (txid, value)
-            self._entries, self._txid = entries, txid
+            self._replace(entries, txid)
+
+    def _replace(self, entries: dict[tuple, tuple[int, tuple]], txid: int) -> None:
+        self._before = (self._txid, self._entries)
+        self._entries, self._txid = entries, txid
 
     def _begin(self, txid: int, incarnation: str) -> dict[tuple, tuple[int, tuple]] | None:
         """A copy to change, so that a failure leaves nothing half done; None when the txid is in the map."""
         if incarnation != self._incarnation:
-            self._entries, self._txid, self._incarnation = {}, 0, incarnation
+            self._entries, self._txid, self._incarnation, self._before = {}, 0, incarnation, (0, {})
         return None if txid <= self._txid else dict(self._entries)
 
     def values(self) -> dict[tuple, tuple]:
         with self._lock:
             return {key: value for key, (_, value) in self._entries.items()}
 
+    def as_of(self, txid: int, incarnation: str = "") -> Mapping[tuple, tuple[int, tuple]] | None:
+        """Keys to (txid, value) as of one transaction, never changed afterwards; None: two later ones are in already.
+
+        Of a map that another incarnation has filled: nothing.
+        """
+        with self._lock:
+            if incarnation != self._incarnation:
+                return {}
+            if self._txid <= txid:
+                return self._entries
+            since, before = self._before
+            return before if since <= txid else None
+
     def clear(self) -> None:
         with self._lock:
             self._entries = {}
             self._txid = 0
+            self._before = (0, {})
 
 
 _maps: dict[str, MemoryMap] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from states.map_states import CachedMap
@@ -27,16 +27,18 @@ class BatchInfo:
     """What user code and users' states are told of the batch that they work on.
 
     Attributes:
-        attempt: whose batch it is.
+        attempt: whose batch it is; of a request: its id.
         incarnation: of the topology.
         epoch: of the coordinator.
         config: what make_state and make_backing are given.
+        as_of: of a request, which is no transaction: state name → the transaction that it reads that state as of.
     """
 
     attempt: Any
     incarnation: str = ""
     epoch: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    as_of: Mapping[str, int] | None = None
 
     @property
     def fence(self) -> int | None:
@@ -62,6 +64,9 @@ def open_backing(state: Any, info: BatchInfo, partition: int) -> Any:
     The cache itself sees whether this worker wrote the transaction before: else it forgets all.
     """
     config = info.of_state(state.name)
+    if state.cache_size and info.as_of is not None:
+        # A cache follows one sequence of transactions, and a request is not in it.
+        state = replace(state, cache_size=0)
     if not state.cache_size:
         return state.make_backing(config, partition, state.partitions)
     place = (info.incarnation, state.name, partition)

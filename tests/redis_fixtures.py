@@ -64,7 +64,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     except ImportError:
         pytest.skip("NOT TESTED: RedisMap. The client is missing: pip install 'trident-spark[test]'")
     if not shutil.which("redis-server"):
-        problem = _install()
+        problem = apt_install("redis-server")
         if problem or not shutil.which("redis-server"):
             pytest.skip(f"NOT TESTED: RedisMap. No redis-server here: {problem}. Do: apt-get install redis-server")
     server = RedisServer(tmp_path_factory.mktemp("redis"))
@@ -73,15 +73,15 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.kill()
 
 
-def _install() -> str | None:
-    """Why the server could not be installed, or None. Its service is not started (RUNLEVEL)."""
+def apt_install(package: str) -> str | None:
+    """Why a package could not be installed, or None. Its service, if any, is not started (RUNLEVEL)."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return "not root, or no apt-get"
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     # Another test process may be at it.
     apt_get = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120"]
-    install = [*apt_get, "install", "-y", "--no-install-recommends", "redis-server"]
+    install = [*apt_get, "install", "-y", "--no-install-recommends", package]
     done = None
     try:
         for command in (install, [*apt_get, "update"], install):

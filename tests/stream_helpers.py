@@ -14,6 +14,7 @@ from trident.arrow_ops import Chain
 from trident.arrow_values import python_values
 from trident.lowering import PyOp, arrow_type
 from trident.planner import GroupPlan, plan
+from trident.run_batch import _plan_of
 from trident.stream import Stream
 from trident.topology import TridentTopology
 from trident.types import parse_outputs
@@ -74,7 +75,7 @@ def run_pass(stream: Stream, rows: Sequence[tuple], cut: int | None = None) -> l
         rows: the batch.
         cut: rows per Arrow batch.
     """
-    plan_ = append_plan(stream)
+    plan_, _ = _plan_of(stream)
     (segment,) = plan_.lowered.segments
     assert all(isinstance(op, PyOp) for op in segment.ops), segment.ops
     chain = Chain(

@@ -14,8 +14,17 @@ from dataclasses import replace
 import pytest
 
 from states.compaction import (
-    READ_AGAIN, LiveRead, LogView, MergePlan, SnapshotUnavailable, TableView, ViewsDisagree, guard_condition,
-    plan_drop, plan_live_read, plan_merge,
+    READ_AGAIN,
+    LiveRead,
+    LogView,
+    MergePlan,
+    SnapshotUnavailable,
+    TableView,
+    ViewsDisagree,
+    guard_condition,
+    plan_drop,
+    plan_live_read,
+    plan_merge,
 )  # fmt: skip
 from tests.explorer.compaction import Compaction
 from tests.explorer.search import DEEP, Violation, explore

@@ -1,48 +1,103 @@
-"""Every example runs as a user would run it, and prints what it promises."""
+"""Every example runs as a user would run it, and prints what it promises.
+
+The first one in a process of its own; the others in this one, with the session
+that the tests share: starting Spark takes longer than what they do.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).resolve().parent.parent
+Run = Callable[[str], str]
 
 
-def run(example: str, folder: Path, *arguments: str, **environment: str) -> str:
+def in_a_process(example: str, folder: Path, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example), *arguments], cwd=folder, capture_output=True, text=True,
-        timeout=240, env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PYTHONPATH": str(ROOT), "TRIDENT_SPARK_MASTER": "local[2]", **environment},
+        [sys.executable, str(ROOT / "examples" / example)], cwd=folder, capture_output=True, text=True, timeout=240,
+        env={
+            **os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PYTHONPATH": str(ROOT),
+            "TRIDENT_SPARK_MASTER": "local[2]", **environment,
+        },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.fixture
+def run(
+    spark: SparkSession, tmp_path: Path, zk_server: str, zk_root: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:  # fmt: skip
+    """Runs an example in an empty folder, and gives what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", zk_root)
+
+    def go(example: str) -> str:
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+        return capsys.readouterr().out
+
+    return go
+
+
 def test_01_word_count(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    settings = {"TRIDENT_ZOOKEEPER": zk_server, "TRIDENT_ZOOKEEPER_ROOT": zk_root}
-    assert "|   the|    4|" in run("01_word_count.py", tmp_path, **settings)
+    out = in_a_process("01_word_count.py", tmp_path, TRIDENT_ZOOKEEPER=zk_server, TRIDENT_ZOOKEEPER_ROOT=zk_root)
+    assert "|   the|    4|" in out
 
 
-def test_02_two_tables_always_add_up(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    settings = {"TRIDENT_ZOOKEEPER": zk_server, "TRIDENT_ZOOKEEPER_ROOT": zk_root}
-    out = run("02_two_tables.py", tmp_path, **settings)
+def test_02_two_tables_always_add_up(run: Run) -> None:
+    out = run("02_two_tables.py")
     assert "transaction 1: 2 orders worth 30.0, revenue 30.0" in out
     assert "transaction 3: 6 orders worth 46.0, revenue 46.0" in out
 
 
-def test_03_a_queue_is_acknowledged_at_commit(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    out = run("03_committer_spout.py", tmp_path, TRIDENT_ZOOKEEPER=zk_server, TRIDENT_ZOOKEEPER_ROOT=zk_root)
+def test_03_a_queue_is_acknowledged_at_commit(run: Run) -> None:
+    out = run("03_committer_spout.py")
     assert "before: 6 messages in the queue" in out and "after: 0 messages in the queue" in out
     assert "|        de|     3|" in out
 
 
-def test_04_files_that_change_before_they_are_committed(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    out = run("04_opaque_source.py", tmp_path, TRIDENT_ZOOKEEPER=zk_server, TRIDENT_ZOOKEEPER_ROOT=zk_root)
+def test_04_files_that_change_before_they_are_committed(run: Run) -> None:
+    out = run("04_opaque_source.py")
     assert "|    ann|     15|" in out and "|    bob|      7|" in out
     assert "consumed: 1.txt, 2.txt" in out and "waiting: nothing" in out
 
 
-def test_05_a_map_of_ones_own(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    out = run("05_own_backing_map.py", tmp_path, TRIDENT_ZOOKEEPER=zk_server, TRIDENT_ZOOKEEPER_ROOT=zk_root)
+def test_05_a_map_of_ones_own(run: Run) -> None:
+    out = run("05_own_backing_map.py")
     assert "put twice: 30 bolts are gone" in out and "refuses it; found: epoch" in out
+
+
+def test_07_reach(run: Run) -> None:
+    out = run("07_reach.py")
+    assert "while it counts, as of transaction" in out and "over HTTP, as of transaction 3: 5 times" in out
+    assert "a.example/news reaches 4\n" in out and "b.example/song reaches 5\n" in out
+    assert "c.example/nobody reaches 0\n" in out
+
+
+def test_08_windows(run: Run) -> None:
+    out = run("08_windows.py")
+    assert "12:00 to 12:10  home  3" in out and "late: ['12:02 home']" in out
+    assert "clicks 3 to 5: home" in out and "clicks 6" not in out
+
+
+def test_06_joins(run: Run) -> None:
+    out = run("06_joins.py")
+    assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out
+    assert "open: o2, o4, o5" in out
+
+
+def test_09_split_and_merge(run: Run) -> None:
+    out = run("09_split_and_merge.py")
+    assert "from 4 and 8 to 11, which several branches use (computed once):" in out
+    assert "|  /a|  3|" in out and "|       3|  404|" in out
+    assert "rejected: a line that nobody understands" in out

@@ -17,15 +17,17 @@ import trident.errors
 ROOT = Path(__file__).resolve().parent.parent
 
 PUBLIC = """
-Aggregator BackingMap Backlog BatchCoordinator BatchSpout Combiner Commits CommitterTridentSpout Count DataSourceSpout
-DeltaAppend DeltaMapState DeltaSpout DirectoryQueueSpout Emitted Emitter FailedException FencedBackingMap FileSpout
-FixedBatchSpout GeneratorSpout GroupedStream LiveAttempts MapGet MapState Max MemoryMapState Min NotExactlyOnceWarning
-OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OwnsTable PartitionBatch PartitionEmitter
+Aggregator BackingMap Backlog BatchCoordinator BatchSpout ChainedAggregation Combiner Commits CommitterTridentSpout
+Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout DirectoryQueueSpout Emitted Emitter Equals
+FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout GeneratorSpout GroupedStream JoinType
+LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaquePartitionEmitter
+OpaquePartitionedTridentSpout OpaqueValue OperationContext OwnsTable PartitionBatch PartitionEmitter
 PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout RedisMap Reducer RemovableMapState
-SnapshotGet Snapshottable SnapshottableMap SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory
+SnapshotGet Snapshottable SnapshottableMap Split SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory
 StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery TransactionAttempt
-TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TupleCollectionGet Upsert
-configure_spark errors expr non_transactional opaque read transactional
+TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter TupleCollectionGet
+Upsert WindowedStream arrow_function configure_spark errors expr non_transactional opaque pandas_function read
+transactional
 """.split()
 
 

@@ -22,7 +22,6 @@ from coordinators.records import Decision, GroupRecord, Marker, TableMark
 from coordinators.registration import Registration
 from coordinators.transactions import TransactionAttempt as Attempt
 from coordinators.zookeeper import Create, Delete, SetData
-from tests.zk_fixtures import eventually
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 IDENTITY = {"streams": {"lines": "A", "words": "B"}, "states": {}, "groups": {"lines": ["lines", "words"]}}

@@ -63,7 +63,7 @@ group lines
   from stream lines to keyed state counts:
     Spark: select value
     Python: each(split), count by word -> word, count
-    Spark: merge Count() by word -> count (unless the batch is one Spark partition)"""
+    Spark: merge Count() by word -> count [shuffle] (unless the batch is one Spark partition)"""
 
 
 def test_branches_share_what_is_above_them() -> None:
@@ -77,11 +77,11 @@ def test_branches_share_what_is_above_them() -> None:
 stream lines to 2, which several branches use (computed once):
     Python: each(split) -> package, word
   from 2 to keyed state counts:
-    Spark: partial Count() by word -> count
+    Spark: partial Count() by word -> count [shuffle]
   from 2 to 5, which several branches use (computed once):
     Python: filter(length), each(length) -> package, n
   from 5 to keyed state letters:
-    Spark: partial Sum() by package -> letters
+    Spark: partial Sum() by package -> letters [shuffle]
   from 5 to append state totals:
     Spark: select n
     Spark: into one partition

@@ -40,16 +40,22 @@ if TYPE_CHECKING:
     )
     from trident import errors
     from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
+    from trident.builtin_operations import Debug, Equals, FilterNull, Negate, Split, TrueFilter
+    from trident.chained import ChainedAggregation
     from trident.config import TridentConfig
     from trident.data_source_spout import DataSourceSpout
     from trident.delta_spout import DeltaSpout
     from trident.directory_spout import DirectoryQueueSpout
     from trident.errors import FailedException, TridentError
+    from trident.extremes import FirstN
     from trident.file_spout import FileSpout
     from trident.fixed_batch_spout import FixedBatchSpout
     from trident.functions import expr
+    from trident.grouped_stream import GroupedStream
     from trident.guarantees import NotExactlyOnceWarning
+    from trident.lifecycle import OperationContext
     from trident.live_attempts import LiveAttempts, TakingCoordinator
+    from trident.meetings import JoinType, MultiReducer
     from trident.persisting import TridentState
     from trident.query import TopologyQuery
     from trident.queue_spout import QueueSpout
@@ -64,23 +70,25 @@ if TYPE_CHECKING:
         CommitterTridentSpout,
         Emitted,
         Emitter,
-        OpaquePartitionEmitter,
         OpaquePartitionedTridentSpout,
+        OpaquePartitionEmitter,
         OwnsTable,
         PartitionBatch,
-        PartitionEmitter,
         PartitionedCoordinator,
         PartitionedTridentSpout,
+        PartitionEmitter,
         SpoutContext,
         SpoutKind,
         TridentSpout,
     )
     from trident.sqlite_queue import SqliteQueue
     from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
-    from trident.stream import GroupedStream, Stream
+    from trident.stream import Stream
     from trident.stream_spout import StructuredStreamSpout
     from trident.topology import TridentTopology
     from trident.upsert import Upsert
+    from trident.vectors import arrow_function, pandas_function
+    from trident.windows import WindowedStream
 
 # Public name -> the module that defines it. A test compares it with __all__.
 _HOME = {
@@ -89,33 +97,42 @@ _HOME = {
     "Backlog": "trident.spouts",
     "BatchCoordinator": "trident.spouts",
     "BatchSpout": "trident.spouts",
+    "ChainedAggregation": "trident.chained",
     "Combiner": "trident.aggregators",
     "Commits": "trident.spouts",
     "CommitterTridentSpout": "trident.spouts",
     "Count": "trident.aggregators",
     "DataSourceSpout": "trident.data_source_spout",
+    "Debug": "trident.builtin_operations",
     "DeltaAppend": "states.delta_append",
     "DeltaMapState": "states.delta_map",
     "DeltaSpout": "trident.delta_spout",
     "DirectoryQueueSpout": "trident.directory_spout",
     "Emitted": "trident.spouts",
     "Emitter": "trident.spouts",
+    "Equals": "trident.builtin_operations",
     "FailedException": "coordinators.errors",
     "FencedBackingMap": "states.user_states",
     "FileSpout": "trident.file_spout",
+    "FilterNull": "trident.builtin_operations",
+    "FirstN": "trident.extremes",
     "FixedBatchSpout": "trident.fixed_batch_spout",
     "GeneratorSpout": "trident.rate_spout",
-    "GroupedStream": "trident.stream",
+    "GroupedStream": "trident.grouped_stream",
+    "JoinType": "trident.meetings",
     "LiveAttempts": "trident.live_attempts",
     "MapGet": "trident.state_queries",
     "MapState": "states.user_states",
     "Max": "trident.aggregators",
     "MemoryMapState": "states.memory_map",
     "Min": "trident.aggregators",
+    "MultiReducer": "trident.meetings",
+    "Negate": "trident.builtin_operations",
     "NotExactlyOnceWarning": "trident.guarantees",
     "OpaquePartitionEmitter": "trident.spouts",
     "OpaquePartitionedTridentSpout": "trident.spouts",
     "OpaqueValue": "states.stored_values",
+    "OperationContext": "trident.lifecycle",
     "OwnsTable": "trident.spouts",
     "PartitionBatch": "trident.spouts",
     "PartitionEmitter": "trident.spouts",
@@ -130,6 +147,7 @@ _HOME = {
     "SnapshotGet": "trident.state_queries",
     "Snapshottable": "states.user_states",
     "SnapshottableMap": "states.map_states",
+    "Split": "trident.builtin_operations",
     "SpoutContext": "trident.spouts",
     "SpoutKind": "trident.spouts",
     "SqliteMap": "states.sqlite_map",
@@ -150,12 +168,16 @@ _HOME = {
     "TridentSpout": "trident.spouts",
     "TridentState": "trident.persisting",
     "TridentTopology": "trident.topology",
+    "TrueFilter": "trident.builtin_operations",
     "TupleCollectionGet": "trident.state_queries",
     "Upsert": "trident.upsert",
+    "WindowedStream": "trident.windows",
+    "arrow_function": "trident.vectors",
     "configure_spark": "trident.session",
     "expr": "trident.functions",
     "non_transactional": "states.backed_map",
     "opaque": "states.backed_map",
+    "pandas_function": "trident.vectors",
     "read": "trident.reading",
     "transactional": "states.backed_map",
 }
@@ -166,33 +188,42 @@ __all__ = [
     "Backlog",
     "BatchCoordinator",
     "BatchSpout",
+    "ChainedAggregation",
     "Combiner",
     "Commits",
     "CommitterTridentSpout",
     "Count",
     "DataSourceSpout",
+    "Debug",
     "DeltaAppend",
     "DeltaMapState",
     "DeltaSpout",
     "DirectoryQueueSpout",
     "Emitted",
     "Emitter",
+    "Equals",
     "FailedException",
     "FencedBackingMap",
     "FileSpout",
+    "FilterNull",
+    "FirstN",
     "FixedBatchSpout",
     "GeneratorSpout",
     "GroupedStream",
+    "JoinType",
     "LiveAttempts",
     "MapGet",
     "MapState",
     "Max",
     "MemoryMapState",
     "Min",
+    "MultiReducer",
+    "Negate",
     "NotExactlyOnceWarning",
     "OpaquePartitionEmitter",
     "OpaquePartitionedTridentSpout",
     "OpaqueValue",
+    "OperationContext",
     "OwnsTable",
     "PartitionBatch",
     "PartitionEmitter",
@@ -207,6 +238,7 @@ __all__ = [
     "SnapshotGet",
     "Snapshottable",
     "SnapshottableMap",
+    "Split",
     "SpoutContext",
     "SpoutKind",
     "SqliteMap",
@@ -227,13 +259,17 @@ __all__ = [
     "TridentSpout",
     "TridentState",
     "TridentTopology",
+    "TrueFilter",
     "TupleCollectionGet",
     "Upsert",
+    "WindowedStream",
+    "arrow_function",
     "configure_spark",
     "errors",
     "expr",
     "non_transactional",
     "opaque",
+    "pandas_function",
     "read",
     "transactional",
 ]

@@ -15,10 +15,10 @@ from typing import Any
 from coordinators.driver import GroupDriver
 from coordinators.errors import CoordinationError, TopologyError, TridentError
 from coordinators.group_store import GroupStore, delete_topology
-from coordinators.registration import Registration
-from coordinators.leadership import Lease, Leadership
+from coordinators.leadership import Leadership, Lease
 from coordinators.master import Limits
 from coordinators.ports import Beginning, Initialized, ProcessedBatch
+from coordinators.registration import Registration
 from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import ZooKeeper
 from states.binding import StateBinding

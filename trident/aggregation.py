@@ -10,6 +10,7 @@ from coordinators.errors import OutputTypeError, TopologyError
 from trident.aggregators import kind_of
 from trident.functions import (
     check_arity,
+    check_lifecycle,
     check_serialisable,
     describe,
     function_location,
@@ -73,6 +74,7 @@ def _result(
             )  # fmt: skip
         return [(output, actual)], False
     _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
+    check_lifecycle(aggregator, f"{what}({name})")
     check_serialisable(aggregator, f"{what}({name})")
     described = describe(_typed_method(kind, aggregator), what, site)
     return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")

@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from coordinators.errors import OutputTypeError, TopologyError
+from trident.value_order import less
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -176,7 +177,7 @@ class Sum(_Native):
     native_name = "sum"
 
     def init(self, value: Any) -> Any:
-        return value
+        return 0 if value is None else value
 
     def combine(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
@@ -226,7 +227,7 @@ class Min(_Extreme):
     def combine(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return b if a is None else a
-        return min(a, b)
+        return b if less(b, a) else a
 
     def partial(self, inputs: list["Column"]) -> "Column":
         from pyspark.sql import functions as F
@@ -242,7 +243,7 @@ class Max(_Extreme):
     def combine(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return b if a is None else a
-        return max(a, b)
+        return b if less(a, b) else a
 
     def partial(self, inputs: list["Column"]) -> "Column":
         from pyspark.sql import functions as F

@@ -42,14 +42,22 @@ _LIBRARIES = tuple(
 )
 
 
-def fail(label: Label, error: BaseException, row: Mapping[str, Any], **wrong: str) -> NoReturn:
-    """Raises the report of a failed function, in a form that survives the way through Spark."""
+def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: str = "", **wrong: str) -> NoReturn:
+    """Raises the report of a failed function, in a form that survives the way through Spark.
+
+    Args:
+        label: the operation.
+        error: what was raised.
+        row: the values that the function was called with.
+        place: where it was instead, when it was not for a row.
+        wrong: "found" and "expected".
+    """
     report = {
         "kind": "failed" if isinstance(error, FailedException) else "error",
         "operation": label.operation,
         "location": _own_line(error, label.location),
         "error": _text(error) if not isinstance(error, WrongValue) else str(error),
-        "row": describe_row(row),
+        "place": place or f"for the row {describe_row(row)}",
         **wrong,
     }
     mark = base64.b64encode(json.dumps(report).encode()).decode()

@@ -100,6 +100,10 @@ class Groups:
     marker: str = ""
     batch_id: Any = None
 
+    @property
+    def user(self) -> Any:
+        return self.aggregator
+
     def for_batch(self, info: Any) -> "Groups":
         return replace(self, batch_id=info.attempt)
 
@@ -208,6 +212,10 @@ class Folded:
 
     def __init__(self, aggregator: Any) -> None:
         self._aggregator = aggregator
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._aggregator
 
     def __call__(self, partials: list[dict[str, Any]]) -> Any:
         value = _NOTHING

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from trident.arrow_failures import Label, fail
 from trident.arrow_values import Values, WrongValue, cut_repr, python_values, to_arrow
+from trident.lifecycle import prepared
 
 # A batch is worked on in pieces that are expected to give about so many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
@@ -229,6 +230,10 @@ class Rows:
     keep: tuple[str, ...]
     drop_none: bool
 
+    @property
+    def user(self) -> Any:
+        return self.function
+
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             if frame.length:
@@ -260,6 +265,10 @@ class Keep:
     inputs: tuple[str, ...]
     keep: tuple[str, ...]
 
+    @property
+    def user(self) -> Any:
+        return self.function
+
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             if not frame.length:
@@ -283,6 +292,10 @@ class Peek:
     label: Label
     function: Callable[..., Any]
     inputs: tuple[str, ...]
+
+    @property
+    def user(self) -> Any:
+        return self.function
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -361,13 +374,14 @@ class Chain:
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        frames: Iterator[Frame] = _pieces(batches)
-        for step in self.steps:
-            frames = step.run(frames)
-        for frame in frames:
-            if frame.length:
-                arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
-                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        with prepared(self.steps):
+            frames: Iterator[Frame] = _pieces(batches)
+            for step in self.steps:
+                frames = step.run(frames)
+            for frame in frames:
+                if frame.length:
+                    arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def for_batch(self, info: Any) -> "Chain":
         """The chain with a BatchInfo, for steps that need to know their batch."""

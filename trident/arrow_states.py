@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from coordinators.errors import Halted
 from states.map_states import BufferedMap
 from states.user_tasks import KEY, PARTITION, STORED, BatchInfo, Collector, call_updater, open_backing, plain_key
-from states.values import dumps
+from states.values import Semantics, dumps
 from trident.arrow_failures import Label, fail
 from trident.arrow_groups import _NOTHING, Folds, _frozen
 from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
@@ -136,11 +137,51 @@ def _opened(state: Any, info: BatchInfo, config: Mapping[str, Any], index: int) 
     setting = getattr(state, "state", state)  # of a StateBinding
     if hasattr(setting, "make_backing"):
         opened = setting.map_over(open_backing(setting, info, index), epoch=info.epoch, incarnation=info.incarnation)
+        if info.as_of is not None:
+            return MapAsOf(opened, info.as_of[setting.name])
         opened.begin_commit(info.attempt.txid)  # a replay must not see what a first try wrote
         return opened
     if callable(getattr(setting, "make_state", None)):
         return setting.make_state(config, index, _count(setting))
     return setting
+
+
+class NewerThanAsked(Exception):
+    """A map holds what a later transaction has put, and no more what it held as of the one that is asked for."""
+
+
+class MapAsOf:
+    """A map as a request sees it: as of one transaction, although later ones may be under way.
+
+    An opaque row has the value before its last transaction too, so it can be
+    read while the next one is being published. A transactional row has one
+    value only. A plain one says nothing: it is read as it is now.
+
+    Args:
+        map_: over the user's store; in no transaction.
+        txid: the last one that may be seen.
+    """
+
+    def __init__(self, map_: Any, txid: int) -> None:
+        self._map, self._txid = map_, txid
+        if map_.semantics is Semantics.OPAQUE:
+            map_.begin_commit(txid + 1)
+        elif map_.semantics is Semantics.TRANSACTIONAL and txid:
+            map_.begin_commit(txid)
+
+    def multi_get(self, keys: Sequence[tuple]) -> list[Any]:
+        """The values in the order of the keys, None where absent.
+
+        Raises:
+            NewerThanAsked: a later transaction has written one of them.
+        """
+        try:
+            found: list[Any] = self._map.multi_get(keys)
+        except Halted as newer:
+            raise NewerThanAsked(str(newer)) from newer
+        if not self._txid and self._map.semantics is Semantics.TRANSACTIONAL and any(v is not None for v in found):
+            raise NewerThanAsked(f"a value was stored, but no transaction has advanced before {self._txid + 1}")
+        return found
 
 
 # --- updates -----------------------------------------------------------------------------
@@ -177,6 +218,11 @@ class UpdateMap:
     marker: str = ""
     place: str = ""
     info: BatchInfo | None = None
+
+    @property
+    def user(self) -> Any:
+        """An updater is prepared with its state, not as an operation."""
+        return None if self.mode == "update" else self.aggregator
 
     def for_batch(self, info: BatchInfo) -> "UpdateMap":
         return replace(self, info=info)

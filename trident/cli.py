@@ -134,13 +134,24 @@ def run(file: str, settings: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("file", metavar="FILE[:NAME]")
+@click.option("--svg", metavar="OUT.svg", help="Draw it into this file; needs Graphviz.")
+@click.option("--dot", is_flag=True, help="Print it in the language of Graphviz.")
 @_command
-def plan(file: str, settings: tuple[str, ...]) -> None:
-    """Print what the topology in FILE would do; nothing is started."""
+def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> None:
+    """Print what the topology in FILE would do, or draw it; nothing is started."""
     from trident.user_file import load_topology
 
     _config(settings)
     topology, _ = load_topology(file)
+    if svg or dot:
+        from trident.plan_graph import to_dot, write_svg
+
+        if dot:
+            click.echo(to_dot(topology))
+        if svg:
+            write_svg(topology, svg)
+            click.echo(f"drawn: {svg}", err=dot)
+        return
     text = topology.explain()
     if text is not None:
         click.echo(text)

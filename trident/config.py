@@ -17,7 +17,20 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from coordinators.errors import ConfigError
-from trident.config_kinds import HOSTS, ZNODE, Kind, choice, flag, path, seconds, text, whole
+from trident.config_kinds import (
+    HOSTS,
+    ZNODE,
+    Kind,
+    choice,
+    flag,
+    is_loopback,
+    listen,
+    listen_address,
+    path,
+    seconds,
+    text,
+    whole,
+)
 
 ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.
@@ -38,7 +51,8 @@ def _setting(
     return field(default=default, metadata=metadata)
 
 
-_RUN, _WHERE, _ZK, _SPARK, _SHOW = "Transactions", "Warehouse", "ZooKeeper", "Spark", "Progress and status"
+_RUN, _WHERE, _ZK, _SPARK = "Transactions", "Warehouse", "ZooKeeper", "Spark"
+_HTTP, _SHOW = "Requests over HTTP", "Progress and status"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -174,6 +188,21 @@ class TridentConfig:
         unit="partitions",
     )
 
+    http: str = _setting(
+        "",
+        listen(),
+        "Where requests to DRPC streams are answered over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one."
+        " Any other address than a loopback one needs `http_token`.",
+        section=_HTTP,
+    )
+    http_token: str | None = _setting(
+        None,
+        text(optional=True, pattern=r"[\x21-\x7e]{16,}", expected="at least 16 characters without spaces"),
+        "What a request must present, as `Authorization: Bearer <token>`.",
+        section=_HTTP,
+        secret=True,
+    )
+
     progress: str = _setting(
         "auto",
         choice("auto", "terminal", "plain", "none"),
@@ -211,6 +240,12 @@ class TridentConfig:
             raise ConfigError(
                 "zookeeper_acl=creator needs a connection that is authenticated",
                 expected="zookeeper_auth or zookeeper_sasl_mechanism",
+            )
+        if self.http and not self.http_token and not is_loopback(listen_address(self.http)[0]):
+            raise ConfigError(
+                "http would answer other machines, and anybody there, without http_token",
+                found=f"http={self.http!r}",
+                expected="a loopback address such as 127.0.0.1:3774, or http_token as well",
             )
 
     def replace(self, **settings: Any) -> TridentConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
 HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
+_LISTEN = r"(?:(?:(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?[0-9]{1,5})?"
 ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
 
 
@@ -103,6 +105,34 @@ def text(
         return value
 
     return Kind(expected + (", or none" if optional else ""), read, optional)
+
+
+def listen() -> Kind:
+    """Where to listen: a port, host:port, or "" for nowhere."""
+
+    def read(value: Any) -> str:
+        value = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not isinstance(value, str) or not re.fullmatch(_LISTEN, value.strip()):
+            raise ValueError
+        if value.strip() and listen_address(value.strip())[1] > 65535:
+            raise ValueError
+        return value.strip()
+
+    return Kind('a port, host:port, or "" for none', read)
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Host and port of a :func:`listen` text; a port alone is on the loopback address."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address. Names are not looked up: only "localhost" is known."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def path(*, optional: bool = False) -> Kind:

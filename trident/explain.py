@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from trident.arrow_groups import Groups
 from trident.arrow_ops import CountRows, WithoutMarker
+from trident.drpc_plan import DrpcPlan, drpc_plans
 from trident.lowering import (
     ByKeyOp,
     CollectOp,
@@ -22,17 +23,21 @@ from trident.lowering import (
     NotDeletedOp,
     OnePartitionOp,
     Op,
+    OwnOp,
     PyOp,
     Segment,
     SelectOp,
+    moves_rows,
     only_for_several,
 )
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import GroupPlan, plan
+from trident.results import ResultNode
 
 if TYPE_CHECKING:
     from trident.topology import TridentTopology
 
+_MOVES = " [shuffle]"
 _IF_SEVERAL = " (unless the batch is one Spark partition)"
 
 
@@ -41,6 +46,8 @@ def explain(topology: "TridentTopology") -> str:
     lines = [f"topology {topology.name}"]
     for group in plan(topology):
         lines += ["", f"group {group.name}", *_indented(_nodes(group)), *_indented(_passes(group))]
+    for request in drpc_plans(topology).values():
+        lines += ["", f"requests {request.function}", *_indented(_nodes(request)), *_indented(_passes(request))]
     return "\n".join(lines)
 
 
@@ -48,7 +55,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
     return (f"  {line}" for line in lines)
 
 
-def _nodes(group: GroupPlan) -> Iterator[str]:
+def _nodes(group: "GroupPlan | DrpcPlan") -> Iterator[str]:
     """One line per node; a node is named by its number where a branch begins."""
     numbers = {node: number for number, node in enumerate(group.nodes, 1)}
     for node, number in numbers.items():
@@ -61,18 +68,24 @@ def _fields(node: Node) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in node.schema.fields)
 
 
-def _passes(group: GroupPlan) -> Iterator[str]:
+def _passes(group: "GroupPlan | DrpcPlan") -> Iterator[str]:
     numbers = {node: number for number, node in enumerate(group.nodes, 1)}
     yield from _segments(group.lowered.segments, group, numbers)
     if group.lowered.late_segments:
-        yield "in the transaction's turn, as of the transaction before:"
+        turn = "in the transaction's turn, as of the transaction before:"
+        yield "as of one advanced transaction of each group:" if isinstance(group, DrpcPlan) else turn
         yield from _indented(_segments(group.lowered.late_segments, group, numbers))
 
 
-def _segments(segments: Sequence[Segment], group: GroupPlan, numbers: dict[Node, int]) -> Iterator[str]:
+def _segments(segments: Sequence[Segment], group: "GroupPlan | DrpcPlan", numbers: dict[Node, int]) -> Iterator[str]:
     for segment in segments:
-        yield f"from {_anchor(segment.anchor, numbers)} to {_target(segment, group, numbers)}:"
-        steps = list(_steps(segment.ops))
+        origin = " and ".join(_anchor(anchor, numbers) for anchor in segment.anchors)
+        yield f"from {origin} to {_target(segment, group, numbers)}:"
+        steps = [
+            f"Spark: {anchor.operation} into {group.lowered.spreads[anchor]} partitions{_MOVES}"
+            for anchor in segment.anchors if anchor in group.lowered.spreads
+        ]  # fmt: skip
+        steps += _steps(segment.ops)
         yield from (f"  {step}" for step in steps or ["as it is"])
 
 
@@ -80,12 +93,18 @@ def _anchor(node: Node, numbers: dict[Node, int]) -> str:
     return node.operation if isinstance(node, SourceNode) else str(numbers[node])
 
 
-def _target(segment: Segment, group: GroupPlan, numbers: dict[Node, int]) -> str:
+def _target(segment: Segment, group: "GroupPlan | DrpcPlan", numbers: dict[Node, int]) -> str:
     node = segment.target
     if isinstance(node, PersistNode):
         return f"{node.binding.kind} state {node.binding.name}"
+    if isinstance(node, ResultNode):
+        return "the answer"
+    if node in group.lowered.boundaries and isinstance(group, DrpcPlan):
+        return str(numbers[node])
     if node in group.lowered.boundaries and node not in group.lowered.shared:
         return f"{numbers[node]}, staged for the transaction's turn"
+    if node in group.lowered.passing:
+        return str(numbers[node])
     if node not in group.lowered.shared:
         return f"{numbers[node]}, which no state takes"
     once = "computed once" if node in group.lowered.checkpointed else "computed by each of them"
@@ -99,7 +118,9 @@ def _steps(ops: Sequence[Op]) -> Iterator[str]:
             names = ", ".join(field.name for field in found[-1].fields)
             yield f"Python: {', '.join(filter(None, map(_python_step, found)))} -> {names}"
         else:
-            yield from (f"Spark: {_native_step(op)}{_IF_SEVERAL if only_for_several(op) else ''}" for op in run)
+            for op in run:
+                moves = _MOVES if moves_rows(op) else ""
+                yield f"Spark: {_native_step(op)}{moves}{_IF_SEVERAL if only_for_several(op) else ''}"
 
 
 def _python_step(op: PyOp) -> str:
@@ -114,6 +135,8 @@ def _python_step(op: PyOp) -> str:
 
 
 def _native_step(op: Op) -> str:
+    if isinstance(op, OwnOp):
+        return op.text()
     if isinstance(op, SelectOp):
         made = [f"{op.expression} as {', '.join(f.name for f in op.expression.outputs)}"] if op.expression else []
         return f"select {', '.join([*op.keep, *made])}"

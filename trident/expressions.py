@@ -6,18 +6,18 @@ expression against an empty DataFrame with the stream's fields. No job runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.functions import Expr
-from trident.types import Output
+from trident.types import Output, did_you_mean
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,29 @@ def current_session() -> "SparkSession | None":
 
 def analyse(source: Union["Column", Expr], schema: StructType, what: str) -> Analysis:
     """Asks Spark about an expression over rows of the schema; makes a session when there is none."""
+    return _analyse(lambda empty: empty.select(to_column(source)), schema, what)
+
+
+def analyse_aggregates(
+    sources: Sequence[Union["Column", Expr]], keys: Sequence[str], schema: StructType, what: str
+) -> Analysis:
+    """Asks Spark about aggregate expressions over groups of rows of the schema.
+
+    Raises:
+        FieldError: one uses a field that does not exist.
+        TopologyError: Spark refuses one, such as a column that is neither a key nor aggregated.
+    """
+    found = _analyse(
+        lambda empty: empty.groupBy(*[f"`{key.replace('`', '``')}`" for key in keys]).agg(
+            *[to_column(one) for one in sources]
+        ),
+        schema, what,
+    )  # fmt: skip
+    fields = tuple(StructField(field.name, field.dataType, True) for field in found.fields[len(keys) :])
+    return replace(found, fields=fields)
+
+
+def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
     from pyspark.errors import AnalysisException, ParseException
 
     session = current_session()
@@ -187,7 +210,7 @@ def analyse(source: Union["Column", Expr], schema: StructType, what: str) -> Ana
         session = make_session("trident")
     empty = session.createDataFrame([], schema)
     try:
-        chosen = empty.select(to_column(source))
+        chosen = make(empty)
         plan = chosen._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
         raise _refused(error, schema, what) from None
@@ -235,5 +258,6 @@ def _refused(error: Any, schema: StructType, what: str) -> TopologyError:
             f"{what} uses a field that does not exist",
             found=parameters.get("objectName", first),
             expected=f"one of {', '.join(schema.names)}",
+            action=did_you_mean(parameters.get("objectName", "").strip("`"), schema.names),
         )
     return TopologyError(f"{what}: Spark refuses the expression: {first}")

@@ -35,18 +35,23 @@ from trident.lowering import (
     KeepRowsOp,
     LastOp,
     Lowered,
+    MeetOp,
     NativeAggregateOp,
     NotDeletedOp,
     OnePartitionOp,
     Op,
+    OwnOp,
     PyOp,
     Segment,
     SelectOp,
     arrow_type,
     only_for_several,
+    spreads_rows,
 )
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import BuiltBatch
+from trident.results import RESULT, ResultNode
+from trident.window_lowering import of_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -84,14 +89,14 @@ class CompiledGroup:
     """
 
     def __init__(self, lowered: Lowered, session: Any) -> None:
-        self._lowered, self._session, self.context = lowered, session, session.sparkContext
+        self._lowered, self.session, self.context = lowered, session, session.sparkContext
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._transforms = {single: self._compile(lowered.segments, single) for single in variants}
         self._late = self._compile(lowered.late_segments, False)
 
     def build(self, inputs: Mapping[str, DataFrame], info: BatchInfo) -> BuiltBatch:
         single = self._lowered.depends_on_partitions and all(map(_is_single, inputs.values()))
-        frames = {node: inputs[node.tx_id] for node in self._sources() if node.tx_id in inputs}
+        frames = {node: self._spread(node, inputs[node.tx_id]) for node in self._sources() if node.tx_id in inputs}
         return self._build(self._transforms[single], frames, Batch(info))
 
     def build_late(self, inputs: Mapping[str, DataFrame], batch: Batch) -> BuiltBatch:
@@ -106,17 +111,28 @@ class CompiledGroup:
 
     def _sources(self) -> Iterator[SourceNode]:
         for segment in self._lowered.segments:
-            if isinstance(segment.anchor, SourceNode):
-                yield segment.anchor
+            for anchor in segment.anchors:
+                if isinstance(anchor, SourceNode):
+                    yield anchor
+
+    def _spread(self, source: SourceNode, frame: DataFrame) -> DataFrame:
+        """The batch in as many Spark partitions as a hint says."""
+        count = self._lowered.spreads.get(source)
+        if count is None:
+            return frame
+        return frame.coalesce(1) if count == 1 else frame.repartition(count)
 
     def _build(
-        self, segments: Sequence[tuple[Segment, list[Transform]]], frames: dict[Node, DataFrame], batch: Batch
+        self, segments: Sequence[tuple[Segment, Any, list[Transform]]], frames: dict[Node, DataFrame], batch: Batch
     ) -> BuiltBatch:
         built = BuiltBatch({}, [])
         batch = replace(batch, once=lambda frame: self._once(frame, built))
         try:
-            for segment, transforms in segments:
-                frame = frames[segment.anchor]
+            for segment, meet, transforms in segments:
+                if meet is not None:
+                    frame = meet([frames[anchor] for anchor in segment.anchors], batch)
+                else:
+                    frame = frames[segment.anchor]
                 for transform in transforms:
                     frame = transform(frame, batch)
                 self._deliver(segment.target, frame, frames, built)
@@ -131,10 +147,17 @@ class CompiledGroup:
         if target in self._lowered.shared:
             frame = frames[target] = self._once(frame, built) if target in self._lowered.checkpointed else frame
             used = True
+        elif target in self._lowered.passing:
+            frames[target] = frame
+            used = True
         if isinstance(target, PersistNode):
             if target.binding.kind == "map":
                 frame = _map_updates(frame)
+            elif target.mode == "window":
+                frame = of_state(frame, target.binding)
             built[target.binding.name] = frame
+        elif isinstance(target, ResultNode):
+            built[RESULT] = frame
         elif boundary is not None:
             built[boundary.name] = frame
         elif not used:  # a dangling end: nobody takes its rows, but its functions are to be called
@@ -147,11 +170,31 @@ class CompiledGroup:
         kept._jdf.queryExecution().analyzed().rdd().count()
         return kept
 
-    def _compile(self, segments: Sequence[Segment], single: bool) -> list[tuple[Segment, list[Transform]]]:
-        return [(segment, list(self._transforms_of(segment.ops, single))) for segment in segments]
+    def _compile(self, segments: Sequence[Segment], single: bool) -> list[tuple[Segment, Any, list[Transform]]]:
+        compiled = []
+        # Nodes whose rows certainly are in one Spark partition.
+        alone: dict[Node, bool] = {}
+        for segment in segments:
+            meet, ops = None, segment.ops
+            together = single and self._stays_single(segment.anchor, alone)
+            if ops and isinstance(ops[0], MeetOp):
+                meet, ops, together = ops[0].meet(self), ops[1:], False
+            kept = []
+            for op in ops:
+                if together and only_for_several(op):
+                    continue
+                kept.append(op)
+                together = (together and not spreads_rows(op)) or isinstance(op, OnePartitionOp)
+            alone[segment.target] = together
+            compiled.append((segment, meet, list(self._transforms_of(kept))))
+        return compiled
 
-    def _transforms_of(self, ops: Sequence[Op], single: bool) -> Iterator[Transform]:
-        kept = [op for op in ops if not (single and only_for_several(op))]
+    def _stays_single(self, anchor: Node, alone: Mapping[Node, bool]) -> bool:
+        if isinstance(anchor, SourceNode):
+            return self._lowered.spreads.get(anchor, 1) == 1
+        return alone.get(anchor, False)
+
+    def _transforms_of(self, kept: Sequence[Op]) -> Iterator[Transform]:
         for in_python, run in groupby(kept, key=lambda op: isinstance(op, PyOp)):
             if in_python:
                 yield self._python_pass(cast("list[PyOp]", list(run)))
@@ -188,6 +231,8 @@ class CompiledGroup:
         return _frame(frame, frame._jdf.mapInArrow(udf._jc, False, None))
 
     def _native(self, op: Op) -> Transform:
+        if isinstance(op, OwnOp):
+            return op.transform(self)
         if isinstance(op, SelectOp):
             return self._select([F.col(_quoted(name)) for name in op.keep], op)
         if isinstance(op, FilterOp):
@@ -250,7 +295,7 @@ class CompiledGroup:
         data = [field for field in op.fields if field.name != MARKER]
         unmarked = self._seq([*(F.col(_quoted(field.name)) for field in data), F.lit(0).cast("long").alias(MARKER)])
         # One row of nulls; Spark cannot optimise a range away as it does an empty relation.
-        marker = self._session.range(0, 1, 1, 1).select(
+        marker = self.session.range(0, 1, 1, 1).select(
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
         )
 

@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ from pyspark.sql.types import (
 )
 
 from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from trident.lifecycle import owner_of
+from trident.serialising import check_serialisable as check_serialisable
 from trident.types import (
     MISSING,
     Output,
@@ -43,6 +45,7 @@ from trident.types import (
     tuple_parts,
     without_optional,
 )
+from trident.vectors import vectorised
 
 
 class Expr:
@@ -83,6 +86,8 @@ class UserFunction:
         location: "file:line" where it is defined, or where it was given to the topology.
         returned: what its annotations say.
         generator: whether it is a generator function.
+        vectors: "arrow" or "pandas" for a function over whole columns; None: it is called for each row.
+        table: the class that it takes its columns as, where it takes them as one; "": one by one.
     """
 
     call: Callable[..., Any]
@@ -90,6 +95,8 @@ class UserFunction:
     location: str
     returned: Any
     generator: bool
+    vectors: str | None = None
+    table: str = ""
 
 
 def describe(function: object, operation: str, call_site: str) -> UserFunction:
@@ -105,12 +112,15 @@ def describe(function: object, operation: str, call_site: str) -> UserFunction:
     inner = _inner(function)
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
         raise TopologyError(f"{operation} cannot call an async function", found=function_name(function))
+    vectors, table = vectorised(function, inner, f"{operation}({function_name(function)})")
     return UserFunction(
         call=function,
         name=function_name(function),
-        location=function_location(function) or call_site,
+        location=_users_location(function) or call_site,
         returned=return_annotation(function),
         generator=inspect.isgeneratorfunction(inner),
+        vectors=vectors,
+        table=table,
     )
 
 
@@ -137,6 +147,14 @@ def function_location(function: Any) -> str | None:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
 
 
+def _users_location(function: Any) -> str | None:
+    """As ``function_location``, but of what a built-in function wraps; None for one of this package."""
+    if type(function).__module__.startswith("trident."):
+        function = getattr(function, "__wrapped__", None)
+        return None if function is None else _users_location(function)
+    return function_location(function)
+
+
 def return_annotation(function: Any) -> Any:
     """The return annotation, MISSING when there is none or it cannot be resolved."""
     if isinstance(function, type):  # int, str, Decimal: calling one makes one
@@ -158,7 +176,8 @@ def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = ()
     try:
         signature.bind(*[None] * (count + len(more)))
     except TypeError:
-        given = ", ".join([*more, f"{count} field{'' if count == 1 else 's'}"])
+        fields = [f"{count} field{'' if count == 1 else 's'}"] if count or not more else []
+        given = ", ".join([*dict.fromkeys(more), *fields])
         raise TopologyError(
             f"{what} cannot be called with the fields it is given",
             found=f"{function_name(function)}{signature}",
@@ -167,76 +186,38 @@ def check_arity(function: Any, count: int, what: str, more: tuple[str, ...] = ()
         ) from None
 
 
+def check_lifecycle(function: Any, what: str) -> None:
+    """Raises TopologyError when the ``prepare`` or ``cleanup`` that goes with a function cannot be called."""
+    owner = owner_of(function)
+    for method, arguments in (("prepare", ("the context",)), ("cleanup", ())):
+        call = getattr(owner, method, None)
+        if not callable(call):
+            continue
+        if inspect.iscoroutinefunction(call):
+            raise TopologyError(f"{what} cannot call an async {method}", found=f"async def {method}")
+        try:
+            inspect.signature(call).bind(*arguments)
+        except TypeError:
+            raise TopologyError(
+                f"{method} of {what} cannot be called", found=f"{function_name(call)}{inspect.signature(call)}",
+                expected=f"{method}({'context' if arguments else ''})", action=_CALLED[method],
+            ) from None  # fmt: skip
+        except ValueError:  # written in C, without a signature
+            continue
+
+
+_CALLED = {
+    "prepare": "it is called with an OperationContext before the first row of a Spark task",
+    "cleanup": "it is called behind the last row of a Spark task",
+}
+
+
 def call_site() -> str:
     """ "file:line" of the user's line that called into this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trident."):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-# --- can it travel -----------------------------------------------------------------------
-
-
-def check_serialisable(function: Any, what: str) -> None:
-    """Raises TopologyError, naming the captured object that is the cause, when pickling fails."""
-    error = _pickling_error(function)
-    if error is None:
-        return
-    for name, value in _captured(function):
-        if _pickling_error(value) is not None:
-            raise TopologyError(
-                f"{what} cannot be sent to the workers: it uses {name}",
-                found=f"{name} is a {type(value).__module__}.{type(value).__qualname__} ({_short(error)})",
-                expected="values that can be pickled",
-                action=f"make {name} inside the function, or use a plain value instead",
-            )
-    raise TopologyError(
-        f"{what} cannot be sent to the workers", found=_short(error), expected="a function that can be pickled"
-    )
-
-
-def _pickling_error(value: Any) -> Exception | None:
-    from pyspark import cloudpickle
-
-    try:
-        cloudpickle.dumps(value)
-    except Exception as error:  # pickling runs the object's own code: anything can come
-        return error
-    return None
-
-
-def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function takes along: closure, used globals, defaults, bound object, partial's arguments."""
-    while isinstance(function, functools.partial):
-        for position, value in enumerate(function.args):
-            yield f"argument {position + 1} of the partial", value
-        yield from function.keywords.items()
-        function = function.func
-    bound = getattr(function, "__self__", None)
-    plain = _inner(function)
-    if bound is not None and not inspect.ismodule(bound):
-        yield from _attributes(bound)
-        yield "self", bound
-    elif plain is not function and not isinstance(function, type):
-        yield from _attributes(function)
-    if not inspect.isfunction(plain) and inspect.ismethod(plain):
-        plain = plain.__func__
-    if inspect.isfunction(plain):
-        found = inspect.getclosurevars(plain)
-        yield from found.nonlocals.items()
-        yield from found.globals.items()
-        for value in plain.__defaults__ or ():
-            yield "a default value", value
-
-
-def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
-    return [(f"self.{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-
-
-def _short(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text[:200]
 
 
 # --- output types ------------------------------------------------------------------------
@@ -383,7 +364,7 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
         error = FailedException(f"{report['error']} (raised by {operation} at {location}, attempt {attempt})")
     else:
         error = UserFunctionError(
-            f"{operation} failed at {location} in attempt {attempt} for the row {report['row']}: {report['error']}",
+            f"{operation} failed at {location} in attempt {attempt} {report['place']}: {report['error']}",
             operation=operation,
             location=location,
             found=report.get("found"),

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField
 
-from trident.arrow_failures import Label
 from states.user_tasks import KEY, PARTITION, STORED
+from trident.arrow_failures import Label
 from trident.arrow_states import SHOWN, UpdateMap
 from trident.lowering import (
     DELETED,
@@ -33,15 +33,21 @@ from trident.lowering import (
     Op,
     Segment,
     SelectOp,
-    _groups,
+    Spread,
     _Maker,
     _picked,
     arrow_type,
+    groups_step,
+    meeting,
+    others_of,
     path_to,
     segment_fields,
+    spreads,
 )
-from trident.nodes import NewValuesNode, Node, PersistNode, StateQueryNode
+from trident.nodes import MeetNode, NewValuesNode, Node, PersistNode, StateQueryNode
 from trident.state_queries import TupleCollectionGet
+from trident.window_lowering import lower_window, window_fields
+from trident.windows import WindowNode
 
 _FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"
@@ -70,40 +76,50 @@ def lower_late(
     shared = {
         node for node in late if uses.get(node, 0) > 1 or (isinstance(node, PersistNode) and uses.get(node, 0) > 0)
     }
-    anchors = {*lowered.boundaries, *shared}
+    passing = {node for node in meeting(late) if node not in lowered.boundaries} - shared
+    anchors = {*lowered.boundaries, *shared, *passing}
+    spread = spreads(late)
     segments = [
-        _late_segment(node, anchors, lowered, live) for node in late if node in shared or node in targets
+        _late_segment(node, anchors, lowered, live, spread)
+        for node in late if node in shared or node in passing or node in targets
     ]  # fmt: skip
     return replace(
         lowered, shared=lowered.shared | shared, checkpointed=lowered.checkpointed | shared,
-        late_segments=tuple(segments),
+        late_segments=tuple(segments), passing=lowered.passing | passing,
     )  # fmt: skip
 
 
 def late_sink_fields(node: PersistNode) -> Fields:
     """What a late state's segment leaves: its log rows, or a map's updates with the stream of new values."""
+    if isinstance(node, WindowNode):
+        return window_fields(node.binding)
     if node.binding.kind != "map":
         return tuple(node.binding.log_schema.fields)
     if node.mode == "update":
-        return (*getattr(node, "new_values").fields, *MAP_FIELDS)
+        return (*node.new_values.fields, *MAP_FIELDS)
     return (*node.schema.fields, *MAP_FIELDS)
 
 
 def _late_segment(
-    target: Node, anchors: set[Node], lowered: Lowered, live: dict[Node, frozenset[str]]
+    target: Node, anchors: set[Node], lowered: Lowered, live: dict[Node, frozenset[str]], spread: Spread
 ) -> Segment:
     path, anchor = path_to(target, anchors)
-    if anchor in lowered.boundaries:
-        physical = lowered.boundaries[anchor].fields
-    else:
-        physical = late_sink_fields(anchor) if isinstance(anchor, PersistNode) else tuple(_picked(anchor, live[anchor]))
-    maker = _LateMaker(physical)
+
+    def fields_of(node: Node) -> Fields:
+        if node in lowered.boundaries:
+            return lowered.boundaries[node].fields
+        return late_sink_fields(node) if isinstance(node, PersistNode) else tuple(_picked(node, live[node]))
+
+    maker = _LateMaker(fields_of(anchor), spread)
     for node in path:
-        maker.add_late(node, live)
+        if isinstance(node, MeetNode):
+            maker.add_any(node, live, fields_of)
+        else:
+            maker.add_late(node, live)
     late_sink = isinstance(target, PersistNode) and target.mode is not None
     wanted = late_sink_fields(target) if late_sink else segment_fields(target, live)  # type: ignore[arg-type]
     maker.finish(wanted)
-    return Segment(anchor, target, tuple(maker.ops), wanted)
+    return Segment(anchor, target, tuple(maker.ops), wanted, others_of(path))
 
 
 class _LateMaker(_Maker):
@@ -114,6 +130,8 @@ class _LateMaker(_Maker):
             self._query(node, live[node])
         elif isinstance(node, NewValuesNode):
             self._new_values(node)
+        elif isinstance(node, WindowNode):
+            lower_window(self, node)
         elif isinstance(node, PersistNode) and node.mode is not None:
             if node.binding.kind == "map":
                 self._update_map(node)
@@ -223,7 +241,7 @@ class _LateMaker(_Maker):
         if keys:
             self._push(ByKeyOp(keys, self._physical))
         step = replace(
-            _groups(aggregation, node, mode, inputs), stored=stored, found=_FOUND, marker="".join(marked),
+            groups_step(aggregation, node, mode, inputs), stored=stored, found=_FOUND, marker="".join(marked),
             always=not keys,
         )  # fmt: skip
         fields = tuple(binding.schema.fields)
@@ -234,7 +252,7 @@ class _LateMaker(_Maker):
         assert mode is not None
         keys = binding.keys
         if mode == "update":
-            keys, inputs, outputs = (), binding.value_fields, tuple(getattr(node, "new_values").fields)
+            keys, inputs, outputs = (), binding.value_fields, tuple(node.new_values.fields)
         elif mode in ("merge", "put"):
             inputs, outputs = binding.value_fields, tuple(binding.schema[name] for name in binding.value_fields)
         else:
@@ -250,7 +268,8 @@ class _LateMaker(_Maker):
             self.into_partitions(binding.keys, binding.state.partitions)
             place = (PARTITION,)
         step = UpdateMap(
-            Label(node.operation, node.location), binding.name, binding.state, binding.aggregator, mode, keys, inputs, tuple(field.name for field in outputs), tuple(arrow_type(field.dataType) for field in outputs),
+            Label(node.operation, node.location), binding.name, binding.state, binding.aggregator, mode, keys, inputs,
+            tuple(field.name for field in outputs), tuple(arrow_type(field.dataType) for field in outputs),
             "".join(deleted), "".join(marked), "".join(place),
         )  # fmt: skip
         self._push_python(step, late_sink_fields(node), (*keys, *inputs, *deleted, *marked, *place),

@@ -11,7 +11,7 @@ they are staged, and the late segments begin (``trident/late_lowering.py``).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -27,19 +27,24 @@ from trident.arrow_failures import Label
 from trident.arrow_groups import Folded, Groups
 from trident.arrow_ops import CountRows, Keep, Peek, Rows, WithoutMarker
 from trident.arrow_states import QueryRows
+from trident.arrow_vectors import Call, vector_step
 from trident.expressions import Expression
 from trident.nodes import (
     AggregateNode,
     Aggregation,
     LastNode,
+    MeetNode,
     NativeNode,
     NewValuesNode,
     Node,
+    OwnNode,
     PersistNode,
+    ProjectNode,
     PythonNode,
     SourceNode,
     StateQueryNode,
 )
+from trident.results import ResultNode
 
 MARKER = "__trident_marker"
 PARTIAL = "__trident_partial"
@@ -206,9 +211,45 @@ class OnePartitionOp:
     fields: Fields
 
 
+@dataclass(frozen=True)
+class OwnOp:
+    """An operation by Spark that knows itself what it becomes: for modules beside this one.
+
+    Attributes:
+        fields: what there is behind it.
+        spreads: a batch in one Spark partition may be in several behind it.
+        shuffles: it moves rows, so a Spark stage ends with it.
+    """
+
+    fields: Fields
+    spreads = False
+    shuffles = False
+
+    def transform(self, compiler: Any) -> Any:
+        """(DataFrame, Batch) → DataFrame.
+
+        Args:
+            compiler: a trident.frames.CompiledGroup; what it makes of the session may be kept.
+        """
+        raise AssertionError(f"{type(self).__name__} has no transform")
+
+    def text(self) -> str:
+        """For ``explain``."""
+        raise AssertionError(f"{type(self).__name__} has no text")
+
+
+@dataclass(frozen=True)
+class MeetOp(OwnOp):
+    """Makes one frame of several: always the first operation of its segment."""
+
+    def meet(self, compiler: Any) -> Any:
+        """(DataFrames, one per anchor; Batch) → DataFrame."""
+        raise AssertionError(f"{type(self).__name__} has no meet")
+
+
 Op = Union[
     PyOp, SelectOp, FilterOp, NativeAggregateOp, CollectOp, ByKeyOp, OnePartitionOp, LastOp, JoinStateOp,
-    CombineStoredOp, KeepRowsOp, NotDeletedOp, IntoPartitionsOp,
+    CombineStoredOp, KeepRowsOp, NotDeletedOp, IntoPartitionsOp, OwnOp,
 ]  # fmt: skip
 
 
@@ -217,16 +258,22 @@ class Segment:
     """The operations from an anchor to a target.
 
     Attributes:
-        anchor: a source or a shared node.
-        target: a state's node, a shared node or a dangling end.
+        anchor: a source, a shared node or one that meets others.
+        target: a state's node, a shared node, one that meets others or a dangling end.
         ops: in order.
         fields: of the result.
+        others: further anchors, where the first operation makes one frame of several.
     """
 
     anchor: Node
     target: Node
     ops: tuple[Op, ...]
     fields: Fields
+    others: tuple[Node, ...] = ()
+
+    @property
+    def anchors(self) -> tuple[Node, ...]:
+        return (self.anchor, *self.others)
 
 
 @dataclass(frozen=True)
@@ -236,9 +283,11 @@ class Lowered:
     Attributes:
         segments: in the order in which they are built.
         shared: nodes that several branches use.
+        passing: nodes that one operation with several parents uses.
         checkpointed: those of them that must be computed once.
         boundaries: nodes whose rows are staged for late segments, with the name they are staged under.
         late_segments: what runs in the transaction's turn, in order.
+        spreads: source → the Spark partitions that its batches are given, where a hint says so.
     """
 
     segments: tuple[Segment, ...]
@@ -246,11 +295,14 @@ class Lowered:
     checkpointed: frozenset[Node] = frozenset()
     boundaries: Mapping[Node, "Boundary"] = field(default_factory=dict)
     late_segments: tuple[Segment, ...] = ()
+    passing: frozenset[Node] = frozenset()
+    spreads: Mapping[Node, int] = field(default_factory=dict)
 
     @property
     def late_order(self) -> bool:
         """Whether something late depends on the order of the batch's rows."""
-        return any(isinstance(op, LastOp) and op.order_by is None for s in self.late_segments for op in s.ops)
+        ops = [op for segment in self.late_segments for op in segment.ops]
+        return any(getattr(op, "in_order", False) or (isinstance(op, LastOp) and op.order_by is None) for op in ops)
 
     @property
     def depends_on_partitions(self) -> bool:
@@ -271,6 +323,37 @@ class Boundary:
     name: str
     fields: Fields
     own: bool
+
+
+@dataclass(frozen=True)
+class AtMostOp(OwnOp):
+    """At most so many Spark partitions, without moving rows that need not be."""
+
+    count: int
+
+    def transform(self, compiler: Any) -> Any:
+        return lambda frame, _: frame.coalesce(self.count)
+
+    def text(self) -> str:
+        return f"into at most {self.count} partitions"
+
+
+def spreads_rows(op: Op) -> bool:
+    """Whether a batch in one Spark partition may be in several behind the operation."""
+    if isinstance(op, (NativeAggregateOp, LastOp)):
+        return bool(op.keys)
+    if isinstance(op, IntoPartitionsOp):
+        return op.count > 1
+    return isinstance(op, OwnOp) and op.spreads
+
+
+def moves_rows(op: Op) -> bool:
+    """Whether a Spark stage ends with the operation."""
+    if isinstance(op, (NativeAggregateOp, LastOp, ByKeyOp, CollectOp)):
+        return True
+    if isinstance(op, IntoPartitionsOp):
+        return op.count > 1 and bool(op.keys)
+    return isinstance(op, OwnOp) and op.shuffles
 
 
 def only_for_several(op: Op) -> bool:
@@ -295,16 +378,73 @@ def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
             # A state that is written is a use of its own, beside what is made of its new values.
             uses[parent] = uses.get(parent, int(isinstance(parent, PersistNode))) + 1
     shared = {node for node in early if uses.get(node, 0) > 1 and not isinstance(node, SourceNode)}
-    anchors = {node for node in early if isinstance(node, SourceNode)} | shared
+    passing = {node for node in meeting(early) if not isinstance(node, SourceNode)} - shared
+    anchors = {node for node in early if isinstance(node, SourceNode)} | shared | passing
     ends = {*targets, *(node for node in boundaries if not isinstance(node, PersistNode))}
-    segments = [_segment(node, anchors, live) for node in early if node in shared or node in ends]
-    checkpointed = {node for node in shared if not _repeatable(node)}
-    lowered = Lowered(tuple(segments), frozenset(shared), frozenset(checkpointed), boundaries)
+    spread = spreads(nodes)
+    segments = [
+        _segment(node, anchors, live, spread) for node in early if node in shared or node in passing or node in ends
+    ]  # fmt: skip
+    # What several branches use is computed once where it could give them other rows, or costs a shuffle.
+    costly = {segment.target for segment in segments if any(map(moves_rows, segment.ops))}
+    checkpointed = {node for node in shared if not _repeatable(node) or node in costly}
+    of_sources = {node: count for node, count in spread.counts.items() if isinstance(node, SourceNode)}
+    lowered = Lowered(
+        tuple(segments), frozenset(shared), frozenset(checkpointed), boundaries, passing=frozenset(passing),
+        spreads=of_sources,
+    )  # fmt: skip
     if not late:
         return lowered
     from trident.late_lowering import lower_late
 
     return lower_late(lowered, [node for node in nodes if node in late], targets, live)
+
+
+def meeting(nodes: Sequence[Node]) -> set[Node]:
+    """The nodes whose rows meet others in an operation with several parents."""
+    return {parent for node in nodes if isinstance(node, MeetNode) for parent in node.parents}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What is known of Spark partitions before there are any.
+
+    Attributes:
+        counts: node → how many Spark partitions a hint gives its rows.
+        exact: repartitionings behind which every partition must exist, also an empty one.
+    """
+
+    counts: Mapping[Node, int]
+    exact: frozenset[Node]
+
+
+def spreads(nodes: Sequence[Node]) -> Spread:
+    """Brings each hint up to the node that decides about partitions; of two hints the greater one counts."""
+    counts: dict[Node, int] = {}
+    exact: set[Node] = set()
+    for node in nodes:
+        hint = getattr(node, "parallelism", None)
+        if hint is not None:
+            above = decides(node.parents[0])
+            counts[above] = max(hint, counts.get(above, 0))
+        if getattr(node, "per_partition", False):
+            exact.add(decides(node.parents[0]))
+    return Spread(counts, frozenset(exact))
+
+
+def decides(node: Node) -> Node:
+    """The nearest node, upwards, that says which rows are in which Spark partition."""
+    while _row_by_row(node):
+        node = node.parents[0]
+    return node
+
+
+def _row_by_row(node: Node) -> bool:
+    if isinstance(node, OwnNode):
+        return node.row_by_row
+    if isinstance(node, StateQueryNode):
+        return node.writer is None
+    return isinstance(node, (PythonNode, NativeNode, ProjectNode))
 
 
 def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
@@ -315,6 +455,7 @@ def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
             (isinstance(node, PersistNode) and node.mode is not None)
             or (isinstance(node, StateQueryNode) and node.writer is not None)
             or (isinstance(node, NewValuesNode) and not _known_early(node))
+            or (isinstance(node, OwnNode) and node.late)
         )
         if reads or any(parent in late for parent in node.parents):
             late.add(node)
@@ -345,7 +486,7 @@ def live_fields(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     """The fields of each node that something behind it reads."""
     live: dict[Node, frozenset[str]] = {node: frozenset() for node in nodes}
     for node in reversed(nodes):
-        if isinstance(node, PersistNode):
+        if isinstance(node, (PersistNode, ResultNode)):
             live[node] = frozenset(node.names)
         elif not live[node]:
             # Rows are counted even when no field is read, and without a column there are no rows.
@@ -357,6 +498,8 @@ def live_fields(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
 
 def _reads(node: Node, parent: Node, live: frozenset[str]) -> frozenset[str]:
     """The parent's fields that the node needs when only its live ones are read behind it."""
+    if isinstance(node, OwnNode):
+        return node.reads(parent, live)
     aggregation = getattr(node, "aggregation", None)
     if aggregation is not None:
         return frozenset((*aggregation.keys, *aggregation.inputs))
@@ -378,6 +521,8 @@ def _reads(node: Node, parent: Node, live: frozenset[str]) -> frozenset[str]:
 
 def _repeatable(node: Node) -> bool:
     """Whether computing the node again must give the same rows."""
+    if isinstance(node, OwnNode) and not node.repeatable:
+        return False
     if isinstance(node, PythonNode):
         return False
     if isinstance(node, NativeNode) and not (node.expression.analysis and node.expression.analysis.deterministic):
@@ -392,17 +537,26 @@ def _repeatable(node: Node) -> bool:
 # --- one segment -------------------------------------------------------------------------
 
 
-def _segment(target: Node, anchors: set[Node], live: dict[Node, frozenset[str]]) -> Segment:
+def _segment(target: Node, anchors: set[Node], live: dict[Node, frozenset[str]], spread: Spread) -> Segment:
     wanted = segment_fields(target, live)
     if isinstance(target, SourceNode):  # a boundary right behind a spout
         path, anchor = [], target
     else:
         path, anchor = path_to(target, anchors)
-    maker = _Maker(tuple(anchor.schema.fields) if isinstance(anchor, SourceNode) else segment_fields(anchor, live))
+
+    def fields_of(node: Node) -> Fields:
+        return tuple(node.schema.fields) if isinstance(node, SourceNode) else segment_fields(node, live)
+
+    maker = _Maker(fields_of(anchor), spread)
     for node in path:
-        maker.add(node, live)
+        maker.add_any(node, live, fields_of)
     maker.finish(wanted)
-    return Segment(anchor, target, tuple(maker.ops), wanted)
+    return Segment(anchor, target, tuple(maker.ops), wanted, others_of(path))
+
+
+def others_of(path: Sequence[Node]) -> tuple[Node, ...]:
+    """The further anchors of a path that begins with an operation with several parents."""
+    return path[0].parents[1:] if path else ()
 
 
 def path_to(target: Node, anchors: Container[Node]) -> tuple[list[Node], Node]:
@@ -428,12 +582,48 @@ def _picked(node: Node, names: frozenset[str]) -> list[StructField]:
 class _Maker:
     """Adds operations one by one; knows which columns there physically are."""
 
-    def __init__(self, physical: Fields) -> None:
+    def __init__(self, physical: Fields, spread: Spread = Spread({}, frozenset())) -> None:
         self.ops: list[Op] = []
         self._physical = physical
+        self.spread = spread
+
+    @property
+    def physical(self) -> Fields:
+        """The columns that there are now."""
+        return self._physical
+
+    def push(self, op: Op) -> None:
+        """Adds an operation by Spark."""
+        self._push(op)
+
+    def push_python(
+        self, step: Any, fields: Sequence[StructField], takes: Sequence[str], batch_id: bool = False
+    ) -> None:
+        """Adds a step on the worker; see PyOp."""
+        self._push_python(step, fields, takes, batch_id)
+
+    def narrow(self, fields: Fields) -> None:
+        """Drops the other columns."""
+        self._narrow(fields)
+
+    def aggregate(self, aggregation: Aggregation, node: Node, fields: Fields) -> None:
+        """An aggregate over the batch, or per group of it."""
+        self._aggregate_as(aggregation, node, fields, persists=False)
+
+    def add_any(self, node: Node, live: dict[Node, frozenset[str]], fields_of: Callable[[Node], Fields]) -> None:
+        """As ``add``; also an operation with several parents, each of which has the columns that are said."""
+        if isinstance(node, MeetNode):
+            node.meet(self, live[node], [fields_of(parent) for parent in node.parents])
+        else:
+            self.add(node, live)
+        count = self.spread.counts.get(node)
+        if count is not None and not isinstance(node, SourceNode) and not getattr(node, "repartitions", False):
+            self._push(AtMostOp(self._physical, count))
 
     def add(self, node: Node, live: dict[Node, frozenset[str]]) -> None:
-        if isinstance(node, PythonNode):
+        if isinstance(node, OwnNode):
+            node.lower(self, live[node])
+        elif isinstance(node, PythonNode):
             self._python(node, live[node])
         elif isinstance(node, NativeNode):
             self._native(node, live[node])
@@ -485,16 +675,21 @@ class _Maker:
         earlier = tuple(field for field in node.schema.fields if field.name in live and field.name not in node.outputs)
         keep = tuple(field.name for field in earlier)
         takes = (*keep, *node.inputs)
+        made = tuple(node.schema[name] for name in node.outputs)
+        types = tuple(arrow_type(field.dataType) for field in made)
+        if node.function.vectors:
+            call = Call(label, node.function.call, node.inputs, node.function.vectors, node.function.table)
+            step = vector_step(node.kind, call, node.outputs, types, keep)
+            self._push_python(step, (*earlier, *made), takes)
+            return
         if node.kind == "filter":
             self._push_python(Keep(label, node.function.call, node.inputs, keep), earlier, takes)
             return
         if node.kind == "peek":
             self._push_python(Peek(label, node.function.call, node.inputs), earlier, takes)
             return
-        made = tuple(node.schema[name] for name in node.outputs)
         step = Rows(
-            label, node.function.call, node.inputs, node.outputs, tuple(arrow_type(field.dataType) for field in made),
-            node.many, keep, drop_none=node.kind != "map",
+            label, node.function.call, node.inputs, node.outputs, types, node.many, keep, drop_none=node.kind != "map",
         )  # fmt: skip
         self._push_python(step, (*earlier, *made), takes)
 
@@ -522,7 +717,9 @@ class _Maker:
         self._push(SelectOp(tuple(field.name for field in keep), node.expression, fields))
 
     def _aggregate(self, aggregation: Aggregation, node: Node, persists: bool) -> None:
-        fields = tuple(node.schema.fields)
+        self._aggregate_as(aggregation, node, tuple(node.schema.fields), persists)
+
+    def _aggregate_as(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
         if aggregation.kind == "native":
             self._native_aggregate(aggregation, fields, persists)
         elif aggregation.kind == "combiner":
@@ -546,15 +743,15 @@ class _Maker:
     def _combine(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
         keys, output = aggregation.keys, aggregation.outputs[0]
         if keys:
-            self._push_python(_groups(aggregation, node, "combine", aggregation.inputs, output.name), fields,
+            self._push_python(groups_step(aggregation, node, "combine", aggregation.inputs, output.name), fields,
                               (*keys, *aggregation.inputs))  # fmt: skip
             if not persists:  # a state combines the parts itself
                 self._push(ByKeyOp(keys, fields))
-                self._push_python(_groups(aggregation, node, "merge", (output.name,), output.name), fields,
+                self._push_python(groups_step(aggregation, node, "merge", (output.name,), output.name), fields,
                                   (*keys, output.name))  # fmt: skip
             return
         part = StructField(PARTIAL, output.dataType, True)
-        self._push_python(_groups(aggregation, node, "combine", aggregation.inputs, PARTIAL), (part,),
+        self._push_python(groups_step(aggregation, node, "combine", aggregation.inputs, PARTIAL), (part,),
                           aggregation.inputs)  # fmt: skip
         parts = ArrayType(StructType([StructField("value", output.dataType, True)]), False)
         self._push(CollectOp(PARTIAL, (StructField(PARTIALS, parts, False),)))
@@ -575,7 +772,7 @@ class _Maker:
             marked = (*needed, StructField(MARKER, LongType(), False))
             self._push(OnePartitionOp(marked))
             self._push_python(WithoutMarker(MARKER), needed, tuple(field.name for field in marked))
-        step = _groups(aggregation, node, mode, aggregation.inputs)
+        step = groups_step(aggregation, node, mode, aggregation.inputs)
         self._push_python(step, fields, (*keys, *aggregation.inputs), batch_id=mode == "aggregate")
 
     def _narrow(self, fields: Fields) -> None:
@@ -586,7 +783,7 @@ class _Maker:
             self._push(SelectOp(tuple(field.name for field in fields), None, fields))
 
 
-def _groups(
+def groups_step(
     aggregation: Aggregation, node: Node, mode: str, inputs: tuple[str, ...], output: str | None = None
 ) -> Groups:
     outputs = aggregation.outputs

@@ -6,7 +6,6 @@ used by several branches. The planner reads nodes; it never asks a stream.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
@@ -17,7 +16,7 @@ from coordinators.errors import FieldError
 from states.binding import StateBinding
 from trident.expressions import Expression
 from trident.functions import UserFunction
-from trident.types import check_distinct
+from trident.types import check_distinct, did_you_mean
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +35,15 @@ class Node:
     operation: str
     location: str
 
+    def __post_init__(self) -> None:
+        # The columns that plans add beside the user's are named so.
+        taken = [name for name in self.schema.names if name.lower().startswith("__trident")]
+        if taken:
+            raise FieldError(
+                f"a field of {self.operation} has a name that is kept for the framework", found=", ".join(taken),
+                expected="a name that does not begin with __trident",
+            )  # fmt: skip
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
@@ -44,6 +52,53 @@ class Node:
     def links(self) -> tuple["Node", ...]:
         """Nodes that it belongs together with although no rows come from them."""
         return ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnNode(Node):
+    """An operation that knows itself what it becomes: for modules beside the planner's.
+
+    Class attributes:
+        repeatable: computing it again on the same rows gives the same rows, in the same order.
+        late: it runs in the transaction's turn.
+        calls_user: it calls a function of the user's, so it is computed even when no state takes its rows.
+        row_by_row: it leaves the rows in the Spark partitions where they are.
+    """
+
+    repeatable = True
+    late = False
+    calls_user = False
+    row_by_row = True
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        """The parent's fields that it needs when only its live fields are read behind it."""
+        raise AssertionError(f"{type(self).__name__} has no reads")
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        """Pushes its operations.
+
+        Args:
+            maker: a trident.lowering._Maker.
+            live: of its fields, those that are read behind it.
+        """
+        raise AssertionError(f"{type(self).__name__} has no lower")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MeetNode(OwnNode):
+    """An operation with several parents."""
+
+    row_by_row = False
+
+    def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
+        """Pushes its operations, the first of which is a trident.lowering.MeetOp.
+
+        Args:
+            maker: a trident.lowering._Maker.
+            live: of its fields, those that are read behind it.
+            physical: the columns of each parent.
+        """
+        raise AssertionError(f"{type(self).__name__} has no meet")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,13 +265,11 @@ def require_fields(names: Iterable[str], schema: StructType, what: str) -> None:
     """Raises FieldError for a name that is not a field, with the fields there are and the nearest."""
     for name in names:
         if name not in schema.names:
-            folded = {field.lower(): field for field in schema.names}
-            near = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
             raise FieldError(
                 f"{what} uses a field that does not exist",
                 found=repr(name),
                 expected=f"one of {', '.join(schema.names)}",
-                action=f"did you mean {folded[near[0]]!r}?" if near else None,
+                action=did_you_mean(name, schema.names),
             )
 
 

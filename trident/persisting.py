@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from coordinators.errors import OutputTypeError, TopologyError
 from states.binding import StateBinding
 from trident.aggregation import aggregator_name, read_aggregation
+from trident.drpc_nodes import no_committer
 from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
 from trident.nodes import (
@@ -30,7 +31,15 @@ from trident.nodes import (
     picked,
     require_fields,
 )
-from trident.state_kinds import check_append, check_keyed, check_memory_keys, check_named, check_reserved, check_upsert, state_kind
+from trident.state_kinds import (
+    check_append,
+    check_keyed,
+    check_memory_keys,
+    check_named,
+    check_reserved,
+    check_upsert,
+    state_kind,
+)
 from trident.types import parse_outputs
 from trident.upsert import Upsert
 
@@ -95,6 +104,13 @@ class TridentState:
         return Stream(self._topology, made)
 
 
+def _check_transactions(stream: "Stream", what: str) -> None:
+    """Raises TopologyError below a DRPC stream: its requests are no transactions."""
+    origin = stream._topology._origins.get(stream._node)
+    if origin is not None:
+        raise no_committer(origin, what)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _UpdaterNode(PersistNode):
     """A PersistNode with an updater of the user; ``new_values`` is what it emits."""
@@ -119,6 +135,7 @@ def partition_persist(
     stream: "Stream", state: Any, inputs: Union[Names, None], updater: Any, outputs: Any, partition_by: Any
 ) -> TridentState:
     """See :meth:`trident.stream.Stream.partition_persist`."""
+    _check_transactions(stream, "partition_persist")
     kind = state_kind(state)
     names = stream.fields if inputs is None else field_names(inputs, "partition_persist")
     require_fields(names, stream.schema, "partition_persist")
@@ -225,6 +242,7 @@ def persistent_aggregate(
 ) -> TridentState:
     """See :meth:`trident.stream.Stream.persistent_aggregate`."""
     what = "persistent_aggregate"
+    _check_transactions(stream, what)
     check_keyed(state, what)
     aggregation = read_aggregation(stream.schema, what, keys, inputs, aggregator, outputs, call_site())
     combines = aggregation.kind in ("native", "combiner")

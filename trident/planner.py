@@ -11,7 +11,8 @@ words to the JVM and not the lines that they came from.
 
 A node that several branches use is computed once per batch and checkpointed,
 if a Python function or a non-deterministic expression lies at or above it: the
-branches must see the same rows. A deterministic native one is computed twice.
+branches must see the same rows; and if it costs a shuffle. A projection or
+filter by Spark is computed by each of them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from coordinators.errors import TopologyError
 from coordinators.transactions import TransactionAttempt
 from states.binding import StateBinding
 from states.user_tasks import BatchInfo
+from trident.chained import check_chains
 from trident.lowering import Lowered, lower
 from trident.nodes import (
     AggregateNode,
     NativeNode,
     Node,
+    OwnNode,
     PersistNode,
     ProjectNode,
     PythonNode,
@@ -153,9 +156,24 @@ def plan(topology: "TridentTopology") -> list[GroupPlan]:
     Raises:
         TopologyError: there is nothing to do, or a stream leads nowhere.
     """
-    if not topology._sources:
+    check_chains(topology._open_chains)
+    _check_order(topology._nodes)
+    if not topology._sources and not topology._functions:
         raise TopologyError(f"topology {topology.name!r} has no stream", action="begin with new_stream")
     return [_group_plan(name, nodes) for name, nodes in sorted(_groups(topology).items())]
+
+
+def _check_order(nodes: Sequence[Node]) -> None:
+    """Streams are made of streams that there are, so there is no cycle: unless somebody made a node by hand."""
+    known: set[Node] = set()
+    for node in nodes:
+        for other in (*node.parents, *node.links):
+            if other not in known:
+                raise TopologyError(
+                    "the topology has a cycle", found=f"{node.operation} at {node.location} depends on {other.operation}, "
+                    "which comes later", expected="operations on streams that there are already",
+                )  # fmt: skip
+        known.add(node)
 
 
 def group_members(topology: "TridentTopology") -> dict[str, list[str]]:
@@ -164,8 +182,18 @@ def group_members(topology: "TridentTopology") -> dict[str, list[str]]:
     return {name: sorted(node.tx_id for node in nodes if isinstance(node, SourceNode)) for name, nodes in groups}
 
 
+def group_of_states(topology: "TridentTopology") -> dict[str, str]:
+    """State name → the group that writes it."""
+    return {
+        node.binding.name: name
+        for name, nodes in _groups(topology).items()
+        for node in nodes
+        if isinstance(node, PersistNode)
+    }
+
+
 def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
-    """Connected components: streams that meet anywhere are one batch group."""
+    """Connected components: streams that meet anywhere are one batch group. DRPC streams are in none."""
     root: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
@@ -173,11 +201,12 @@ def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
             node = root[node]
         return node
 
-    for node in topology._nodes:
+    batched = [node for node in topology._nodes if topology._origins.get(node) is None]
+    for node in batched:
         for other in (*node.parents, *node.links):
             root[find(node)] = find(other)
     members: dict[Node, list[Node]] = {}
-    for node in topology._nodes:  # in the order of creation: parents first
+    for node in batched:  # in the order of creation: parents first
         members.setdefault(find(node), []).append(node)
     return {min(node.tx_id for node in nodes if isinstance(node, SourceNode)): nodes for nodes in members.values()}
 
@@ -210,6 +239,8 @@ def _dangling(nodes: list[Node]) -> list[Node]:
 
 def calls_python(node: Node) -> bool:
     """Whether the node itself or one between it and the last shared node calls a user's function."""
+    if isinstance(node, OwnNode):
+        return node.calls_user or any(map(calls_python, node.parents))
     if isinstance(node, PythonNode) or (isinstance(node, StateQueryNode) and hasattr(node.query, "execute")):
         return True
     if isinstance(node, AggregateNode) and node.aggregation.kind != "native":

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +27,21 @@ from coordinators.driver import GroupDriver
 from coordinators.embedded import EmbeddedZooKeeper
 from coordinators.errors import Deposed, Halted, OutcomeUnknown, TopologyError, TridentError, ZooKeeperUnreachable
 from coordinators.group_store import GroupStore
-from coordinators.leadership import Lease, Leadership
+from coordinators.leadership import Holder, Leadership, Lease
 from coordinators.master import Limits, Mode
 from coordinators.records import GroupRecord
 from coordinators.registration import Registration
 from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from states.committer import DeltaCommitter
 from states.background_compactor import BackgroundCompactor
+from states.committer import DeltaCommitter
 from states.compactor import Compactor
 from states.descriptor import load_descriptor
 from states.kernel import KernelEngine
 from states.reading import read_state
 from trident.config import TridentConfig
+from trident.drpc import TIMEOUT_SECS, Answer, DrpcRequests
+from trident.drpc_front import DrpcFront
 from trident.planner import GroupPlan, plan
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
@@ -46,8 +49,8 @@ from trident.session import check_session, make_session
 from trident.spout_executors import SpoutExecutor, make_executor
 from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
-from trident.stored_frames import StoredFrames, own_snapshot
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
+from trident.stored_frames import StoredFrames, own_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -196,6 +199,7 @@ class TopologyQuery:
         self._incarnation = ""
         self._epoch = 0
         self._groups: list[_RunningGroup] = []
+        self._front = DrpcFront(topology, config, self._event)
         self._stop_requested = threading.Event()
         self._done = threading.Event()
         self._leading = threading.Event()
@@ -279,7 +283,7 @@ class TopologyQuery:
                 groups = list(self._groups)
             for group in groups:
                 group.host.refresh()
-            if groups and all(group.driver.wait_idle(deadline) for group in groups):
+            if (groups or not self._plans) and all(group.driver.wait_idle(deadline) for group in groups):
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} did not process all available data within {timeout_secs} s")
@@ -349,6 +353,57 @@ class TopologyQuery:
             advanced_txid=self._advanced_txid(state),
         )  # fmt: skip
 
+    # --- requests to DRPC streams -------------------------------------------------------------
+
+    @property
+    def drpc_functions(self) -> dict[str, str]:
+        """Function → its arguments with their types, as they were given to ``new_drpc_stream``."""
+        return {
+            name: ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in plan_.arguments.fields)
+            for name, plan_ in self._front.plans.items()
+        }
+
+    @property
+    def http_address(self) -> str | None:
+        """Where requests are answered over HTTP, "host:port"; None when they are not, or not yet."""
+        return self._front.http_address
+
+    def execute(self, function: str, /, *args: Any, timeout_secs: float = TIMEOUT_SECS, **named: Any) -> Answer:
+        """Asks a DRPC stream: ``query.execute("reach", "a.com")``.
+
+        The request runs beside the batches and beside other requests, in Spark's
+        pool ``trident-drpc``. It reads the states of one batch group as of one
+        transaction, the last advanced one when it began:
+
+        - Delta states and memory maps exactly;
+        - opaque(…) and transactional(…) maps exactly, or not at all: they keep one
+          or two transactions, so where batches are faster than the request it
+          begins again with a newer one, at most ten times, and then fails;
+        - non_transactional(…) and states of your own as they are when they are
+          asked, perhaps with transactions that have not advanced yet.
+
+        The caller's duty: what its functions do besides may be done twice, as in a batch.
+
+        Args:
+            function: the name given to ``new_drpc_stream``.
+            args: its arguments by position.
+            timeout_secs: how long it may take; its Spark jobs are cancelled then.
+            named: its arguments by name.
+
+        Returns:
+            the rows, in no promised order: a list, whose ``as_of`` says as of
+            which transaction of each batch group it holds.
+
+        Raises:
+            UnknownFunction: there is no such function; with those there are.
+            WrongArguments: the arguments do not fit its fields.
+            NotLeading: another process leads the topology, or this one has stopped.
+            DrpcTimeout: it took too long.
+            UserFunctionError, FailedException: a function of yours raised.
+            DrpcError: the states change faster than they can be read.
+        """
+        return self._front.execute(function, args, named, timeout_secs)
+
     def _advanced_txid(self, state: str) -> int | None:
         for group in list(self._groups):
             if any(binding.name == state for binding in group.plan.bindings):
@@ -363,6 +418,7 @@ class TopologyQuery:
             self._registration = Registration(self._zk, self._topology.name)
             # Refused at once, not when it is this process's turn to lead.
             self._registration.check(self._topology.identity())
+            self._front.listen()
         except BaseException:
             self._zk.close()
             raise
@@ -389,6 +445,7 @@ class TopologyQuery:
             if self._has_led:  # a standby must not write over the leader's
                 self._status_writer.update(self._make_status())
             self._status_writer.close()
+            self._front.end()
             self._progress.close()
             if self._zk is not None:
                 self._zk.close()
@@ -402,14 +459,18 @@ class TopologyQuery:
         leadership = Leadership(self._zk, self._topology.name, [plan_.name for plan_ in self._plans])
         return leadership.acquire(
             self._stop_requested,
-            on_waiting=lambda holder: self._event(f"standby: {holder.host} pid {holder.pid} leads"),
+            on_waiting=self._is_standby,
         )
+
+    def _is_standby(self, holder: Holder) -> None:
+        self._front.waits()
+        self._event(f"standby: {holder.host} pid {holder.pid} leads")
 
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
         fences = lease.fences.values()
         self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences)
-        self._epoch = max(fence.epoch for fence in lease.fences.values())
+        self._epoch = max((fence.epoch for fence in lease.fences.values()), default=0)
         self._progress.id = self._incarnation
         self._has_led = True
         self._event(f"leads {self.name} (epoch {self._epoch})")
@@ -426,12 +487,14 @@ class TopologyQuery:
                 group.driver.start()
                 if self._paused:
                     self._tell_groups("Paused")
+            self._front.leads(self._make_requests(groups))
             self._leading.set()
             with self._changed:
                 self._changed.notify_all()
             self._watch(groups, lease)
         finally:
             self._leading.clear()
+            self._front.stops_leading()
             self._close_groups(groups)
             self._final_groups = self._group_statuses()
             self._groups = []
@@ -514,6 +577,13 @@ class TopologyQuery:
         )
         return _RunningGroup(plan_, driver, host, runner, compactor)
 
+    def _make_requests(self, groups: Sequence[_RunningGroup]) -> DrpcRequests:
+        advanced = {group.plan.name: partial(getattr, group.driver, "last_advanced") for group in groups}
+        return DrpcRequests(
+            self._spark, self._engine, self._warehouse, self.name, self._front.plans, advanced, self._incarnation,
+            self._epoch,
+        )  # fmt: skip
+
     def _make_compactor(self, plan_: GroupPlan) -> BackgroundCompactor:
         return BackgroundCompactor(
             [
@@ -565,7 +635,7 @@ class TopologyQuery:
             if self._stop_requested.is_set():
                 for group in groups:
                     group.driver.stop()
-            if len(ended) == len(groups):
+            if len(ended) == len(groups) and (groups or self._stop_requested.wait(0.1)):
                 return
             connected = self._zk.connected
             if connected == suspended:
@@ -605,6 +675,7 @@ class TopologyQuery:
     def _pulse_status(self) -> None:
         """Status and display once in a while, off every critical path."""
         while not self._done.wait(_STATUS_POLL_SECS):
+            self._front.listen_again()
             if self._leading.is_set():
                 in_flight = sum(len(group.driver.state.live) for group in self._groups)
                 self._progress.activity(in_flight, self._backlog())

@@ -20,15 +20,16 @@ from coordinators.errors import BatchTimeout, SourceError
 from coordinators.ports import ProcessedBatch
 from coordinators.transactions import TransactionAttempt
 from states.staging import StagingTarget, stage
+from states.user_tasks import BatchInfo
 from trident.file_reading import source_failure
 from trident.functions import translate_failure
 from trident.job_watch import cancel_group, has_tasks
-from states.user_tasks import BatchInfo
 from trident.late_lowering import boundaries_of
 from trident.rows import to_dataframe
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind
+from trident.window_spec import Unit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,6 +219,8 @@ class SparkBatchRunner:
         """Whether late segments would have nothing to do: an aggregate without groups always has."""
         if any(staged[name] for name in boundaries):
             return False
+        if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
+            return False  # windows may be due
         return not any(
             binding.name in self._plan.late_states and binding.kind != "append" and not binding.keys
             and binding.aggregator is not None and not hasattr(binding.aggregator, "update_state")

@@ -19,7 +19,7 @@ from coordinators.transactions import TransactionAttempt
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 Json = Union[None, bool, int, float, str, list, dict]

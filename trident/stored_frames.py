@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,50 @@ class StoredFrames:
             self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator,
             self._pins[binding.name],
         )  # fmt: skip
+
+
+class RequestFrames:
+    """Gives states, as of the transactions that a request is pinned to, to requests side by side.
+
+    Its knowledge of the tables is its own: a batch that looks up its state
+    never waits for a request.
+
+    Args:
+        spark, engine, warehouse: of the topology.
+    """
+
+    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
+        self._spark, self._engine, self._warehouse = spark, engine, warehouse
+        self._pins: dict[str, StatePins] = {}
+        self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
+
+    def stored(
+        self, binding: StateBinding, keys: "DataFrame | None", txid: int, entries: Mapping[tuple, Any] | None
+    ) -> "DataFrame":
+        """Keys and values of the state as of txid, of the keys asked at least.
+
+        Args:
+            entries: of a memory map, as of txid.
+
+        Raises:
+            SnapshotUnavailable: that transaction is no longer kept.
+        """
+        if entries is not None:
+            return self._of_memory(binding, entries)
+        # Of two threads that come first, one's pins are kept: the other's only cost a look more.
+        pins = self._pins.setdefault(binding.name, StatePins())
+        return base_of(
+            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins
+        )  # fmt: skip
+
+    def _of_memory(self, binding: StateBinding, entries: Mapping[tuple, Any]) -> "DataFrame":
+        """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""
+        known, frame = self._memory.get(binding.name, (None, None))
+        if frame is None or known is not entries:
+            rows = [key + value for key, (_, value) in entries.items()]
+            frame = self._spark.createDataFrame(rows, binding.schema)
+            self._memory[binding.name] = entries, frame
+        return frame
 
 
 def _memory_frame(spark: "SparkSession", binding: StateBinding) -> "DataFrame":

@@ -8,27 +8,31 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
 from coordinators.errors import FieldError, TopologyError
+from trident import columns, meetings
 from trident.aggregation import aggregator_name, read_aggregation
 from trident.aggregators import is_groupable
+from trident.builtin_operations import as_expression, native_form
+from trident.chained import ChainedAggregation, partition_aggregate
 from trident.expressions import is_expression, resolve
+from trident.extremes import FirstN, extreme
 from trident.functions import (
-    Expr,
     UserFunction,
     call_site,
     check_arity,
+    check_lifecycle,
     check_serialisable,
     describe,
     resolve_outputs,
 )
+from trident.grouped_stream import GroupedStream
 from trident.nodes import (
     AggregateNode,
-    Aggregation,
     Names,
     NativeNode,
     Node,
@@ -41,17 +45,14 @@ from trident.nodes import (
 )
 from trident.persisting import TridentState, partition_persist, persistent_aggregate
 from trident.querying import state_query
-from trident.types import check_distinct, parse_outputs
+from trident.repartitioning import hint, named, repartition, unmoved
+from trident.stream_arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
+from trident.types import parse_outputs
+from trident.vectors import vector_outputs
+from trident.windows import WindowedStream, window, with_watermark
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from trident.topology import TridentTopology
-
-Function = Callable[..., Any]
-Outputs = Union[str, Iterable[str], StructType]
-Columnar = Union["Column", Expr]
-_NOT_GIVEN: Any = object()
 
 
 class Stream:
@@ -62,6 +63,12 @@ class Stream:
     Functions are called with one positional argument per input field. Output
     types come from the outputs (``"word string, n long"``) or else from the
     function's return annotation; Python's int is a bigint, float a double.
+
+    A function may be an object with ``__call__`` and ``prepare(context)`` or
+    ``cleanup()``: each Spark task has a copy of its own, prepares it before the
+    first row and cleans it up behind the last, also after a failure
+    (:class:`OperationContext`); so for aggregators. One that works on whole
+    columns is marked or annotated: :func:`arrow_function`, :func:`pandas_function`.
 
     A function that raises fails the attempt: a :class:`UserFunctionError`
     names the operation, the line and the row, and the batch is tried again.
@@ -163,7 +170,7 @@ class Stream:
 
     def project(self, *fields: Names) -> "Stream":
         """Keeps the named fields, in that order: ``project("word", "n")``."""
-        names = _flat(fields, "project")
+        names = flat(fields, "project")
         require_fields(names, self.schema, "project")
         return self._next(
             ProjectNode(
@@ -172,7 +179,130 @@ class Stream:
             )  # fmt: skip
         )
 
-    select = project
+    def select(self, *fields: Any) -> "Stream":
+        """Fields and Columns side by side: ``select("word", F.upper("word").alias("upper"))``.
+
+        With names alone it is ``project``.
+
+        Raises:
+            FieldError: a field does not exist, or two have one name.
+            TopologyError: a Column makes many rows, or one of many.
+        """
+        if not any(is_expression(field) for field in fields):
+            return self.project(*fields)
+        return columns.select(self, fields)
+
+    def with_column(self, name: str, column: Columnar) -> "Stream":
+        """Adds a field, or replaces the one of that name: ``with_column("n", F.col("n") + 1)``."""
+        return columns.with_columns(self, {name: column})
+
+    def with_columns(self, made: Mapping[str, Columnar]) -> "Stream":
+        """As ``with_column``, several at once; each sees the fields as they were before."""
+        return columns.with_columns(self, made)
+
+    def drop(self, *fields: Names) -> "Stream":
+        """All fields but the named ones: ``drop("line")``."""
+        return columns.drop(self, flat(fields, "drop"))
+
+    def rename(self, names: Mapping[str, str]) -> "Stream":
+        """Gives fields other names: ``rename({"value": "line"})``; the order stays."""
+        return columns.rename(self, names)
+
+    def apply_assembly(self, assembly: Any) -> "Stream":
+        """A part of a topology that is used in several places: ``apply_assembly(FirstN(3, "n", reverse=True))``.
+
+        Args:
+            assembly: an object with ``apply(stream)``, or a function of a stream; it gives a stream.
+
+        Raises:
+            TopologyError: it gives something else.
+        """
+        apply = getattr(assembly, "apply", assembly)
+        if not callable(apply):
+            raise TopologyError("apply_assembly needs an assembly", found=repr(assembly),
+                                expected="an object with apply(stream), or a function of a stream")  # fmt: skip
+        made = apply(self)
+        if not isinstance(made, (Stream, GroupedStream, TridentState)):
+            raise TopologyError(f"the assembly {assembly!r} gives no stream", found=repr(made), expected="a Stream")
+        return made  # type: ignore[return-value]
+
+    transform = apply_assembly
+
+    # --- several streams -----------------------------------------------------------------
+
+    def merge(self, *others: "Stream", outputs: Union[Names, None] = None) -> "Stream":
+        """The rows of this stream and of others, within each batch; see :meth:`TridentTopology.merge`."""
+        return meetings.merge(self._topology, [self, *others], outputs)
+
+    union = merge
+
+    def join(
+        self, other: "Stream", on: Any, how: Any = "inner", outputs: Union[Names, None] = None
+    ) -> "Stream":
+        """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
+
+        Args:
+            other: of the same topology.
+            on: the keys: one choice for both, or ``["a", "b"]`` where they have other names in the other stream.
+            how: "inner", "left", "right", "full", or as in :meth:`TridentTopology.join`.
+            outputs: the keys, then this stream's other fields, then the other's.
+        """
+        return meetings.join(self._topology, [self, other], on, outputs, how)
+
+    # --- Spark partitions ------------------------------------------------------------------
+
+    def shuffle(self) -> "Stream":
+        """Spreads the rows evenly over the Spark partitions."""
+        return repartition(self, "shuffle", "shuffle")
+
+    def local_or_shuffle(self) -> "Stream":
+        """As ``shuffle`` where that costs nothing: here the rows stay where they are."""
+        return unmoved(self, "local_or_shuffle()")
+
+    def identity_partition(self) -> "Stream":
+        """The rows stay where they are."""
+        return unmoved(self, "identity_partition()")
+
+    def broadcast(self) -> "Stream":
+        """Every row in every Spark partition. Not Spark's hint of that name: the rows are multiplied."""
+        return repartition(self, "broadcast", "broadcast")
+
+    def partition_by(self, *fields: Names) -> "Stream":
+        """Rows with equal values in the fields come to one Spark partition; null is equal to null."""
+        return repartition(self, "partition_by", "partition_by", flat(fields, "partition_by"))
+
+    def partition(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Stream":
+        """A function says which Spark partition each row comes to: ``partition("user", lambda user: user % 4)``.
+
+        It returns a number from 0, taken modulo the number of partitions; or
+        several, for a row that is to be in several.
+        """
+        given: Any = inputs if function is None else function
+        names = self.fields if function is None else field_names(inputs, "partition")
+        return repartition(self, "partition", "partition", names, given)
+
+    def global_(self) -> "Stream":
+        """All rows of the batch in one Spark partition."""
+        return repartition(self, "global", "global_")
+
+    batch_global = global_
+
+    def parallelism_hint(self, count: int) -> "Stream":
+        """So many Spark partitions, up to the repartitioning above, or to the spout.
+
+        Behind a native aggregate or a join it is an upper bound. Of two hints
+        for the same rows the greater one counts. Rows that are moved for it, as
+        by every repartitioning, are no longer in the batch's order: give
+        ``Upsert`` an ``order_by`` then.
+
+        Raises:
+            TopologyError: it is no whole number from 1.
+        """
+        return hint(self, count)
+
+    def name(self, name: str) -> "Stream":
+        """Names this place of the stream in ``explain`` and the drawn plan."""
+        return named(self, name)
 
     def peek(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Stream":
         """Calls a function with each row's values, for its side effect, on the executors.
@@ -194,7 +324,7 @@ class Stream:
 
     def group_by(self, *fields: Names) -> "GroupedStream":
         """Groups by the named fields. Null is a group of its own."""
-        names = _flat(fields, "group_by")
+        names = flat(fields, "group_by")
         require_fields(names, self.schema, "group_by")
         for name in names:
             if not is_groupable(self.schema[name].dataType):
@@ -204,7 +334,7 @@ class Stream:
                 )  # fmt: skip
         return GroupedStream(self, names)
 
-    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> "Stream":
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
         """One row for the whole batch: ``aggregate("n", Sum(), "total")``, ``aggregate(Count(), "rows")``.
 
         There is exactly one, also for an empty batch: a combiner's ``zero()``, a
@@ -216,12 +346,65 @@ class Stream:
             aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
             outputs: the new fields.
         """
-        return self._aggregate((), *_shifted(inputs, aggregator, outputs))
+        return self._aggregate((), *shifted(inputs, aggregator, outputs))
 
-    agg = aggregate
+    def agg(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN, *more: Any) -> "Stream":
+        """``aggregate``; or, as in PySpark, aggregate Columns: ``agg(F.sum("n").alias("total"))``.
+
+        One row for the whole batch either way.
+        """
+        if is_expression(inputs):
+            return columns.column_aggregate(self, (), as_columns(inputs, aggregator, outputs, *more))
+        return self.aggregate(inputs, aggregator, outputs)
+
+    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
+        """One aggregate per Spark partition, in place of its rows: ``partition_aggregate("n", Sum(), "part")``.
+
+        An empty partition gives the initial value too. How many partitions there
+        are says the repartitioning above with its hint; without one, the spout.
+
+        Args: as in :meth:`aggregate`.
+        """
+        return partition_aggregate(self, (), *shifted(inputs, aggregator, outputs))
+
+    def chained_agg(self) -> ChainedAggregation:
+        """Several aggregates of the same rows; see :class:`ChainedAggregation`."""
+        return ChainedAggregation(self, ())
+
+    def min_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
+        """The row with the least value in a field: of each Spark partition, as in Trident, or of the batch.
+
+        Rows where it is null are skipped; of equal ones the later one is kept;
+        no row gives no row.
+
+        Args:
+            field: that is compared.
+            comparator: (a, b) → below 0, 0 or above 0; the values' own order when None.
+            scope: "partition" or "batch".
+        """
+        return extreme(self, "min_by", field_names(field, "min_by"), False, comparator, scope)
+
+    def max_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
+        """The row with the greatest value in a field; otherwise as :meth:`min_by`."""
+        return extreme(self, "max_by", field_names(field, "max_by"), True, comparator, scope)
+
+    def min(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
+        """The least row, by all its fields in their order; a comparator is given tuples of them.
+
+        Otherwise as :meth:`min_by`; a row with a null is skipped.
+        """
+        return extreme(self, "min", self.fields, False, comparator, scope)
+
+    def max(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
+        """The greatest row; otherwise as :meth:`min`."""
+        return extreme(self, "max", self.fields, True, comparator, scope)
+
+    def first_n(self, n: int, by: Union[str, None] = None, reverse: bool = False) -> "Stream":
+        """The first n rows of the batch: ``first_n(3, "n", reverse=True)``; see :class:`FirstN`."""
+        return FirstN(n, by, reverse).apply(self)
 
     def persistent_aggregate(
-        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN
+        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN
     ) -> TridentState:
         """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
 
@@ -241,7 +424,7 @@ class Stream:
             aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
             outputs: the field of the value; several for an Aggregator.
         """
-        return persistent_aggregate(self, (), state, *_shifted(inputs, aggregator, outputs))
+        return persistent_aggregate(self, (), state, *shifted(inputs, aggregator, outputs))
 
     def partition_persist(
         self, state: Any, inputs: Union[Names, None] = None, updater: Any = None, outputs: Any = "",
@@ -270,7 +453,7 @@ class Stream:
         return partition_persist(self, state, inputs, updater, outputs, partition_by)
 
     def state_query(
-        self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = _NOT_GIVEN
+        self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN
     ) -> "Stream":
         """Looks each row up in a state: ``state_query(counts, "word", MapGet(), "count")``.
 
@@ -288,7 +471,59 @@ class Stream:
         Raises:
             TopologyError: the state cannot be asked that.
         """
-        return state_query(self, state, *_shifted(inputs, query, outputs))
+        return state_query(self, state, *shifted(inputs, query, outputs))
+
+    # --- windows -------------------------------------------------------------------------
+
+    def with_watermark(self, field: str, delay: str) -> "Stream":
+        """Makes a timestamp the event time of windows behind: ``with_watermark("at", "10 minutes")``, as in PySpark.
+
+        The watermark is the greatest timestamp so far, less the delay. Windows
+        that it has reached the end of are fired; rows that come for them later
+        are late. A timestamp far in the future fires everything up to it.
+
+        Args:
+            field: a timestamp; the windows need it still.
+            delay: how much later than others rows may come, such as "1 hour 30 seconds".
+
+        Raises:
+            FieldError: there is no such field.
+            TopologyError: it is no timestamp, or the delay is no duration.
+        """
+        return with_watermark(self, field, delay)
+
+    def tumbling_window(self, length: Union[int, str], name: Union[str, None] = None) -> WindowedStream:
+        """Windows that follow each other: ``tumbling_window(100)``, ``tumbling_window("10 minutes")``.
+
+        Args: as in :meth:`sliding_window`, with a slide that is the length.
+        """
+        return window(self, "tumbling_window", length, length, name)
+
+    def sliding_window(
+        self, length: Union[int, str], slide: Union[int, str], name: Union[str, None] = None
+    ) -> WindowedStream:
+        """Windows of one length that begin a slide apart: ``sliding_window("10 minutes", "5 minutes")``.
+
+        Of rows: each slide rows, a window of the last length rows, in the order
+        in which they arrive. Of time: windows begin at multiples of the slide
+        since 1970; event time behind :meth:`with_watermark`, else the time of
+        the transaction. When they fire, and what is kept: :class:`WindowedStream`.
+
+        All fields are kept until their windows have fired: ``project`` those
+        that are needed first.
+
+        Args:
+            length: rows, or a duration such as "10 minutes" or "1 hour 30 seconds".
+            slide: the same, at most the length.
+            name: of the state that keeps the rows; one after the topology's name
+                when left out. Give one where the topology may get further windows:
+                the state, and what is in it, is found by it after a restart.
+
+        Raises:
+            TopologyError: there are no such windows.
+            FieldError: a field has a name that windows use themselves.
+        """
+        return window(self, "sliding_window", length, slide, name)
 
     # --- behind them ---------------------------------------------------------------------
 
@@ -300,15 +535,33 @@ class Stream:
         site = call_site()
         require_fields(inputs, self.schema, kind)
         described = describe(function, kind, site)
-        check_arity(function, len(inputs), f"{kind}({described.name})")
-        check_serialisable(function, f"{kind}({described.name})")
+        what = f"{kind}({described.name})"
+        check_arity(function, 1 if described.table else len(inputs), what)
+        if described.vectors and not inputs:
+            raise FieldError(f"{what} works on columns and is given none", expected="at least one input field")
+        check_lifecycle(function, what)
+        check_serialisable(function, what)
         return described
 
     def _python(self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Outputs) -> "Stream":
         described = self._function(kind, function, inputs)
         what = f"{kind}({described.name})"
-        fields, many = resolve_outputs(kind, described, parse_outputs(outputs), what)
+        many: bool | None = None
+        if described.vectors:
+            fields = vector_outputs(parse_outputs(outputs), described.name, what)
+        else:
+            fields, many = resolve_outputs(kind, described, parse_outputs(outputs), what)
         base = self.schema if kind == "each" else StructType([])
+        form = native_form(function, inputs, self._node)
+        if form is not None and [type_ for _, type_ in fields] == [form.type]:
+            schema = appended(base, fields, what)
+            made = [schema[name] for name, _ in fields]
+            return self._next(
+                NativeNode(
+                    parents=(self._node,), schema=schema, operation=what, location=call_site(), kind=kind,
+                    expression=as_expression(form, inputs, self.schema, made, what), outputs=(made[0].name,),
+                )  # fmt: skip
+            )
         return self._next(
             PythonNode(
                 parents=(self._node,), schema=appended(base, fields, what), operation=what, location=call_site(),
@@ -319,6 +572,15 @@ class Stream:
     def _python_filter(self, inputs: Any, function: Any) -> "Stream":
         names = field_names(inputs, "filter")
         described = self._function("filter", function, names)
+        form = native_form(function, names, self._node)
+        if form is not None:
+            what = f"filter({described.name})"
+            return self._next(
+                NativeNode(
+                    parents=(self._node,), schema=self.schema, operation=what, location=call_site(), kind="filter",
+                    expression=as_expression(form, names, self.schema, (), what),
+                )  # fmt: skip
+            )
         return self._next(
             PythonNode(
                 parents=(self._node,), schema=self.schema, operation=f"filter({described.name})",
@@ -347,59 +609,6 @@ class Stream:
                 operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
             )  # fmt: skip
         )
-
-
-class GroupedStream:
-    """A stream with the fields that its rows are grouped by."""
-
-    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
-        self._stream, self._keys = stream, keys
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The grouping fields."""
-        return self._keys
-
-    def __repr__(self) -> str:
-        return f"GroupedStream({', '.join(self._keys)} of {self._stream!r})"
-
-    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN) -> Stream:
-        """One row per group of the batch: the keys, then the outputs. None for an empty batch.
-
-        Args: as in :meth:`Stream.aggregate`.
-        """
-        return self._stream._aggregate(self._keys, *_shifted(inputs, aggregator, outputs))
-
-    agg = aggregate
-
-    def persistent_aggregate(
-        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = _NOT_GIVEN
-    ) -> TridentState:
-        """Keeps one value per group over all batches: ``persistent_aggregate(state, Count(), "n")``.
-
-        Args: as in :meth:`Stream.persistent_aggregate`.
-        """
-        return persistent_aggregate(self._stream, self._keys, state, *_shifted(inputs, aggregator, outputs))
-
-
-# --- reading arguments -------------------------------------------------------------------
-
-
-def _shifted(inputs: Any, aggregator: Any, outputs: Any) -> tuple[Any, Any, Any]:
-    """(inputs, aggregator, outputs), where inputs may have been left out."""
-    if outputs is _NOT_GIVEN:
-        inputs, aggregator, outputs = (), inputs, aggregator
-    if outputs is None:
-        raise FieldError("the aggregate has no output field", expected="a name behind the aggregator")
-    return inputs, aggregator, outputs
-
-
-def _flat(fields: tuple[Names, ...], what: str) -> tuple[str, ...]:
-    names = [name for given in fields for name in field_names(given, what)]
-    if not names:
-        raise FieldError(f"{what} has no fields", expected="at least one field name")
-    check_distinct(names, f"the fields of {what}")
-    return tuple(names)
 
 
 def _says_bool(function: Any) -> bool:

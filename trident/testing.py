@@ -1,9 +1,10 @@
-"""For tests of topologies: sources that give what they are told, and fault points.
+"""For tests of topologies: one batch of a stream, sources that give what they are told, and fault points.
 
 ::
 
-    from trident.testing import FixedBatchSpout, MemoryMapState, faults
+    from trident.testing import FixedBatchSpout, MemoryMapState, faults, run_batch
 
+    assert run_batch(words, [("a b",)]) == [("a",), ("b",)]
     faults.arm("publish.table:do_then_fail")   # what a lost answer does
 """
 
@@ -15,8 +16,9 @@ from states.backing_maps import MemoryBackingMap
 from states.memory_map import MemoryMapState
 from trident.feeder_spouts import FeederBatchSpout, FeederCommitterBatchSpout
 from trident.fixed_batch_spout import FixedBatchSpout
+from trident.run_batch import run_batch
 
 __all__ = [
     "FeederBatchSpout", "FeederCommitterBatchSpout", "FixedBatchSpout", "InjectedFault", "MemoryBackingMap",
-    "MemoryMapState", "faults",
+    "MemoryMapState", "faults", "run_batch",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -9,8 +10,11 @@ from pyspark.sql.types import StructType
 from coordinators.errors import TopologyError
 from states.binding import StateBinding
 from states.names import check_name
+from trident import meetings
+from trident.drpc_nodes import DrpcNode, drpc_node, origin_of
 from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
+from trident.meetings import JoinType
 from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode, nullable
 from trident.persisting import TridentState
 from trident.spout_executors import is_batch_spout, kind_of
@@ -43,7 +47,11 @@ class TridentTopology:
         self.name = check_name("topology", name)
         self._nodes: list[Node] = []
         self._sources: dict[str, SourceNode] = {}
+        self._functions: dict[str, DrpcNode] = {}
+        # Node → the DRPC source above it, if any.
+        self._origins: dict[Node, DrpcNode | None] = {}
         self._sinks: dict[str, PersistNode] = {}
+        self._open_chains: list[Any] = []
 
     def __repr__(self) -> str:
         return f"TridentTopology({self.name!r})"
@@ -118,6 +126,83 @@ class TridentTopology:
         check_serialisable(source, "new_static_state")
         return TridentState(self, None, source)
 
+    def new_drpc_stream(self, function: str, fields: Any = "args string") -> Stream:
+        """A stream of requests, each answered at once: ``query.execute(function, *args)``.
+
+        A request is a batch of one row with a request id instead of a txid. It is
+        no transaction: nothing is written to ZooKeeper or to a state, it waits for
+        no batch and no batch waits for it. It reads every state as of the last
+        advanced transaction of the batch group that writes it, the same one for
+        all states of a group; what that means for a map of your own is said at
+        ``TopologyQuery.execute``.
+
+        Every operation may follow that changes no state, ``state_query`` of any
+        state of this topology above all. The rows at the end of the stream are the
+        answer, in no promised order; it has one end.
+
+        Args:
+            function: the name that requests call, distinct within the topology.
+            fields: its arguments with their types, ``"word string, n long"``.
+
+        Raises:
+            TopologyError: the name is taken or cannot be used.
+            FieldError: an argument is named twice.
+            OutputTypeError: an argument has no type.
+        """
+        node = drpc_node(function, fields, self._functions)
+        self._functions[function] = node
+        self._add(node)
+        return Stream(self, node)
+
+    def merge(self, *streams: Any, outputs: Any = None) -> Stream:
+        """The rows of several streams, within each batch: ``merge(a, b)`` or ``merge([a, b])``.
+
+        All have the same fields with the same types, in any order. With outputs
+        fields go by their position, and have the outputs' names.
+
+        Raises:
+            FieldError: the fields differ.
+            TopologyError: a stream is of another topology.
+        """
+        return meetings.merge(self, _several(streams), outputs)
+
+    def join(self, *streams: Any, keys: Any, outputs: Any = None, type: Any = JoinType.INNER) -> Stream:
+        """Joins the rows of each batch: ``join(a, b, keys="user")``, ``join([a, b, c], keys=["id", "id", "of"])``.
+
+        The fields are the keys, then the sides' other fields in order. A row is
+        made of every combination of the sides' rows with equal keys; null is
+        equal to null, as in a group (filter before, where that is not wanted).
+        Rows of two transactions never meet.
+
+        Args:
+            streams: two or more, of this topology; one may be there twice.
+            keys: the fields that are compared: one choice for all, or a list with one for each.
+            outputs: the names of all fields; needed where two would have one name.
+            type: JoinType.INNER or JoinType.OUTER, for all or ``JoinType.mixed(…)`` per side: an INNER
+                side drops keys that it has no row for, an OUTER one gives nulls. Of two streams also
+                "inner", "left", "right", "full".
+
+        Raises:
+            FieldError: a key does not exist, keys have other types, or names clash.
+            TopologyError: a stream is of another topology, or the type is not known.
+        """
+        return meetings.join(self, _several(streams), keys, outputs, type)
+
+    def multi_reduce(self, *streams: Any, reducer: Any, outputs: Any, inputs: Any = None) -> Stream:
+        """One reducer over the rows of several streams: ``multi_reduce(a, b, reducer=r, outputs="n long")``.
+
+        Grouped streams give the results of each group behind its keys (those of
+        the first stream); others one result over the whole batch, also an empty
+        one. (In Trident it would be per task: what meets there is chance.)
+
+        Args:
+            streams: all grouped or none.
+            reducer: a MultiReducer.
+            outputs: what ``complete`` gives, with types where its annotation does not say them.
+            inputs: the fields that ``execute`` is given, a choice per stream; all but the keys when None.
+        """
+        return meetings.multi_reduce(self, _several(streams), inputs, reducer, outputs)
+
     def identity(self) -> dict[str, Any]:
         """What may not change between two runs of the topology (DESIGN 3); JSON."""
         from trident.planner import group_members
@@ -166,10 +251,18 @@ class TridentTopology:
     # --- called by streams ---------------------------------------------------------------
 
     def _add(self, node: Node) -> None:
+        self._origins[node] = origin_of(node, self._origins)
         self._nodes.append(node)
 
     def _add_sink(self, sink: PersistNode) -> None:
         other = self._sinks.get(sink.binding.name)
+        if other is not None and other.binding.kind != sink.binding.kind:
+            raise TopologyError(
+                f"state {sink.binding.name!r} is used as two kinds",
+                found=f"{other.binding.state!r} at {other.location} and {sink.binding.state!r} at {sink.location}",
+                expected="one state of one name",
+                action="give one of them another name",
+            )
         if other is not None:
             raise TopologyError(
                 f"state {sink.binding.name!r} is written twice",
@@ -177,8 +270,14 @@ class TridentTopology:
                 expected="one operation that writes to a state",
                 action="give one of them another state",
             )
-        self._sinks[sink.binding.name] = sink
         self._add(sink)
+        self._sinks[sink.binding.name] = sink
+
+
+def _several(streams: Sequence[Any]) -> list[Any]:
+    if len(streams) == 1 and isinstance(streams[0], (list, tuple)):
+        return list(streams[0])
+    return list(streams)
 
 
 def _is_spout(spout: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections.abc
 import datetime
 import decimal
+import difflib
 import re
 import types as python_types
 import typing
@@ -338,3 +339,10 @@ def tuple_parts(item: Any) -> tuple[Any, ...] | None:
             hints = {}
         return tuple(hints.get(name, MISSING) for name in item._fields)
     return None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+    """The question that an error about a wrong name ends with; None when nothing is near."""
+    folded = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+    return f"did you mean {folded[near[0]]!r}?" if near else None

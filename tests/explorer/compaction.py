@@ -16,8 +16,17 @@ from functools import partial
 from typing import NamedTuple
 
 from states.compaction import (
-    READ_AGAIN, LiveRead, LogView, MergePlan, SnapshotUnavailable, TableView, ViewsDisagree, guard_condition,
-    plan_drop, plan_live_read, plan_merge,
+    READ_AGAIN,
+    LiveRead,
+    LogView,
+    MergePlan,
+    SnapshotUnavailable,
+    TableView,
+    ViewsDisagree,
+    guard_condition,
+    plan_drop,
+    plan_live_read,
+    plan_merge,
 )  # fmt: skip
 from tests.explorer.search import Action, Violation
 

@@ -186,10 +186,10 @@ class _CommittingEmitter:
         self._in_flight: dict[int, int] = {}  # txid → where its latest attempt ended
 
     def emit_batch(self, attempt: Any, metadata: Any) -> Any:
-        from trident.spouts import Emitted
-
         # Attempts begin in the order of their txids, but may be emitted side by side: wait for the one before.
         import time
+
+        from trident.spouts import Emitted
 
         deadline = time.monotonic() + 30
         while attempt.txid - 1 not in self._in_flight and self._source.read("committed_txid", 0) < attempt.txid - 1:

@@ -1,0 +1,114 @@
+"""run_batch: what users test their streams with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
+from coordinators.transactions import TransactionAttempt
+from tests.stream_helpers import RowsSpout, stream_of
+from trident.aggregators import Count
+from trident.functions import expr
+from trident.state_queries import MapGet
+from trident.testing import MemoryMapState, run_batch
+from trident.topology import TridentTopology
+
+
+def split(line: str) -> Iterator[str]:
+    yield from (line or "").split()
+
+
+class Attempts:
+    """Gives the attempt that it was told, and the rows that it saw."""
+
+    def init(self, batch_id: Any) -> list:
+        return [str(batch_id), 0]
+
+    def aggregate(self, state: list, n: int) -> None:
+        state[1] += 1
+
+    def complete(self, state: list) -> tuple[str, int]:
+        return state[0], state[1]
+
+
+def test_a_batch_goes_through_python_and_native_operations_in_order(spark) -> None:
+    words = stream_of("line string").each("line", split, "word").each(expr("length(word)"), "n int")
+    rows = [("a bb",), (None,), ("",), ("ccc dd e",), ("f",)]
+    expected = [("a", 1), ("bb", 2), ("ccc", 3), ("dd", 2), ("e", 1), ("f", 1)]
+    assert run_batch(words.project("word, n"), rows, spark=spark) == expected
+    assert run_batch(words.project("word, n"), rows, spark=spark, partitions=3) == expected
+    assert run_batch(words.project("n, word"), rows[:1]) == [(1, "a"), (2, "bb")]
+    for partitions in (0, 1, 3):
+        assert run_batch(words, [], spark=spark, partitions=partitions) == []
+
+
+def test_rows_are_cut_into_as_many_partitions_as_were_asked(spark) -> None:
+    placed = stream_of("n long").each(expr("spark_partition_id()"), "place int")
+    rows = [(n,) for n in range(5)]
+    assert run_batch(placed, rows, spark=spark, partitions=2) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
+    assert run_batch(placed, rows[:2], spark=spark, partitions=4) == [(0, 0), (1, 2)]
+    given = spark.range(4).repartition(1).withColumnRenamed("id", "n")
+    assert run_batch(placed, given, spark=spark) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+def test_aggregates_are_told_the_attempt_and_have_a_row_for_an_empty_batch(spark) -> None:
+    told = stream_of("n long").aggregate("n", Attempts(), "attempt, rows")
+    assert run_batch(told, [(1,), (2,)], spark=spark, attempt=TransactionAttempt(5, 3)) == [("5:3", 2)]
+    for partitions in (0, 2):
+        assert run_batch(told, [], spark=spark, partitions=partitions) == [("1:0", 0)]
+
+
+def test_a_stream_right_behind_its_spout_and_one_used_twice_can_be_run(spark) -> None:
+    source = stream_of("n long, s string")
+    assert run_batch(source, [(1, "a"), (2, None)], spark=spark) == [(1, "a"), (2, None)]
+    doubled = source.each("n", lambda n: 2 * n, "m long")
+    doubled.filter("m", lambda m: m > 2)
+    assert run_batch(doubled.project("m"), [(1, "a"), (2, None)], spark=spark) == [(2,), (4,)]
+
+
+def test_the_topology_stays_as_it_is(spark) -> None:
+    lines = stream_of("line string")
+    called = lines.peek(lambda line: 1 // 0)
+    lines.each("line", split, "word").group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
+    words = lines.each("line", split, "word").project("word")
+    topology = lines._topology
+    nodes, text = list(topology._nodes), topology.explain()
+    # Another branch's function, which always raises, is not called.
+    assert run_batch(words, [("a",)], spark=spark) == [("a",)]
+    assert (topology._nodes, topology.explain()) == (nodes, text)
+    with pytest.raises(UserFunctionError, match="ZeroDivisionError") as caught:
+        run_batch(called, [("a",)], spark=spark, attempt=TransactionAttempt(4, 1))
+    assert caught.value.attempt == "4:1"
+
+
+def test_a_stream_that_reads_a_state_is_refused() -> None:
+    words = stream_of("line string").each("line", split, "word")
+    counts = words.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
+    for stream in (
+        words.state_query(counts, "word", MapGet(), "n").filter("n", bool), counts.new_values_stream(),
+    ):  # fmt: skip
+        with pytest.raises(TopologyError, match="reads a state") as caught:
+            run_batch(stream, [("a",)])
+        assert __file__ in str(caught.value.found)
+
+
+def test_several_spouts_need_rows_for_each() -> None:
+    topology = TridentTopology("two")
+    left = topology.new_stream("left", RowsSpout("n long"))
+    with pytest.raises(TopologyError, match="exactly the spouts") as caught:
+        run_batch(left, {"right": [], "left": []})
+    assert (caught.value.found, caught.value.expected) == ("left, right", "left")
+
+
+def test_what_cannot_be_a_batch_is_refused(spark) -> None:
+    source = stream_of("n long")
+    for rows, partitions in (([(1,)], 0), ([(1,)], -1), ([(1, 2)], 1), ([("x",)], 1)):
+        with pytest.raises(SourceError):
+            run_batch(source, rows, spark=spark, partitions=partitions)
+    with pytest.raises(TopologyError, match="takes a stream"):
+        run_batch(source.group_by("n"), [])  # type: ignore[arg-type]
+    with pytest.raises(FieldError):
+        source.each("m", str, "s")

@@ -1,0 +1,607 @@
+"""Each operation of a stream on real Spark: nulls, empty batches, empty partitions, several partitions (SEMANTICS 4).
+
+What is refused when a topology is built comes first, and needs no Spark. What
+operations do row by row is in test_stream_api.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from coordinators.errors import FieldError, TridentError
+from tests.stream_helpers import RowsSpout, raised, stream_of
+from tests.stream_interpreter import canonical
+from trident import Count, JoinType, Max, Min, Sum, TridentTopology
+from trident.planner import plan
+from trident.stream import Stream
+from trident.testing import run_batch
+
+NAN = float("nan")
+INNER, OUTER = JoinType.INNER, JoinType.OUTER
+LOCK = threading.Lock()
+
+
+class Rows:
+    """A combiner: the number of rows."""
+
+    def init(self, *values: Any) -> int:
+        return 1
+
+    def combine(self, a: int, b: int) -> int:
+        return a + b
+
+    def zero(self) -> int:
+        return 0
+
+
+class Gathers:
+    """A reducer: all values in order; an empty text before the first."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, current: str, value: Any) -> str:
+        return " ".join(sorted([*current.split(), str(value)]))
+
+
+class Distinct:
+    """An aggregator: a row per value, none for no row."""
+
+    def init(self, batch_id: Any) -> set:
+        return set()
+
+    def aggregate(self, state: set, value: Any) -> None:
+        state.add(str(value))
+
+    def complete(self, state: set) -> Iterator[tuple[str, int]]:
+        for value in sorted(state):
+            yield value, len(value)
+
+
+class Told:
+    """An aggregator: the batch that it was told, and its number of rows."""
+
+    def init(self, batch_id: Any) -> tuple:
+        return str(batch_id), 0
+
+    def aggregate(self, state: tuple, value: Any) -> tuple:
+        return state[0], state[1] + 1
+
+    def complete(self, state: tuple) -> tuple[str, int]:
+        return state
+
+
+class Locked(Rows):
+    """A combiner that cannot travel."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Sides:
+    """A multi-reducer: the values with the number of their stream."""
+
+    def init(self, batch_id: Any) -> list:
+        return []
+
+    def execute(self, state: list, stream_index: int, *values: Any) -> None:
+        state.append(f"{stream_index}:{'/'.join(map(str, values))}")
+
+    def complete(self, state: list) -> str:
+        return " ".join(sorted(state))
+
+
+def by_size(a: str, b: str) -> int:
+    return len(a) - len(b)
+
+
+# --- refused when it is built ----------------------------------------------------------------
+
+
+def two() -> tuple[TridentTopology, Stream, Stream]:
+    topology = TridentTopology("two")
+    left = topology.new_stream("left", RowsSpout("user long, points long"))
+    return topology, left, topology.new_stream("right", RowsSpout("user long, name string"))
+
+
+Build = Callable[[TridentTopology, Stream, Stream], Any]
+# What is built; what the message, what was found, what was expected and what to do say.
+REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
+    "merge of other fields": (lambda t, a, b: a.merge(b), ("other fields", "it lacks points", "rename")),
+    "merge of other types": (
+        lambda t, a, b: a.merge(b.rename({"name": "points"})), ("two types", "string in stream 2", "bigint", "cast"),
+    ),
+    "merge of another number of fields": (
+        lambda t, a, b: a.merge(b, outputs="one"), ("another number of outputs", "1: one", "2, for user, points"),
+    ),
+    "merge with a name twice": (lambda t, a, b: a.merge(a, outputs="x, X"), ("twice", "'x' and 'X'")),
+    "merge of no stream": (lambda t, a, b: t.merge(), ("no streams",)),
+    "merge of something else": (lambda t, a, b: t.merge(a, "b"), ("takes streams", "'b'")),
+    "merge of two topologies": (lambda t, a, b: a.merge(stream_of("user long, points long", "other")),
+                                ("two topologies", "'other'", "'two'", "DeltaSpout")),
+    "join of two topologies": (lambda t, a, b: a.join(stream_of("user long", "other"), "user"), ("two topologies",)),
+    "multi_reduce of two topologies": (
+        lambda t, a, b: t.multi_reduce(a, stream_of("n long", "other"), reducer=Sides(), outputs="s"),
+        ("two topologies",),
+    ),
+    "join by an unknown field": (
+        lambda t, a, b: a.join(b, "usr"), ("stream 1", "'usr'", "user, points", "id you mean 'user'?"),
+    ),
+    "join by other types": (
+        lambda t, a, b: a.join(b, [["points"], ["name"]]),
+        ("'name' of stream 2 has another type than 'points'", "string", "bigint", "Cast"),
+    ),
+    "join by keys of other lengths": (
+        lambda t, a, b: a.join(b, [["user", "points"], ["user"]]), ("different lengths",),
+    ),
+    "join without keys": (lambda t, a, b: a.join(b, [], outputs="a, b, c, d"), ("key",)),
+    "join with a name twice": (lambda t, a, b: a.join(a, "user"), ("two fields of one name", "'points'", "rename")),
+    "join with another number of outputs": (
+        lambda t, a, b: a.join(b, "user", outputs="u, p"),
+        ("another number of outputs", "2: u, p", "user, points, name"),
+    ),
+    "join with an unknown type": (lambda t, a, b: a.join(b, "user", "lefty"), ("the type", "'lefty'", "'full'")),
+    "join of three with 'left'": (
+        lambda t, a, b: t.join(a, b, b.rename({"name": "other"}), keys="user", type="left"), ("JoinType.mixed",),
+    ),
+    "join of one stream": (lambda t, a, b: t.join(a, keys="user"), ("several streams", "at least 2")),
+    "multi_reduce of some grouped": (
+        lambda t, a, b: t.multi_reduce(a.group_by("user"), b, reducer=Sides(), outputs="s"),
+        ("some of the streams are grouped",),
+    ),
+    "multi_reduce by other types": (
+        lambda t, a, b: t.multi_reduce(a.group_by("user"), b.group_by("name"), reducer=Sides(), outputs="s"),
+        ("other types", "string", "bigint"),
+    ),
+    "multi_reduce with no reducer": (
+        lambda t, a, b: t.multi_reduce(a, b, reducer=Sides, outputs="s"), ("multi-reducer", "execute(state, "),
+    ),
+    "group_by an unknown field": (lambda t, a, b: a.group_by("point"), ("'point'", "id you mean 'points'?")),
+    "partition_by an unknown field": (lambda t, a, b: a.partition_by("User"), ("'User'", "id you mean 'user'?")),
+    "max_by an unknown field": (lambda t, a, b: a.max_by("poins"), ("max_by", "id you mean 'points'?")),
+    "first_n by an unknown field": (lambda t, a, b: a.first_n(1, "poins"), ("FirstN", "id you mean 'points'?")),
+    "drop of an unknown field": (lambda t, a, b: a.drop("usr"), ("drop", "id you mean 'user'?")),
+    "rename of an unknown field": (lambda t, a, b: a.rename({"usr": "u"}), ("rename", "id you mean 'user'?")),
+    "rename to a name that is there": (lambda t, a, b: a.rename({"user": "points"}), ("twice", "'points'")),
+    "select of a name twice": (lambda t, a, b: a.select("user", "user"), ("twice", "'user'")),
+    "drop of all fields": (lambda t, a, b: a.drop("user, points"), ("leaves no field",)),
+    "with_column of a name": (lambda t, a, b: a.with_column("n", "user"), ("needs a Column", "each")),
+    "aggregate into a key": (
+        lambda t, a, b: a.group_by("user").aggregate(Count(), "User"), ("twice", "'user' and 'User'"),
+    ),
+    "chained_agg of a name twice": (
+        lambda t, a, b: a.chained_agg().aggregate(Count(), "n").aggregate("points", Sum(), "n").chain_end(),
+        ("outputs of chained_agg", "'n'"),
+    ),
+    "chained_agg ended twice": (lambda t, a, b: [chain := a.chained_agg().aggregate(Count(), "n"), chain.chain_end(),
+                                                 chain.chain_end()], ("ended already", "Count")),
+    "chained_agg with no link": (lambda t, a, b: a.chained_agg().chain_end(), ("no aggregate",)),
+    "chained_agg of both scopes": (
+        lambda t, a, b: a.chained_agg().aggregate(Count(), "n").partition_aggregate(Count(), "m"),
+        ("aggregate and partition_aggregate",),
+    ),
+    "chained_agg left open": (
+        lambda t, a, b: [a.chained_agg().aggregate(Count(), "n"), plan(t)],
+        ("left open", "ChainedAggregation(Count)", "test_stream_operations.py", "chain_end()"),
+    ),
+    "hint 0": (lambda t, a, b: a.parallelism_hint(0), ("parallelism_hint", "0", "from 1")),
+    "hint True": (lambda t, a, b: a.parallelism_hint(True), ("parallelism_hint", "True")),
+    "hint of a text": (lambda t, a, b: a.group_by("user").parallelism_hint("2"), ("parallelism_hint", "'2'")),  # type: ignore[arg-type]
+    "no name": (lambda t, a, b: a.name(" "), ("name takes a name",)),
+    "first_n(0)": (lambda t, a, b: a.first_n(0), ("FirstN", "0", "from 1")),
+    "first_n of a fraction": (lambda t, a, b: a.first_n(1.0), ("FirstN", "1.0")),  # type: ignore[arg-type]
+    "max_by in an unknown scope": (lambda t, a, b: a.max_by("user", scope="group"), ("scope", "'group'", "'batch'")),
+    "a comparator of one value": (
+        lambda t, a, b: b.max_by("name", len), ("comparator of max_by", "two values"),
+    ),
+    "a comparator that is none": (lambda t, a, b: b.min_by("name", "asc"), ("comparator", "'asc'")),  # type: ignore[arg-type]
+    "a least row of maps": (lambda t, a, b: stream_of("m map<string,long>").min(), ("'m'", "map<", "comparator")),
+    "group_by a map": (lambda t, a, b: stream_of("m map<string,long>").group_by("m"), ("'m'", "map<")),
+    "partition by a text": (lambda t, a, b: a.partition("user"), ("partition needs a function", "'user'")),
+    "a partitioner of two values": (
+        lambda t, a, b: a.partition("user", lambda one, two: 0), ("partition", "(one, two)", "1 field"),
+    ),
+    "a lambda with a lock": (
+        lambda t, a, b: a.each("user", lambda user: (LOCK, user)[1], "n long"), ("cannot be sent", "LOCK", "prepare"),
+    ),
+    "a partitioner with a lock": (
+        lambda t, a, b: a.partition("user", lambda user: (LOCK, user)[1]), ("cannot be sent", "LOCK"),
+    ),
+    "a comparator with a lock": (
+        lambda t, a, b: a.max_by("user", lambda one, two: (LOCK, one - two)[1]), ("cannot be sent", "LOCK"),
+    ),
+    "an aggregator with a lock": (
+        lambda t, a, b: a.chained_agg().aggregate(Locked(), "n"), ("aggregate(Locked)", "cannot be sent", "self.lock"),
+    ),
+    "an assembly that gives nothing": (lambda t, a, b: a.apply_assembly(lambda stream: None), ("gives no stream",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_when_built(case: str) -> None:
+    build, words = REFUSED[case]
+    error = raised(lambda: build(*two()))
+    assert isinstance(error, TridentError), repr(error)
+    for word in words:
+        assert word in str(error), f"{word!r} is not in: {error}"
+
+
+# --- several streams -------------------------------------------------------------------------
+
+LEFT = [(1, 10), (2, 20), (None, 30), (2, 21)]
+RIGHT = [(2, "b"), (None, "n"), (3, "c"), (None, None)]
+MATCHED = [(2, 20, "b"), (2, 21, "b"), (None, 30, "n"), (None, 30, None)]
+
+
+def asked(
+    spark: Any, stream: Stream, rows: Any, expected: list[tuple], partitions: int = 1, ordered: bool = False
+) -> None:
+    found = run_batch(stream, rows, spark=spark, partitions=partitions)
+    assert canonical(found, ordered) == canonical(expected, ordered)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected", "partitions"),
+    [("inner", MATCHED, 1), ("left", [*MATCHED, (1, 10, None)], 2), ("right", [*MATCHED, (3, None, "c")], 3),
+     ("full", [*MATCHED, (1, 10, None), (3, None, "c")], 2)],
+)  # fmt: skip
+def test_join_by_side_with_null_equal_to_null(spark, how: str, expected: list, partitions: int) -> None:
+    _, left, right = two()
+    joined = left.join(right, "user", how)
+    assert joined.fields == ("user", "points", "name")
+    asked(spark, joined, {"left": LEFT, "right": RIGHT}, expected, partitions)
+
+
+@pytest.mark.parametrize(
+    ("how", "left", "right", "expected"),
+    [("left", LEFT[:1], [], [(1, 10, None)]), ("inner", LEFT, [], []), ("full", [], RIGHT[2:3], [(3, None, "c")]),
+     ("full", [], [], [])],
+)  # fmt: skip
+def test_join_with_an_empty_side(spark, how: str, left: list, right: list, expected: list) -> None:
+    _, one, other = two()
+    asked(spark, one.join(other, "user", how), {"left": left, "right": right}, expected, 2)
+
+
+THIRD = [(2, 1.0), (4, NAN), (None, 3.0)]
+THREE = {
+    (INNER, INNER, INNER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0)],
+    (OUTER, INNER, OUTER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0),
+                            (3, None, "c", None)],
+    (OUTER, OUTER, OUTER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0),
+                            (3, None, "c", None), (1, 10, None, None), (4, None, None, NAN)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("types", THREE)
+def test_join_of_three_streams_with_a_type_each(spark, types: tuple) -> None:
+    topology, left, right = two()
+    third = topology.new_stream("third", RowsSpout("of long, x double"))
+    joined = topology.join(
+        left, right, third, keys=["user", "user", "of"], outputs="user, points, name, x", type=JoinType.mixed(*types)
+    )
+    asked(spark, joined, {"left": LEFT, "right": RIGHT, "third": THIRD}, THREE[types], 2)
+
+
+def test_join_by_several_keys_and_with_itself(spark) -> None:
+    topology, left, right = two()
+    pairs = left.join(left, "user, points", outputs="u, p")
+    asked(spark, pairs, LEFT, LEFT, 2)
+    renamed = topology.join([right, right], keys=["user", "user"], outputs="u, a, b", type="full")
+    expected = [(2, "b", "b"), (3, "c", "c"), *((None, a, b) for a in ("n", None) for b in ("n", None))]
+    asked(spark, renamed, RIGHT, expected, 2)
+
+
+def test_keys_that_are_not_numbers_are_compared_as_in_a_group(spark) -> None:
+    topology = TridentTopology("t")
+    one = topology.new_stream("one", RowsSpout("k double, d struct<a: long, b: array<string>>, n long"))
+    rows = [(NAN, (1, ["x"]), 1), (-0.0, (1, [None]), 2), (0.0, (1, [None]), 3), (NAN, (1, ["x"]), 4)]
+    same = one.join(one, ["k", "d"], outputs="k, d, n, m").project("n, m")
+    asked(spark, same, rows, [(1, 1), (1, 4), (4, 1), (4, 4), (2, 2), (2, 3), (3, 2), (3, 3)], 2)
+    for aggregator in (Rows(), Count()):
+        asked(spark, one.group_by("k, d").aggregate(aggregator, "n").project("n"), rows, [(2,), (2,)], 3)
+
+
+def test_merge_by_name_by_position_and_with_itself(spark) -> None:
+    topology, left, right = two()
+    other = right.rename({"name": "points"}).each("points", len, "n long").project("n, user").rename({"n": "points"})
+    asked(spark, left.merge(other, left), {"left": LEFT[:2], "right": RIGHT[:1]}, [*LEFT[:2], (2, 1), *LEFT[:2]], 2)
+    first = topology.merge([left.project("user"), right.each("name", len, "n long").project("n")], outputs="key")
+    assert first.fields == ("key",)
+    asked(spark, first, {"left": LEFT, "right": RIGHT[:1]}, [(1,), (2,), (None,), (2,), (1,)])
+    asked(spark, left.merge(left), [], [], 0)
+
+
+def test_multi_reduce_over_the_batch_and_per_group(spark) -> None:
+    topology, left, right = two()
+    rows = {"left": LEFT, "right": RIGHT[:3]}
+    whole = topology.multi_reduce(left, right, inputs=["points", "name"], reducer=Sides(), outputs="seen")
+    asked(spark, whole, rows, [("0:10 0:20 0:21 0:30 1:b 1:c 1:n",)], 3)
+    asked(spark, whole, {"left": [], "right": []}, [("",)], 0)
+    grouped = topology.multi_reduce(left.group_by("user"), right.group_by("user"), reducer=Sides(), outputs="seen")
+    expected = [(1, "0:10"), (2, "0:20 0:21 1:b"), (3, "1:c"), (None, "0:30 1:n")]
+    asked(spark, grouped, rows, expected, 3)
+    asked(spark, grouped, {"left": [], "right": []}, [], 2)
+
+
+# --- aggregates ------------------------------------------------------------------------------
+
+NUMBERS = [("a", 1), ("b", None), ("a", 3), (None, 4), (None, None), ("b", None)]
+
+
+def numbers() -> Stream:
+    return stream_of("k string, n long")
+
+
+CHAINS: dict[str, tuple[Callable[[Any], Any], list[tuple], list[tuple]]] = {
+    # one row for the batch and the rows of the groups, of which there are none for an empty batch
+    "native": (lambda c: c.aggregate(Count(), "rows").aggregate("n", Sum(), "s").aggregate("n", Min(), "low"),
+               [(6, 8, 1)], [("a", 2, 4, 1), ("b", 2, 0, None), (None, 2, 4, 4)]),
+    "combiners": (lambda c: c.aggregate(Rows(), "rows").aggregate("n", Max(), "top"),
+                  [(6, 4)], [("a", 2, 3), ("b", 2, None), (None, 2, 4)]),
+    "every kind": (
+        lambda c: c.aggregate("n", Sum(), "s").aggregate("n", Gathers(), "all").aggregate("n", Distinct(), "v, size"),
+        [(8, "1 3 4 None None None", value, len(value)) for value in ("1", "3", "4", "None")],
+        [("a", 4, "1 3", "1", 1), ("a", 4, "1 3", "3", 1), ("b", 0, "None None", "None", 4),
+         (None, 4, "4 None", "4", 1), (None, 4, "4 None", "None", 4)],
+    ),
+}  # fmt: skip
+OF_NOTHING = {"native": [(0, 0, None)], "combiners": [(0, None)], "every kind": []}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_chained_aggregates_give_every_combination(spark, kind: str) -> None:
+    chain, whole, grouped = CHAINS[kind]
+    over_batch, per_group = chain(numbers().chained_agg()).chain_end(), chain(numbers().group_by("k").chained_agg())
+    asked(spark, over_batch, NUMBERS, whole, 3)
+    asked(spark, over_batch, [], OF_NOTHING[kind], 2)
+    made = per_group.chain_end()
+    asked(spark, made, NUMBERS, grouped, 3)
+    asked(spark, made, [], [], 0)
+
+
+def test_a_chain_gives_what_its_links_give_alone(spark) -> None:
+    values = stream_of("x double, v struct<a: long, b: double>")
+    rows = [(1.0, (1, NAN)), (NAN, (1, 2.0)), (None, None), (2.0, (0, None))]
+    links = (("x", Max()), ("x", Min()), ("v", Max()), ("v", Min()))
+    for method in ("aggregate", "partition_aggregate"):
+        chain = values.chained_agg()
+        for place, (field, link) in enumerate(links):
+            chain = getattr(chain, method)(field, link, f"o{place}")
+        made = getattr(chain, method)(Rows(), "n").chain_end()
+        asked(spark, made, rows, [(NAN, 1.0, (1, NAN), (0, None), 4)])
+
+
+def test_columns_aggregate_as_in_pyspark(spark) -> None:
+    made = numbers().group_by("k").agg(F.sum("n").alias("s"), F.count("*").alias("rows"))
+    asked(spark, made, NUMBERS, [("a", 4, 2), ("b", None, 2), (None, 4, 2)], 2)
+    asked(spark, made, [], [], 2)
+    whole = numbers().agg(F.sum("n").alias("s"), F.count("n").alias("present"))
+    asked(spark, whole, NUMBERS, [(8, 3)], 3)
+    asked(spark, whole, [], [(None, 0)], 0)
+
+
+# --- per Spark partition ---------------------------------------------------------------------
+
+
+def test_partition_aggregate_gives_the_initial_value_in_an_empty_partition(spark) -> None:
+    rows = [("a", 1), ("b", 2), ("c", 3)]
+    count = numbers().partition_aggregate("n", Sum(), "s")
+    asked(spark, count, rows, [(1,), (2,), (3,)], 3, ordered=True)
+    asked(spark, count, rows[:2], [(1,), (0,), (2,), (0,)], 4, ordered=True)
+    asked(spark, count, [], [(0,), (0,)], 2)
+    asked(spark, count, [], [(0,)], 0)
+    asked(spark, numbers().partition_aggregate("n", Gathers(), "all"), rows[:2], [("1",), ("2",), ("",)], 3, True)
+    asked(spark, numbers().partition_aggregate("n", Told(), "b, n"), rows[:1], [("1:0", 1), ("1:0", 0)], 2, True)
+    asked(spark, numbers().partition_aggregate("n", Distinct(), "v, size"), rows[:1], [("1", 1)], 3)
+
+
+Placed = Callable[[Stream], Stream]
+REPARTITIONED: dict[str, tuple[Placed, list[int]]] = {
+    "more partitions than keys": (lambda s: s.partition_by("k").parallelism_hint(5), [0, 0, 0, 4, 4]),
+    "shuffle": (lambda s: s.shuffle().parallelism_hint(4), [2, 2, 2, 2]),
+    "more partitions than rows": (lambda s: s.first_n(1).shuffle().parallelism_hint(3), [0, 0, 1]),
+    "broadcast": (lambda s: s.broadcast().parallelism_hint(3), [8, 8, 8]),
+    "custom": (lambda s: s.partition("n", lambda n: n).parallelism_hint(3), [2, 3, 3]),
+    "custom, large numbers": (lambda s: s.partition("n", lambda n: 2**40 + n).parallelism_hint(3), [2, 3, 3]),
+    "custom, several": (lambda s: s.partition("n", lambda n: [0, 2]).parallelism_hint(4), [0, 0, 8, 8]),
+    "all of them": (lambda s: s.filter(F.col("n") < 2).partition("n", lambda n: 3).parallelism_hint(4), [0, 0, 0, 2]),
+    "global": (lambda s: s.shuffle().parallelism_hint(3).global_(), [8]),
+    "a hint behind it, and an each between": (
+        lambda s: s.partition_by("k").each("n", lambda n: [n, n], "m long").parallelism_hint(3), [0, 8, 8],
+    ),
+    "the greater hint": (lambda s: s.shuffle().parallelism_hint(2).name("here").parallelism_hint(4), [2, 2, 2, 2]),
+    "the spout's hint": (lambda s: s.filter("n", lambda n: True).parallelism_hint(4), [2, 2, 2, 2]),
+}  # fmt: skip
+EIGHT = [("ab"[n % 2], n) for n in range(8)]
+
+
+@pytest.mark.parametrize("case", REPARTITIONED)
+def test_partition_aggregate_behind_a_repartitioning(spark, case: str) -> None:
+    place, counts = REPARTITIONED[case]
+    counted = place(numbers()).partition_aggregate(Count(), "rows")
+    found = sorted(count for (count,) in run_batch(counted, EIGHT, spark=spark, partitions=2))
+    assert len(found) == len(counts) and sum(found) == sum(counts)
+    if "keys" in case or "each" in case:  # where a key comes to is not promised, but it is one partition
+        assert all(count % max(counts) == 0 for count in found)
+    elif "hint" not in case:
+        assert found == counts
+
+
+def test_every_partition_of_an_empty_batch_gives_the_initial_value(spark) -> None:
+    for place in (numbers().shuffle(), numbers().partition_by("k"), numbers().broadcast(),
+                  numbers().partition("n", lambda n: n)):  # fmt: skip
+        asked(spark, place.parallelism_hint(3).partition_aggregate(Rows(), "n"), [], [(0,)] * 3, 0)
+    asked(spark, numbers().global_().partition_aggregate(Rows(), "n"), [], [(0,)], 3)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [lambda s: s.group_by("k").aggregate(Count(), "m"), lambda s: s.first_n(2),
+     lambda s: s.join(s, "k", outputs="k, a, b"), lambda s: s.merge(s), lambda s: s.max_by("n", scope="batch"),
+     lambda s: s.filter(F.col("n") > 0)],
+    ids=["aggregate", "first_n", "join", "merge", "max_by", "filter"],
+)  # fmt: skip
+def test_there_is_always_a_partition(spark, behind: Placed) -> None:
+    total = behind(numbers()).partition_aggregate(Count(), "rows")
+    found = run_batch(total, [], spark=spark, partitions=2)
+    assert found and {count for (count,) in found} == {0}
+
+
+def test_partition_aggregate_per_group(spark) -> None:
+    rows = [("a", 1), ("b", 2), ("a", 3), (None, 4), ("a", 5), (None, 6)]
+    grouped = numbers().group_by("k").partition_aggregate("n", Sum(), "s")
+    asked(spark, grouped, rows, [("a", 4), ("b", 2), ("a", 5), (None, 10)], 2)
+    asked(spark, grouped, [], [], 2)
+    placed = numbers().partition_by("k").parallelism_hint(4).group_by("k").partition_aggregate("n", Gathers(), "all")
+    asked(spark, placed, rows, [("a", "1 3 5"), ("b", "2"), (None, "4 6")], 3)
+
+
+def test_equal_keys_come_to_one_partition_and_every_row_to_one(spark) -> None:
+    rows = [(key, n) for n, key in enumerate(["a", None, "b", "a", None, "c", "a"])]
+    seen = numbers().partition_by("k").parallelism_hint(3).partition_aggregate("k", Gathers(), "keys")
+    found = [keys.split() for (keys,) in run_batch(seen, rows, spark=spark, partitions=3)]
+    assert sorted(key for keys in found for key in keys) == sorted(str(key) for key, _ in rows)
+    assert len(found) == 3 and all(sum(key in keys for keys in found) == 1 for key in ("a", "b", "c", "None"))
+
+
+def test_rows_that_stay_where_they_are_keep_their_order(spark) -> None:
+    stays = numbers().local_or_shuffle().name("a place").identity_partition().apply_assembly(lambda s: s.project("n"))
+    asked(spark, stays, NUMBERS, [(n,) for _, n in NUMBERS], 3, ordered=True)
+
+
+# --- the least and greatest, the first -------------------------------------------------------
+
+BEST = [("b", 1.0), ("aa", NAN), ("cc", None), ("b", NAN), (None, -1.0), ("d", -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("take", "whole", "each_partition"),
+    [
+        (lambda s, **more: s.max_by("x", **more), [("b", NAN)], [("aa", NAN), ("b", NAN), ("d", -1.0)]),
+        (lambda s, **more: s.min_by("x", **more), [("d", -1.0)], [("b", 1.0), ("b", NAN), ("d", -1.0)]),
+        (lambda s, **more: s.max(**more), [("d", -1.0)], [("b", 1.0), ("b", NAN), ("d", -1.0)]),
+        (lambda s, **more: s.min(**more), [("aa", NAN)], [("aa", NAN), ("b", NAN), ("d", -1.0)]),
+        (lambda s, **more: s.max_by("k", by_size, **more), [("cc", None)], [("aa", NAN), ("cc", None), ("d", -1.0)]),
+        (lambda s, **more: s.min_by("k", by_size, **more), [("d", -1.0)], [("b", 1.0), ("b", NAN), ("d", -1.0)]),
+    ],
+    ids=["max_by", "min_by", "max", "min", "max_by comparator", "min_by comparator"],
+)  # fmt: skip
+def test_the_least_and_the_greatest_row(spark, take: Any, whole: list, each_partition: list) -> None:
+    rows = stream_of("k string, x double")
+    asked(spark, take(rows, scope="batch"), BEST, whole, 3)
+    asked(spark, take(rows), BEST, each_partition, 3, ordered=True)
+
+
+def test_of_equal_rows_the_later_is_kept_and_of_none_no_row(spark) -> None:
+    rows, equal = stream_of("n long, at long"), [(1, place) for place in range(6)]
+    for take in (rows.max_by, rows.min_by):
+        asked(spark, take("n", scope="batch"), equal, [(1, 5)], 3)
+        asked(spark, take("n", lambda a, b: a - b, scope="batch"), equal, [(1, 5)], 3)
+    asked(spark, rows.max_by("n", scope="batch"), [(None, 1)], [], 2)
+    asked(spark, rows.min_by("n", lambda a, b: a - b, scope="batch"), [], [], 2)
+    asked(spark, rows.max(), [(None, 1)], [], 2)
+    asked(spark, stream_of("n long, m map<string,long>").max_by("n", scope="batch"), [(1, {"a": 1})], [(1, {"a": 1})])
+
+
+def test_the_first_rows_are_in_order_with_nulls_last(spark) -> None:
+    rows = stream_of("k string, x double")
+    asked(spark, rows.first_n(2), BEST, BEST[:2], 3, ordered=True)
+    asked(spark, rows.first_n(9, "x"), BEST, [BEST[4], BEST[5], BEST[0], BEST[1], BEST[3], BEST[2]], 3, ordered=True)
+    asked(spark, rows.first_n(3, "x", reverse=True), BEST, [BEST[1], BEST[3], BEST[0]], 3, ordered=True)
+    asked(spark, rows.first_n(3, "x").project("k"), [], [], 2)
+
+
+# --- fields --------------------------------------------------------------------------------
+
+
+def test_fields_are_chosen_made_renamed_and_dropped(spark) -> None:
+    rows = [("a", 1), (None, None)]
+    made = (
+        numbers().with_column("n", F.col("n") + 1).with_columns({"m": F.col("n") * 2, "n": F.lit("x")})
+        .rename({"m": "n", "n": "m"}).select("n", F.upper("k").alias("K2"), "m", "k").drop("k")
+    )  # fmt: skip
+    assert made.schema.simpleString() == "struct<n:bigint,K2:string,m:string>"
+    asked(spark, made, rows, [(4, "A", "x"), (None, None, "x")], 2, ordered=True)
+
+
+def test_names_that_spark_must_quote(spark) -> None:
+    odd = stream_of("`a.b` long, `c d` long, `e``f` string")
+    rows = [(1, 2, "x"), (1, 3, None)]
+    asked(spark, odd.join(odd, "a.b", outputs="`a.b`, u, v, w, ````").project("a.b", "`").max_by("`"), rows,
+          [(1, "x")])  # fmt: skip
+    chain = odd.merge(odd, outputs="`x.y`, z, `e``f`").group_by("x.y", "e`f").chained_agg()
+    asked(spark, chain.aggregate(Rows(), "`n.n`").aggregate("z", Sum(), "`s.s`").chain_end(), rows,
+          [(1, "x", 2, 4), (1, None, 2, 6)], 2)  # fmt: skip
+    asked(spark, odd.rename({"a.b": "b.a"}).first_n(1, "c d", reverse=True), rows, [(1, 3, None)], 2)
+
+
+# --- a group is together ---------------------------------------------------------------------
+
+MANY = [(n % 3, n) for n in range(30)]
+
+
+def halves(stream: Stream) -> Stream:
+    """A stream that is computed once, and used twice."""
+    once = stream.each("n", lambda n: n, "m long").project("k, n")
+    return once.filter("n", lambda n: n < 15).merge(once.filter("n", lambda n: n >= 15))
+
+
+# Behind each of them rows of a batch in one Spark partition are in several, some of them of one group.
+SPREAD: dict[str, Placed] = {
+    "merge of a stream used twice": halves,
+    "merge with a shuffled stream": lambda s: s.merge(s.shuffle().parallelism_hint(3)),
+    "join with a shuffled stream": lambda s: s.join(s.shuffle().parallelism_hint(3), ["k", "n"], outputs="k, n"),
+    "native aggregate of a shuffled stream": lambda s: s.shuffle().group_by("k, n").aggregate(Count(), "c"),
+    "aggregate Columns of a shuffled stream": lambda s: s.shuffle().group_by("k, n").agg(F.count("*").alias("c")),
+    "Python aggregate of a shuffled stream": lambda s: s.shuffle().group_by("n").aggregate("k", Max(), "k"),
+    "multi_reduce with a shuffled stream": lambda s: s._topology.multi_reduce(
+        s.group_by("k, n"), s.shuffle().group_by("k, n"), reducer=Sides(), outputs="seen", inputs=["n", "k"]
+    ),
+    "shuffle with a hint": lambda s: s.shuffle().parallelism_hint(4),
+    "partition_by another field": lambda s: s.partition_by("n").parallelism_hint(3),
+    "broadcast": lambda s: s.broadcast().parallelism_hint(3),
+    "custom": lambda s: s.partition("n", lambda n: n // 3).parallelism_hint(3),
+    "the spout's hint": lambda s: s.filter("n", lambda n: True).parallelism_hint(3),
+    "global and a shuffle": lambda s: s.global_().shuffle(),
+}  # fmt: skip
+
+
+@pytest.fixture
+def spread_out(spark) -> Iterator[Any]:
+    """Spark as it is for large batches: what is shuffled stays in several partitions, joins shuffle."""
+    confs = {"spark.sql.adaptive.coalescePartitions.enabled": "false", "spark.sql.autoBroadcastJoinThreshold": "-1",
+             "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1"}  # fmt: skip
+    before = {key: spark.conf.get(key, None) for key in confs}
+    for key, value in confs.items():
+        spark.conf.set(key, value)
+    yield spark
+    for key, value in before.items():
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+@pytest.mark.parametrize("case", SPREAD)
+def test_a_group_is_together_behind(spread_out, case: str) -> None:
+    """One result per group: two would be given if its rows were in two Spark partitions."""
+    stream = SPREAD[case](stream_of("k long, n long"))
+    seen = stream.group_by("k").aggregate("n", Gathers(), "all")
+    found = run_batch(seen, MANY, spark=spread_out, partitions=1)
+    assert sorted(key for key, _ in found) == [0, 1, 2], f"{len(found)} results for 3 groups"
+    for key, text in found:
+        assert sorted({int(one) for one in text.split()}) == [n for k, n in MANY if k == key]
+
+
+def test_a_group_of_a_batch_in_several_partitions_is_together(spark) -> None:
+    seen = stream_of("k long, n long").group_by("k").aggregate("n", Told(), "batch, rows")
+    asked(spark, seen, MANY, [(0, "1:0", 10), (1, "1:0", 10), (2, "1:0", 10)], 3)
+    again = seen.group_by("rows").aggregate("k", Gathers(), "keys")
+    asked(spark, again, MANY, [(10, "0 1 2")], 3)
+
+
+def test_a_field_error_says_what_there_is() -> None:
+    error = raised(lambda: numbers().group_by("kk"))
+    assert isinstance(error, FieldError) and error.expected == "one of k, n"

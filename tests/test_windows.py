@@ -1,0 +1,401 @@
+"""Windows: against a plain Python oracle, and exactly once over failures, crashes and restarts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from coordinators import faults
+from coordinators.errors import FieldError, TopologyError
+from coordinators.transactions import TransactionAttempt
+from states.user_tasks import BatchInfo
+from tests.stream_helpers import RowsSpout, batch, stream_of
+from tests.topology_helpers import Starter, starter
+from tests.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
+from trident import (
+    Count,
+    DeltaAppend,
+    FixedBatchSpout,
+    NotExactlyOnceWarning,
+    Sum,
+    TridentTopology,
+    expr,
+)
+from trident.planner import plan
+from trident.stream import Stream
+from trident.window_spec import Unit, WindowSpec, duration_us
+from trident.windows import window
+
+SECOND = 10**6
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda both: (max(both), min(both)))
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
+
+
+# --- the arithmetic ----------------------------------------------------------------------
+
+
+@given(SIZES, st.integers(-200, 200), st.sampled_from([Unit.ROWS, Unit.EVENT_TIME]))
+def test_the_windows_of_a_position(size: tuple[int, int], position: int, unit: Unit) -> None:
+    spec = WindowSpec(*size, unit)
+    found = range(spec.first_start(position), spec.last_start(position) + 1, spec.slide)
+    assert list(found) == starts_of(position, *size, spec.offset) != []
+    assert unit is Unit.EVENT_TIME or all((start + spec.length) % spec.slide == 0 for start in found)
+
+
+@given(SIZES, st.integers(-200, 200), st.integers(0, 60))
+def test_what_a_watermark_fires(size: tuple[int, int], before: int, step: int) -> None:
+    spec = WindowSpec(*size, Unit.ROWS)
+    ends = [end for end in range(before - 90, before + 200) if end % spec.slide == 0]
+    fired = [end for end in ends if before < end <= before + step]
+    found = range(spec.first_open(before), spec.last_closed(before + step) + 1, spec.slide)
+    assert [start + spec.length for start in found] == fired
+    assert spec.fires_between(before, before + step) is bool(fired)
+
+
+@given(
+    SIZES,
+    st.lists(st.tuples(st.lists(st.integers(0, 120), max_size=4), st.integers(0, 60)), max_size=6),
+    st.booleans(),
+)
+def test_one_pass_over_stored_rows_gives_what_all_rows_ever_give(
+    size: tuple[int, int], turns: list, in_rows: bool
+) -> None:
+    """The rule that the Spark plan follows, over Python lists, against the oracle that forgets nothing."""
+    spec = WindowSpec(*size, Unit.ROWS if in_rows else Unit.EVENT_TIME)
+    marks = [sum(step for _, step in turns[: n + 1]) for n in range(len(turns))]
+    stored: list[int] = []
+    for n, expected in enumerate(windows([[(p, p) for p in rows] for rows, _ in turns], marks, *size, spec.offset)):
+        before, now = (marks[n - 1] if n else None), marks[n]
+        late = [p for p in turns[n][0] if before is not None and spec.last_start(p) <= spec.last_closed(before)]
+        rows = stored + [p for p in turns[n][0] if p not in late]
+        first = spec.last_closed(now) if before is None else spec.first_open(before)
+        fired = [
+            (s, s + spec.length, p) for p in rows
+            for s in range(
+                spec.first_start(p) if before is None else max(spec.first_start(p), first),
+                min(spec.last_start(p), spec.last_closed(now)) + 1, spec.slide,
+            )
+        ]  # fmt: skip
+        assert Given(sorted(fired), late) == Given(sorted(expected.fired), expected.late)
+        stored = [p for p in rows if spec.last_start(p) > spec.last_closed(now)]
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("10 minutes", 600 * SECOND), ("1 hour 30 seconds", 3630 * SECOND),
+        (" Interval 1 DAY  2 weeks", 15 * 86400 * SECOND),
+        ("1.5 seconds 1 millisecond 2 microseconds", 1_501_002),
+    ],
+)  # fmt: skip
+def test_durations(text: str, micros: int) -> None:
+    assert duration_us(text, "it") == micros
+
+
+# --- on Spark ----------------------------------------------------------------------------
+
+
+class Turns:
+    """A group's transactions one after the other on Spark; each keyed state is folded from its log rows."""
+
+    def __init__(self, spark: SparkSession, stream: Stream) -> None:
+        self._spark, self.plan = spark, plan(stream._topology)[0]
+        self.states: dict[str, dict[tuple, tuple]] = {binding.name: {} for binding in self.plan.bindings}
+        self._txid = 0
+
+    def run(self, rows: Sequence[tuple], partitions: int = 1) -> dict[str, list[tuple]]:
+        """The rows that a transaction stages for each state."""
+        self._txid += 1
+        attempt = TransactionAttempt(self._txid, 0)
+        early = self.plan.build({"rows": self._batch(rows, partitions)}, attempt)
+        late = self.plan.build_late(early, BatchInfo(attempt), self._stored)
+        given = {name: [tuple(row) for row in frame.collect()] for name, frame in late.items()}
+        late.release()
+        for binding in self.plan.bindings:
+            if binding.merging == "last":
+                keys = len(binding.keys)
+                changes = given[binding.name]
+                assert len({row[:keys] for row in changes}) == len(changes), "one row per key and transaction"
+                for row in changes:
+                    self.states[binding.name].pop(row[:keys], None)
+                    if not row[-1]:
+                        self.states[binding.name][row[:keys]] = row[keys:-1]
+        return given
+
+    def _batch(self, rows: Sequence[tuple], partitions: int) -> Any:
+        if partitions == 1:
+            return batch(self._spark, self.plan, rows)
+        # In their order, some in each partition and none in some.
+        schema = self.plan.spouts["rows"].output_schema
+        return self._spark.createDataFrame(self._spark.sparkContext.parallelize(list(rows), partitions), schema)
+
+    def _stored(self, binding: Any, keys: Any) -> Any:
+        rows = [key + value for key, value in self.states[binding.name].items()]
+        return self._spark.createDataFrame(rows, binding.schema)
+
+
+def a_batch(rng: random.Random, around: int) -> list[tuple]:
+    """(at, v) in seconds, with nulls; at times far from where the others are."""
+    times = [rng.choice([around, around - 12, around + 7]) + rng.randrange(9) for _ in range(rng.randrange(9))]
+    return [(rng.choice([None, *[time] * 9]), rng.choice([None, *range(5)])) for time in times]
+
+
+def second_of(time: datetime | None) -> float | None:
+    return None if time is None else time.astimezone(timezone.utc).timestamp()
+
+
+def plain(row: tuple) -> tuple:
+    """(at, v), with the time in seconds."""
+    return (second_of(row[0]), row[1])
+
+
+def fired(rows: list[tuple]) -> Counter:
+    """Rows (window, at, v) as the oracle has them."""
+    def edge(value: Any) -> Any:
+        return value if isinstance(value, int) else second_of(value)
+
+    return Counter((edge(row[0].start), edge(row[0].end), plain(row[1:])) for row in rows)
+
+
+def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, rng: random.Random) -> None:
+    turns_count = 5
+    clock = [30 + 6 * n + rng.randrange(-9, 9) for n in range(turns_count)]
+    ticks = iter([second * SECOND for second in clock])
+    batches = [a_batch(rng, 10 * n - 20) for n in range(turns_count)]
+    batches[rng.randrange(turns_count)] = []
+    sizes = {"rows": (5, 3), "event": (13, 5), "now": (8, 3)}
+    stream = stream_of("at timestamp, v long")
+    marked = stream.with_watermark("at", "6 seconds")
+    made = {
+        "rows": marked.sliding_window(5, 3),
+        "event": marked.sliding_window("13 seconds", "5 seconds"),
+        "now": window(stream, "sliding_window", "8 seconds", "3 seconds", None, lambda: next(ticks)),
+    }  # fmt: skip
+    for name, windowed in made.items():
+        windowed.rows().partition_persist(DeltaAppend(name))
+    made["event"].late_rows().partition_persist(DeltaAppend("late"))
+    expected = {
+        "rows": by_count(batches, *sizes["rows"]),
+        "event": by_event_time([[(row[0], row) for row in rows] for rows in batches], 6, *sizes["event"]),
+        "now": by_processing_time(batches, clock, *sizes["now"]),
+    }  # fmt: skip
+    turns, late = Turns(spark, stream), 0
+    for n, rows in enumerate(batches):
+        found = turns.run([(at(time), v) for time, v in rows], partitions=rng.choice([1, 3]))
+        for name in made:
+            least = 0 if name == "rows" else -100
+            want = Counter((max(start, least), end, row) for start, end, row in expected[name][n].fired)
+            assert fired(found[name]) == want, (name, n)
+        assert Counter(map(plain, found["late"])) == Counter(expected["event"][n].late)
+        late += len(expected["event"][n].late)
+        state = turns.states[made["event"].name]
+        assert not rows or state[(-1,)][1:3] == (sum(map(len, batches[: n + 1])), late)
+    open_rows = [key for key in turns.states[made["rows"].name] if key != (-1,)]
+    assert len(open_rows) < sum(sizes["rows"]), "rows that no window will need are not kept"
+
+
+class Longest:
+    """A reducer in Python."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, so_far: str, word: str | None) -> str:
+        return max(so_far, word or "", key=len)
+
+
+def test_windows_are_aggregated_as_groups_are(spark: SparkSession) -> None:
+    stream = stream_of("word string, n long")
+    windows_ = stream.sliding_window(4, 2)
+    windows_.aggregate("word", Longest(), "longest").partition_persist(DeltaAppend("longest"))
+    two = windows_.group_by("word").chained_agg().aggregate(Count(), "rows").aggregate("n", Sum(), "total").chain_end()
+    two.partition_persist(DeltaAppend("two"))
+    turns, found = Turns(spark, stream), Counter()
+    for rows in ([("a", 1), ("bb", None), ("a", 3)], [("ccc", 4), (None, 5)]):
+        given_now = turns.run(rows)
+        found.update((row[0].start, row[0].end, *row[1:]) for name in ("longest", "two") for row in given_now[name])
+    assert found == Counter([
+        (0, 2, "bb"), (0, 4, "ccc"), (0, 2, "a", 1, 1), (0, 2, "bb", 1, 0),
+        (0, 4, "a", 2, 4), (0, 4, "bb", 1, 0), (0, 4, "ccc", 1, 4),
+    ])  # fmt: skip
+
+
+# --- whole topologies --------------------------------------------------------------------
+
+
+def clicks(batches: list) -> TridentTopology:
+    topology = TridentTopology("click-counts")
+    stream = topology.new_stream("clicks", FixedBatchSpout("at timestamp, word string, n long", batches))
+    windows = stream.with_watermark("at", "5 seconds").sliding_window("20 seconds", "10 seconds", name="open")
+    windows.group_by("word").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("sums"))
+    windows.late_rows().project("word", "n").partition_persist(DeltaAppend("late"))
+    return topology
+
+
+CLICKS = [
+    [(3, "a", 1), (12, "bb", 2), (None, "lost", 0), (4, "a", None)], [(31, None, 5), (13, "a", 7)], [],
+    [(44, "bb", 1), (26, "bb", 1), (2, "late", 9), (9, "late", 3)], [(31, "ccc", 4), (61, "a", 1), (58, "a", 1)],
+]  # fmt: skip
+
+
+def expected_of_clicks() -> dict[str, Counter]:
+    found: dict[str, Counter] = {"sums": Counter(), "late": Counter()}
+    for fired_now, late in by_event_time([[(row[0], row) for row in rows] for rows in CLICKS], 5, 20, 10):
+        found["late"].update((word, n) for _, word, n in late)
+        for edges, word in {((start, end), word) for start, end, (_, word, _) in fired_now}:
+            numbers = [n for s, e, (_, of, n) in fired_now if ((s, e), of) == (edges, word) and n is not None]
+            found["sums"][edges, word, sum(numbers)] += 1
+    return found
+
+
+def found_of_clicks(query: Any) -> dict[str, Counter]:
+    def row_of(row: Any) -> tuple:
+        return tuple((second_of(v.start), second_of(v.end)) if isinstance(v, tuple) else v for v in row)
+
+    return {name: Counter(row_of(row) for row in query.snapshot(name).collect()) for name in ("sums", "late")}
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
+    with starter(spark, zk_server, zk_root, tmp_path) as started:
+        yield started
+
+
+def stamped(batches: list) -> list:
+    return [[(at(time), word, n) for time, word, n in rows] for rows in batches]
+
+
+def test_exactly_once_over_crashes(start: Starter) -> None:
+    """A coordinator that hangs before a decision, then one that hangs behind it; both wake up deposed."""
+    start.replace_at("manifest.write", clicks(stamped(CLICKS[:2])), clicks(stamped(CLICKS[:2]))).stop()
+    query = start.replace_at("publish.table", clicks(stamped(CLICKS)), clicks(stamped(CLICKS)))
+    assert found_of_clicks(query) == expected_of_clicks()
+    kept = {row._seq: row for row in query.snapshot("open").collect()}
+    about_all = kept.pop(-1)
+    assert (about_all._position, about_all._next, about_all._late) == (56 * SECOND, 13, 3)
+    assert sorted(second_of(row.at) for row in kept.values()) == [44, 58, 61]
+
+
+def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_that_fails_leaves_nothing(
+    start: Starter,
+) -> None:
+    topology = TridentTopology("now")
+    # The third transaction looks at the clock twice: its first attempt fails when its windows are staged.
+    ticks = iter([second * SECOND for second in (3, 8, 12, 7, 21, 50)])
+    stream = topology.new_stream("rows", FixedBatchSpout("n long", [[(1,), (2,)], [(3,)], [(4,)], [], [(5,)]]))
+    made = window(stream, "tumbling_window", "10 seconds", "10 seconds", None, lambda: next(ticks))
+    made.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("totals"))
+    faults.arm("resolve.stage:do_then_fail:3")
+    query = start.run(topology)
+    assert not faults.unfired() and made.name == "now_window1"
+    found = {txid: {(second_of(row.window.start), row.total) for row in query.snapshot("totals", txid=txid).collect()}
+             for txid in (3, 4)}  # fmt: skip
+    assert found == {3: set(), 4: {(0, 10)}}, "the time is that of the attempt that was decided, and never goes back"
+    assert {row.n for row in query.snapshot("now_window1").collect()} == {None, 5}
+
+
+# --- what is known when it is built ------------------------------------------------------
+
+
+def marked(fields: str = "at timestamp, word string, n long") -> Stream:
+    return stream_of(fields).with_watermark("at", "1 minute")
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda s: s.tumbling_window(0), TopologyError, "cannot be that length.*found: 0.*more than nothing"),
+        (lambda s: s.tumbling_window(True), TopologyError, "found: True.*whole number of rows"),
+        (lambda s: s.sliding_window(5, 6), TopologyError, "slide.*greater than its length.*found: 6 after 5"),
+        (lambda s: s.sliding_window("1 minute", 6), TopologyError, "differ in their unit"),
+        (lambda s: s.tumbling_window("10"), TopologyError, "is no duration.*10 minutes"),
+        (lambda s: s.tumbling_window("1.5 hours"), TopologyError, "is no duration"),
+        (lambda s: s.tumbling_window("1 month"), TopologyError, "months and years differ in length"),
+        (lambda s: s.tumbling_window(""), TopologyError, "is no duration"),
+        (lambda s: s.tumbling_window("-1 minute"), TopologyError, "more than nothing"),
+        (lambda s: s.with_watermark("word", "1 minute"), TopologyError, "needs a timestamp.*'word' of type string"),
+        (lambda s: s.with_watermark("ta", "1 minute"), FieldError, "did you mean 'at'"),
+        (lambda s: s.with_watermark("at", "-1 minute"), TopologyError, "is negative"),
+        (lambda s: s.tumbling_window("1 minute").late_rows(), TopologyError, "of processing time.*with_watermark"),
+        (lambda s: marked().tumbling_window(3).late_rows(), TopologyError, "windows of rows"),
+        (lambda s: marked().project("n").tumbling_window("1 minute"), TopologyError, "'at' is no longer there"),
+        (
+            lambda s: marked().map(lambda *row: row, "at timestamp, n long").tumbling_window("1 minute"),
+            TopologyError, "no longer there.*put with_watermark behind",
+        ),
+        (lambda s: stream_of("window string").tumbling_window(3), FieldError, "cannot keep field 'window'"),
+        (lambda s: stream_of("_Seq long").tumbling_window(3), FieldError, "cannot keep field '_Seq'"),
+        (lambda s: stream_of("_deleted boolean").tumbling_window(3), FieldError, "cannot be written to state"),
+        (lambda s: s.tumbling_window(3, name="a-b"), TopologyError, "state name cannot be used"),
+        (lambda s: (s.tumbling_window(3, "x"), s.tumbling_window(4, "x")), TopologyError, "'x' is written twice"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"(?si){message}"):
+        build(stream_of("at timestamp, word string, n long"))
+
+
+def test_what_a_window_is_and_where_it_is_kept() -> None:
+    stream = marked()
+    by_time = stream.filter(expr("n > 0")).project("at", "n").sliding_window("1 hour", "30 minutes")
+    assert repr(by_time).startswith("WindowedStream(1 hour every 30 minutes of at of Stream(")
+    assert by_time.rows().schema["window"].dataType.simpleString() == "struct<start:timestamp,end:timestamp>"
+    assert by_time.rows().fields == ("window", "at", "n")
+    assert by_time.late_rows().fields == ("at", "n") and by_time.name == "test_window1"
+    by_rows = stream.tumbling_window(5)
+    assert by_rows.name == "test_window2" and by_rows.group_by("word").keys == ("window", "word")
+    counted = by_rows.aggregate(Count(), "rows")
+    assert counted.schema.simpleString() == "struct<window:struct<start:bigint,end:bigint>,rows:bigint>"
+    # A window behind another one has no watermark of its own.
+    assert "processing time" in repr(by_time.rows().project("at", "n").tumbling_window("1 hour"))
+    lowered = plan(stream._topology)[0].lowered
+    assert lowered.late_order, "rows are counted in the order of the batch"
+    assert "Spark: windows of 1 hour of processing time: rows to keep, " in stream._topology.explain()
+
+
+def test_the_windows_are_part_of_the_topologys_identity() -> None:
+    def identity(build: Callable[[Stream], Any]) -> Any:
+        stream = stream_of("at timestamp, n long")
+        build(stream)
+        return stream._topology.identity()
+
+    builds = [
+        lambda s: s.tumbling_window(3), lambda s: s.sliding_window(3, 2), lambda s: s.tumbling_window("3 seconds"),
+        lambda s: s.with_watermark("at", "0 seconds").tumbling_window("3 seconds"),
+        lambda s: s.with_watermark("at", "1 second").tumbling_window("3 seconds"),
+    ]  # fmt: skip
+    assert len({repr(identity(build)) for build in builds}) == len(builds)
+    assert identity(builds[0]) == identity(builds[0])
+
+
+class _Feed:
+    """A batch spout: a replay of it may hold other rows."""
+
+    output_schema = RowsSpout("n long").output_schema
+
+    def open(self, context: Any) -> None: ...
+
+    def emit_batch(self, txid: int) -> list: ...
+
+    def ack(self, txid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_window_over_a_source_that_cannot_be_exact_is_warned_about() -> None:
+    stream = TridentTopology("loose").new_stream("rows", _Feed())
+    with pytest.warns(NotExactlyOnceWarning, match="state 'loose_window1'"):
+        stream.tumbling_window(3)

@@ -1,0 +1,234 @@
+"""The PySpark style: select, with_column, agg with Columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from coordinators.errors import FieldError, TopologyError
+from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
+from trident.functions import call_site
+from trident.lowering import OwnOp
+from trident.meeting_ops import quoted
+from trident.nodes import Node, OwnNode, field_names, picked, require_fields
+from trident.types import check_distinct
+
+if TYPE_CHECKING:
+    from trident.stream import Stream
+
+
+@dataclass(frozen=True)
+class Made:
+    """A field and where it is from.
+
+    Attributes:
+        name: of the field.
+        given: the earlier field that it is; None: it is the expression's.
+        expression: of one column.
+    """
+
+    name: str
+    given: str | None
+    expression: Expression | None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        if self.expression is None:
+            return frozenset((self.given,)) if self.given else frozenset()
+        found = self.expression.analysis
+        return found.reads if found else frozenset(self.expression.schema.names)
+
+    @property
+    def deterministic(self) -> bool:
+        return self.expression is None or bool(self.expression.analysis and self.expression.analysis.deterministic)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SelectNode(OwnNode):
+    """select, with_column, drop, rename: fields that are earlier ones or expressions."""
+
+    made: tuple[Made, ...]
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return all(one.deterministic for one in self.made)
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset().union(*(one.reads for one in self.made if one.name in live))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        made = tuple(one for one in self.made if one.name in live)
+        fields = tuple(self.schema[one.name] for one in made)
+        maker.push(SelectColumnsOp(fields, made))
+
+
+@dataclass(frozen=True)
+class SelectColumnsOp(OwnOp):
+    """A projection."""
+
+    made: tuple[Made, ...]
+
+    def transform(self, compiler: Any) -> Any:
+        columns = []
+        for one in self.made:
+            if one.expression is None:
+                assert one.given is not None
+                columns.append(F.col(quoted(one.given)).alias(one.name))
+            else:
+                columns += one.expression.columns()
+        return lambda frame, _: frame.select(*columns)
+
+    def text(self) -> str:
+        parts = []
+        for one in self.made:
+            source = one.given if one.expression is None else str(one.expression)
+            parts.append(one.name if source == one.name else f"{source} as {one.name}")
+        return f"select {', '.join(parts)}"
+
+
+def select(stream: "Stream", chosen: Sequence[Any], what: str = "select") -> "Stream":
+    """Fields by name and Columns side by side."""
+    made: list[Made] = []
+    for one in chosen:
+        if is_expression(one):
+            made.append(_made(stream, one, what))
+        else:
+            names = field_names(one, what)
+            require_fields(names, stream.schema, what)
+            made += [Made(name, name, None) for name in names]
+    return _select(stream, made, what)
+
+
+def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
+    """See :meth:`trident.stream.Stream.with_column`."""
+    made = {name: Made(name, name, None) for name in stream.fields}
+    for name, column in columns.items():
+        if not is_expression(column):
+            raise TopologyError(f"with_column({name!r}) needs a Column", found=repr(column),
+                                expected="a Column or trident.expr(…)", action="use each for a function")  # fmt: skip
+        made[name] = _made(stream, column, "with_column", name)
+    return _select(stream, list(made.values()), "with_column")
+
+
+def drop(stream: "Stream", names: tuple[str, ...]) -> "Stream":
+    """See :meth:`trident.stream.Stream.drop`."""
+    require_fields(names, stream.schema, "drop")
+    made = [Made(name, name, None) for name in stream.fields if name not in names]
+    if not made:
+        raise FieldError("drop leaves no field", found=", ".join(names), expected="at least one that stays")
+    return _select(stream, made, "drop")
+
+
+def rename(stream: "Stream", names: Mapping[str, str]) -> "Stream":
+    """See :meth:`trident.stream.Stream.rename`."""
+    require_fields(names, stream.schema, "rename")
+    return _select(stream, [Made(names.get(name, name), name, None) for name in stream.fields], "rename")
+
+
+def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
+    if not made:
+        raise FieldError(f"{what} has no fields", expected="at least one")
+    check_distinct([one.name for one in made], f"the fields of {what}")
+    fields = []
+    for one in made:
+        if one.expression is None:
+            assert one.given is not None
+            fields.append(StructField(one.name, stream.schema[one.given].dataType, True))
+        else:
+            fields.append(one.expression.outputs[0])
+    return stream._next(
+        SelectNode(
+            parents=(stream._node,), schema=StructType(fields), operation=f"{what}({', '.join(o.name for o in made)})",
+            location=call_site(), made=tuple(made),
+        )  # fmt: skip
+    )
+
+
+def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> Made:
+    found = analyse(column, stream.schema, what)
+    if found.aggregates:
+        raise TopologyError(f"{what} cannot aggregate", found=str(column), expected="an expression over a single row",
+                            action="use agg")  # fmt: skip
+    if found.generates or len(found.fields) != 1:
+        raise TopologyError(f"{what} makes one row of each", found=str(column), action="use flat_map or each")
+    field = found.fields[0]
+    field = StructField(name or field.name, field.dataType, True)
+    return Made(field.name, None, Expression(column, stream.schema, (field,), found, what))
+
+
+# --- agg with Columns ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ColumnAggregateNode(OwnNode):
+    """agg(F.sum("n").alias("total"), …): an aggregate by Spark.
+
+    Attributes:
+        keys: the grouping fields.
+        columns: aggregate expressions.
+        taken: the fields that they refer to.
+    """
+
+    row_by_row = False
+
+    keys: tuple[str, ...]
+    columns: tuple[Any, ...]
+    taken: frozenset[str]
+    deterministic: bool
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return self.deterministic
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return self.taken | frozenset(self.keys)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        maker.push(ColumnAggregateOp(tuple(self.schema.fields), self.keys, self.columns))
+
+
+@dataclass(frozen=True)
+class ColumnAggregateOp(OwnOp):
+    """groupBy(keys).agg(columns)."""
+
+    shuffles = True
+
+    keys: tuple[str, ...]
+    columns: tuple[Any, ...]
+
+    @property
+    def spreads(self) -> bool:  # type: ignore[override]
+        return bool(self.keys)
+
+    def transform(self, compiler: Any) -> Any:
+        keys = [F.col(quoted(name)) for name in self.keys]
+        made = [to_column(one).alias(field.name) for one, field in zip(self.columns, self.fields[len(keys) :])]
+        return lambda frame, _: frame.groupBy(*keys).agg(*made)
+
+    def text(self) -> str:
+        names = ", ".join(field.name for field in self.fields[len(self.keys) :])
+        return f"aggregate {names}{' by ' if self.keys else ''}{', '.join(self.keys)}"
+
+
+def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[Any]) -> "Stream":
+    """See :meth:`trident.stream.Stream.agg`."""
+    for one in columns:
+        if not is_expression(one):
+            raise TopologyError(
+                "agg takes aggregate Columns, or inputs, an aggregator and outputs", found=repr(one),
+                expected="F.sum('n').alias('total'), or ('n', Sum(), 'total')",
+            )  # fmt: skip
+    found = analyse_aggregates(columns, keys, stream.schema, "agg")
+    schema = StructType([*picked(stream.schema, keys).fields, *found.fields])
+    check_distinct(schema.names, "the keys and outputs of agg")
+    return stream._next(
+        ColumnAggregateNode(
+            parents=(stream._node,), schema=schema, operation=f"agg({', '.join(f.name for f in found.fields)})",
+            location=call_site(), keys=keys, columns=tuple(columns), taken=found.reads,
+            deterministic=found.deterministic,
+        )  # fmt: skip
+    )

@@ -1,0 +1,174 @@
+"""What a window is: integer arithmetic over positions, without Spark.
+
+A row has a position: its number in order of arrival, or a time in microseconds
+since 1970. Windows are [start, start + length) with start = offset modulo
+slide. Each transaction has a watermark, which never goes back. A transaction
+fires the windows whose end its watermark has reached and the one before had not.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Union
+
+from coordinators.errors import TopologyError
+
+_MICROS = {
+    "microsecond": 1, "millisecond": 1000, "second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6,
+    "day": 86400 * 10**6, "week": 7 * 86400 * 10**6,
+}  # fmt: skip
+_PART = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)\s+([a-z]+)(?:\s+|$)")
+# Row numbers and times of any use are far below; sums of a few of them stay below 2**63.
+_GREATEST = 2**60
+
+
+class Unit(enum.Enum):
+    """What positions are."""
+
+    ROWS = "rows"
+    PROCESSING_TIME = "processing time"
+    EVENT_TIME = "event time"
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """The windows of one operation: part of the topology's identity, and the aggregator of the state of their rows.
+
+    Attributes:
+        length: of a window, in rows or microseconds.
+        slide: from the start of a window to that of the next; at most the length.
+        unit: what is counted.
+        field: the timestamp that is the position; of event time only.
+        delay: by which the watermark follows the greatest timestamp; microseconds.
+    """
+
+    length: int
+    slide: int
+    unit: Unit
+    field: str | None = None
+    delay: int = 0
+
+    @property
+    def offset(self) -> int:
+        """Modulo slide, where windows start. Windows of rows end at multiples of the slide, as Trident's."""
+        return -self.length % self.slide if self.unit is Unit.ROWS else 0
+
+    @property
+    def native_name(self) -> str:
+        """Names the state's contents in its descriptor; Spark alone merges them."""
+        if self.unit is Unit.ROWS:
+            return f"window({self.length} rows every {self.slide})"
+        of = "" if self.field is None else f" of {self.field} delayed by {self.delay} us"
+        return f"window({self.length} us every {self.slide} us, {self.unit.value}{of})"
+
+    def __str__(self) -> str:
+        if self.unit is Unit.ROWS:
+            size, step = f"{self.length} rows", f"{self.slide} rows"
+        else:
+            size, step = duration_text(self.length), duration_text(self.slide)
+        every = "" if self.slide == self.length else f" every {step}"
+        by = "" if self.unit is Unit.ROWS else f" of {self.field or self.unit.value}"
+        return f"{size}{every}{by}"
+
+    def last_start(self, position: int) -> int:
+        """The start of the last window that holds the position."""
+        return position - (position - self.offset) % self.slide
+
+    def first_start(self, position: int) -> int:
+        """The start of the first window that holds the position: the first one that ends behind it."""
+        return self.last_start(position - self.length) + self.slide
+
+    def first_open(self, watermark: int) -> int:
+        """The start of the first window that a watermark has not reached the end of."""
+        return self.first_start(watermark)
+
+    def last_closed(self, watermark: int) -> int:
+        """The start of the last window that a watermark has reached the end of."""
+        return self.last_start(watermark - self.length)
+
+    def fires_between(self, before: int | None, now: int | None) -> bool:
+        """Whether a window may end behind one watermark and not behind the other; None is before everything."""
+        return now is not None and (before is None or self.last_closed(now) > self.last_closed(before))
+
+    # The same over columns, as Spark's SQL.
+
+    def sql_last_start(self, position: str) -> str:
+        return f"({position} - pmod({position} - {self.offset}L, {self.slide}L))"
+
+    def sql_first_start(self, position: str) -> str:
+        return f"({self.sql_last_start(f'({position} - {self.length}L)')} + {self.slide}L)"
+
+
+def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | None) -> WindowSpec:
+    """The windows that the arguments of an operation mean.
+
+    Args:
+        what: the operation, for messages.
+        length: rows, or a duration.
+        slide: the same.
+        watermark: the field and its delay; None where the stream has none.
+
+    Raises:
+        TopologyError: there are no such windows.
+    """
+    in_rows, size = _read(what, "length", length)
+    slides_in_rows, step = _read(what, "slide", slide)
+    if in_rows is not slides_in_rows:
+        raise TopologyError(f"length and slide of {what} differ in their unit", found=f"{length!r} and {slide!r}",
+                            expected="two whole numbers of rows, or two durations")  # fmt: skip
+    if step > size:
+        raise TopologyError(
+            f"the slide of {what} is greater than its length", found=f"{slide!r} after {length!r}",
+            expected="at most the length", action="rows in the gaps would be in no window: filter them out instead",
+        )  # fmt: skip
+    if in_rows:
+        return WindowSpec(size, step, Unit.ROWS)
+    if watermark is None:
+        return WindowSpec(size, step, Unit.PROCESSING_TIME)
+    return WindowSpec(size, step, Unit.EVENT_TIME, *watermark)
+
+
+def _read(what: str, part: str, given: Any) -> tuple[bool, int]:
+    in_rows = isinstance(given, int) and not isinstance(given, bool)
+    if not in_rows and not isinstance(given, str):
+        raise TopologyError(f"{what} cannot be that {part}", found=repr(given),
+                            expected="a whole number of rows, or a duration such as '10 minutes'")  # fmt: skip
+    size = given if in_rows else duration_us(given, f"the {part} of {what}")
+    if not 0 < size < _GREATEST:
+        raise TopologyError(f"{what} cannot be that {part}", found=repr(given), expected="more than nothing")
+    return in_rows, size
+
+
+def duration_us(given: Union[str, Any], what: str) -> int:
+    """A duration such as "1 hour 30 seconds" in microseconds, written as PySpark's ``F.window`` takes it.
+
+    Raises:
+        TopologyError: it is none; or it has months or years, which differ in length.
+    """
+    text = given.strip().lower() if isinstance(given, str) else ""
+    rest, total = re.sub(r"^interval\s+", "", text), Decimal(0)
+    expected = f"numbers with units, as in '10 minutes' or '1 hour 30 seconds'; units: {', '.join(_MICROS)}"
+    while rest:
+        part = _PART.match(rest)
+        unit = None if part is None else part[2].removesuffix("s")
+        if part is None or unit not in _MICROS or ("." in part[1] and unit != "second"):
+            months = " (months and years differ in length)" if unit in ("month", "year") else ""
+            raise TopologyError(f"{what} is no duration", found=f"{given!r}{months}", expected=expected)
+        total += Decimal(part[1]) * _MICROS[unit]
+        rest = rest[part.end() :]
+    if not text or text == "interval":
+        raise TopologyError(f"{what} is no duration", found=repr(given), expected=expected)
+    return int(total)
+
+
+def duration_text(micros: int) -> str:
+    """"1 hour 30 seconds"."""
+    parts, rest = [], micros
+    for unit in ("day", "hour", "minute", "second", "millisecond", "microsecond"):
+        count, rest = divmod(rest, _MICROS[unit])
+        if count:
+            parts.append(f"{count} {unit}{'s' if count != 1 else ''}")
+    return " ".join(parts) or "0 seconds"

@@ -6,7 +6,13 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from trident import CommitterTridentSpout, Emitted, OpaquePartitionedTridentSpout, PartitionBatch, PartitionedTridentSpout
+from trident import (
+    CommitterTridentSpout,
+    Emitted,
+    OpaquePartitionedTridentSpout,
+    PartitionBatch,
+    PartitionedTridentSpout,
+)
 from trident.spouts import BatchSpout, SpoutKind
 
 SCHEMA = StructType().add("key", "string").add("n", "long")

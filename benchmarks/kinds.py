@@ -53,7 +53,15 @@ class _Noted:
 
 def _states(folder: str) -> dict[str, Callable[["Stream"], Any]]:
     from trident import (
-        Count, DeltaAppend, DeltaMapState, MapGet, SqliteMap, Upsert, non_transactional, opaque, transactional,
+        Count,
+        DeltaAppend,
+        DeltaMapState,
+        MapGet,
+        SqliteMap,
+        Upsert,
+        non_transactional,
+        opaque,
+        transactional,
     )  # fmt: skip
 
     def keyed(state: Any, *aggregate: Any) -> Callable[["Stream"], Any]:

@@ -20,9 +20,8 @@ _IN_FLIGHT = 4
 
 def run(bench: Bench, report: Report) -> None:
     """One topology that gets a tenth of its transactions at a time, and is looked at after each tenth."""
-    from trident import Count, DeltaMapState, TridentTopology
-
     from benchmarks.keys import GatedKeys
+    from trident import Count, DeltaMapState, TridentTopology
 
     step, points, idle_secs = bench.size(200, 5), bench.size(10, 3), bench.size(5, 1)
     spout = GatedKeys(rows=10, keys=100)

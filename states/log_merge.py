@@ -16,6 +16,7 @@ from coordinators.errors import ConfigError
 from states.binding import DELETED_COLUMN, LAST, aggregator_name
 from states.descriptor import StateDescriptor
 from states.native import NATIVE, NativeMerge
+from states.plain_values import python_values
 from states.tables import TXID_COLUMN
 
 if TYPE_CHECKING:
@@ -317,8 +318,8 @@ def _fold_of(combine: Any, keys: Sequence[str], values: Sequence[str], names: Se
         for batch in batches:
             schema = pa.schema([batch.schema.field(name) for name in names])
             done: list[tuple] = []
-            key_columns = [batch.column(name).to_pylist() for name in keys]
-            value_columns = [batch.column(name).to_pylist() for name in values]
+            key_columns = [python_values(batch.column(name)) for name in keys]
+            value_columns = [python_values(batch.column(name)) for name in values]
             row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
             for key, partial in zip(row_keys, zip(*value_columns)):
                 if current is not None and _same(current, key):

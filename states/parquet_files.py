@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from states.plain_values import python_values
+
 REPORT_SCHEMA = (
     "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"
 )
@@ -112,7 +114,7 @@ def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[t
     rest = table.drop_columns(columns)
     keys = table.select(columns)
     seen: dict[tuple, list[int]] = {}
-    for index, row in enumerate(zip(*(keys.column(name).to_pylist() for name in columns))):
+    for index, row in enumerate(zip(*(python_values(keys.column(name)) for name in columns))):
         seen.setdefault(row, []).append(index)
     for values, indices in seen.items():
         yield values, rest.take(pa.array(indices))
@@ -219,8 +221,13 @@ def statistics(metadata: pq.FileMetaData, without_bounds: Iterable[str] = ()) ->
             if not stats.has_min_max:
                 bad.add(name)
                 continue
-            low[name] = stats.min if name not in low else min(low[name], stats.min)
-            high[name] = stats.max if name not in high else max(high[name], stats.max)
+            try:
+                lowest, highest = stats.min, stats.max
+            except (OverflowError, ValueError):  # a time that Python has not, such as one of the year 10000
+                bad.add(name)
+                continue
+            low[name] = lowest if name not in low else min(low[name], lowest)
+            high[name] = highest if name not in high else max(high[name], highest)
     bounds_low, bounds_high = {}, {}
     for name in low:
         bounds = _bounds(low[name], high[name]) if name not in bad else None
@@ -247,7 +254,10 @@ def _bounds(low: Any, high: Any) -> tuple[Any, Any] | None:
     if isinstance(low, datetime.datetime):
         if low.tzinfo is None:
             return None
-        return _milliseconds(low, up=False), _milliseconds(high, up=True)
+        try:
+            return _milliseconds(low, up=False), _milliseconds(high, up=True)
+        except OverflowError:  # the last millisecond of the year 9999
+            return None
     if isinstance(low, datetime.date):
         return low.isoformat(), high.isoformat()
     if isinstance(low, decimal.Decimal):

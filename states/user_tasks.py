@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from states.map_states import CachedMap
+from states.plain_values import python_values
 from states.values import loads
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class PublishTask:
             backing.transaction_committed(self.info.attempt.txid)
 
     def _rows(self, table: "pa.Table", names: Sequence[str]) -> list[tuple]:
-        columns = [_values(table.column(name)) for name in names]
+        columns = [python_values(table.column(name)) for name in names]
         return list(zip(*columns)) if columns else [()] * table.num_rows
 
     def _update(self, table: "pa.Table", partition: int) -> None:
@@ -202,13 +203,6 @@ class PublishTask:
         state.begin_commit(self.info.attempt.txid)
         state.multi_update(keys, [adder(row) for row in values])
         state.commit(self.info.attempt.txid)
-
-
-def _values(column: Any) -> list[Any]:
-    import pyarrow as pa
-
-    values = column.to_pylist()
-    return [None if v is None else dict(v) for v in values] if pa.types.is_map(column.type) else values
 
 
 def _is_retry() -> bool:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import datetime
 import json
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import DateType
 
 from coordinators import faults
 from coordinators.errors import (
@@ -52,8 +57,10 @@ from trident import (
 )
 from trident.arrow_states import MapAsOf, NewerThanAsked
 from trident.config import TridentConfig
+from trident.drpc import Answer
 from trident.drpc_plan import drpc_plans
 from trident.drpc_values import as_json, converted
+from trident.http_server import HttpServer
 from trident.planner import plan
 from trident.query import TopologyQuery
 from trident.types import parse_type
@@ -249,7 +256,7 @@ def test_a_memory_map_keeps_two_transactions() -> None:
 
 # --- a topology that runs ---------------------------------------------------------------------
 
-BATCHES = 6
+BATCHES = 4
 BATCH = [("a",), ("a",), ("b",)]
 
 
@@ -309,13 +316,13 @@ def consistent(query: TopologyQuery) -> dict[str, int]:
 
 
 def test_a_request_sees_one_transaction_while_batches_commit(query: TopologyQuery) -> None:
-    asked = [consistent(query)]
+    seen = {consistent(query)["words"]}
     with ThreadPoolExecutor(2) as pool:
-        while asked[-1]["words"] < BATCHES and len(asked) < 12:
-            asked += [one.result() for one in [pool.submit(consistent, query) for _ in range(2)]]
+        while BATCHES not in seen and len(seen) < 3:  # a request takes seconds
+            seen |= {one.result()["words"] for one in [pool.submit(consistent, query) for _ in range(2)]}
     query.process_all_available(WAIT_SECS)
     assert consistent(query) == {"words": BATCHES, "others": BATCHES}
-    assert len({as_of["words"] for as_of in asked}) > 1, "batches ran beside the requests"
+    assert len(seen) > 1, "batches ran beside the requests"
 
 
 def test_it_sees_nothing_of_a_transaction_that_is_published_and_has_not_advanced(served: Any, tmp_path: Path) -> None:
@@ -430,14 +437,16 @@ def test_an_unknown_function_names_those_there_are(query: TopologyQuery) -> None
 def http(
     address: str | None, path: str, body: Any = None, token: str | None = TOKEN, **headers: str
 ) -> tuple[int, Any]:
-    """(status, the JSON of the answer)."""
+    """(status, the JSON of the answer); ``_`` in a header's name is ``-``."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     if data is not None and not isinstance(body, bytes):
         headers["Content-Type"] = "application/json"
     if token:
         headers["Authorization"] = f"Bearer {token}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", data, headers)) as answer:
+        request = urllib.request.Request(f"http://{address}{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=WAIT_SECS) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refusal:
         return refusal.code, json.load(refusal)
@@ -446,7 +455,7 @@ def http(
 def test_http_answers(query: TopologyQuery) -> None:
     query.process_all_available(WAIT_SECS)
     at = query.http_address
-    status, answer = http(at, "/drpc/words", b"a b", **{"Content-Type": "text/plain"})
+    status, answer = http(at, "/drpc/words", b"a b", Content_Type="text/plain")
     assert status == 200 and len(answer.pop("request_id")) == 32
     assert answer == {"function": "words", "as_of": {"words": BATCHES}, "rows": [{"sum": 3 * BATCHES}]}
     assert http(at, "/drpc/words", ["a"])[1]["rows"] == [{"sum": 2 * BATCHES}]
@@ -507,3 +516,176 @@ def test_a_topology_may_have_no_batches_at_all(served: Any) -> None:
     alone.process_all_available(WAIT_SECS)
     alone.stop(WAIT_SECS)
     assert alone.exception() is None
+
+
+# --- over HTTP, with a stub that answers: no Spark -----------------------------------------------
+
+SECRET = "/home/somebody/q3.py:6 {a: 'x'}"
+
+
+class StubFront:
+    """Answers what its functions say at once, but for "slow": that takes until it is released.
+
+    Attributes:
+        running: how many requests of "slow" run.
+    """
+
+    name, role, is_leader = "stub", "leader", True
+
+    def __init__(self) -> None:
+        kinds = {"one": "long", "slow": "long", "boom": "long", "broken": "long", "late": "timestamp", "beyond": "date"}
+        self.plans: Any = {
+            name: SimpleNamespace(arguments=parse_type("struct<a: string>"), result=parse_type(f"struct<b: {kind}>"))
+            for name, kind in kinds.items()
+        }
+        self.running, self._changed, self._released = 0, threading.Condition(), threading.Event()
+
+    def answer(self, function: str, args: Sequence[Any], named: Mapping[str, Any], timeout_secs: float) -> Answer:
+        rows: Any = [(1,)]
+        if function == "slow":
+            with self._changed:
+                self.running += 1
+                self._changed.notify_all()
+            assert self._released.wait(WAIT_SECS)
+        elif function == "boom":
+            raise UserFunctionError(f"map(boom) failed at {SECRET}", operation="map(boom)", location=SECRET)
+        elif function == "broken":
+            raise RuntimeError(SECRET)
+        elif function == "late":
+            west = datetime.timezone(datetime.timedelta(hours=-12))
+            rows = [(datetime.datetime.max.replace(tzinfo=west),)]
+        elif function == "beyond":
+            rows = [(DateType().fromInternal(6_585_442),)]  # as collect() does
+        return Answer(rows, function, "an-id", {})
+
+    def wait_for_running(self, count: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.running >= count, 5)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.fixture(scope="module")
+def stub() -> StubFront:
+    return StubFront()
+
+
+@pytest.fixture(scope="module")
+def at(stub: StubFront) -> Iterator[str]:
+    """The address of a server without a token."""
+    server = HttpServer("127.0.0.1:0", None, stub)
+    yield server.address
+    stub.release()
+    server.stop()
+
+
+def test_slow_requests_leave_threads_for_health_and_one_too_many_is_told_to_come_again(
+    stub: StubFront, at: str
+) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        slow = [pool.submit(http, at, "/drpc/slow/x") for _ in range(16)]
+        try:
+            assert stub.wait_for_running(16), f"{stub.running} run at once"
+            for _ in range(8):  # none of these keeps a thread
+                with pytest.raises(urllib.error.HTTPError, match="503") as refusal:
+                    urllib.request.urlopen(f"http://{at}/drpc/one/x", timeout=5)
+                assert int(refusal.value.headers["Retry-After"]) > 0
+                assert "16 that run" in json.load(refusal.value)["error"]
+            with urllib.request.urlopen(f"http://{at}/health", timeout=5) as health:
+                assert health.status == 200
+            assert http(at, "/drpc")[0] == 200 and not any(one.done() for one in slow)
+        finally:
+            stub.release()
+        assert [one.result()[0] for one in slow] == [200] * 16
+    for _ in range(20):  # whoever has the answer finds the slot free
+        assert http(at, "/drpc/one/x")[0] == 200
+
+
+def test_health_is_answered_beside_many_connections_that_stay_open(at: str) -> None:
+    host, _, port = at.rpartition(":")
+    with ExitStack() as open_ones:
+        for _ in range(150):
+            one = open_ones.enter_context(socket.create_connection((host, int(port)), 5))
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with urllib.request.urlopen(f"http://{at}/health", timeout=5) as health:
+            assert health.status == 200
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a b", "127.0.0.1:x", "evil.example@127.0.0.1", "127.0.0.1/x"])
+@pytest.mark.parametrize("path", ["/drpc/one/x", "/nowhere", "/health"])
+def test_a_malformed_host_is_the_callers_mistake(
+    at: str, path: str, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, answer = http(at, path, Host=host)
+    assert status == 400 and "Host cannot be read" in answer["error"]
+    assert not caplog.records, "nobody fills the log with requests"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1.evil.example:80"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://localhost", "Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_without_a_token_no_page_of_another_site_is_answered(at: str, headers: dict[str, str]) -> None:
+    status, answer = http(at, "/drpc/one", b"x", None, Content_Type="text/plain", **headers)
+    assert status == 403 and "no page of another site" in answer["error"]
+    assert http(at, "/drpc/one/x", token=None, **headers)[0] == 403
+    assert http(at, "/nowhere", token=None, **headers)[0] == 403
+    own_page = {"Origin": "http://localhost:8080", "Sec-Fetch-Site": "same-site"}
+    for allowed in (own_page, {"Origin": "http://[::1]:8080"}, {"Sec-Fetch-Site": "none"}):
+        assert http(at, "/drpc/one/x", token=None, **allowed)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[" * 100_000, "nested more than 100 deep"),
+        (b'{"a": ' + b"[" * 150 + b"]" * 150 + b"}", "nested more than 100 deep"),
+        (rb'["\ud800"]', r"half of a surrogate pair, '\ud800'"),
+        (rb'{"\udfff": 1}', "half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_json_or_no_text_is_the_callers_mistake(at: str, body: bytes, text: str) -> None:
+    status, answer = http(at, "/drpc/one", body, Content_Type="application/json")
+    assert status == 400 and text in answer["error"]
+
+
+def test_a_path_that_is_no_text_is_the_callers_mistake(at: str) -> None:
+    assert http(at, "/drpc/one/%C3%A9")[0] == 200
+    status, answer = http(at, "/drpc/one/%ff")
+    assert status == 400 and "the path cannot be read" in answer["error"]
+
+
+@pytest.mark.parametrize("given", ["abc", "", "nan", "inf", "0", "-1", "300.1", "100000"])
+def test_a_time_that_is_none_or_too_long_is_the_callers_mistake(at: str, given: str) -> None:
+    status, answer = http(at, f"/drpc/one/x?timeout_secs={given}")
+    assert status == 400 and f"found: {given!r}" in answer["error"] and "at most 300" in answer["error"]
+    assert http(at, "/drpc/one/x?timeout_secs=300")[0] == 200
+
+
+@pytest.mark.parametrize(("function", "told"), [("late", "in field 'b' (timestamp)"), ("beyond", "has a value")])
+def test_a_value_that_cannot_be_written_is_told_so(at: str, function: str, told: str) -> None:
+    status, answer = http(at, f"/drpc/{function}/x")
+    assert status == 500 and f"the answer of function {function!r}" in answer["error"]
+    assert told in answer["error"] and "years 1 to 9999" in answer["error"]
+
+
+@pytest.mark.parametrize(("function", "kind"), [("boom", "UserFunctionError"), ("broken", "RuntimeError")])
+def test_only_who_has_the_token_is_told_what_a_function_raised(
+    stub: StubFront, at: str, function: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, answer = http(at, f"/drpc/{function}/x")
+    error_id = answer["error"].split()[-1]
+    assert status == 500 and len(error_id) == 8 and f"function {function!r} failed with {kind}" in answer["error"]
+    assert SECRET not in answer["error"]
+    assert f"error {error_id}" in caplog.text and SECRET in caplog.text
+    server = HttpServer("127.0.0.1:0", TOKEN, stub)
+    assert SECRET in http(server.address, f"/drpc/{function}/x")[1]["error"]
+    server.stop()

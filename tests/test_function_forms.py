@@ -135,6 +135,19 @@ def test_aggregators_are_prepared_wherever_they_run(spark, tmp_path) -> None:
         assert prepared >= 2 and found.count(f"cleanup {name}") == prepared
 
 
+def test_the_links_of_a_chain_are_prepared_each_for_itself(spark, tmp_path) -> None:
+    log = tmp_path / "log"
+    adds, last = Adds(log, "adds"), Folds(log, "last", fails="prepare")
+    chain = stream_of("n long").chained_agg().partition_aggregate("n", adds, "a").partition_aggregate("n", adds, "b")
+    assert run_batch(chain.chain_end(), [(1,)], spark=spark) == [(1, 1)]
+    assert notes(log) == ["prepare adds 0", "cleanup adds"]
+    log.unlink()
+    chain = stream_of("n long").chained_agg().partition_aggregate("n", adds, "a").partition_aggregate("n", last, "b")
+    with pytest.raises(UserFunctionError, match="in prepare: RuntimeError"):
+        run_batch(chain.chain_end(), [(1,)], spark=spark)
+    assert notes(log)[0] == "prepare adds 0" and notes(log)[-1] == "cleanup adds", "what was opened is closed"
+
+
 def failure(stream: Stream, rows: list[tuple]) -> BaseException:
     return translate_failure(raised(lambda: run_pass(stream, rows)), ATTEMPT)
 
@@ -239,6 +252,24 @@ def test_annotations_and_decorators_say_that_a_function_takes_columns() -> None:
     source = stream_of("word string")
     for function in (lengths, by_decorator, by_arrow_decorator, Object(), textual, bound, functools.partial(lengths)):
         assert run_pass(source.each("word", function, "n int"), WORDS) == [("a", 1), (None, None), ("ccc", 3)]
+
+
+def test_a_parameter_that_has_its_value_already_says_nothing_about_the_others() -> None:
+    table = pd.DataFrame({"word": ["a"], "is": ["first"]})
+
+    def looked_up(word: str, *, frame: pd.DataFrame) -> str:
+        assert isinstance(frame, pd.DataFrame)
+        return dict(zip(frame["word"], frame["is"])).get(word, "other")
+
+    def with_default(word: str, frame: pd.DataFrame = table) -> str:
+        return looked_up(word, frame=frame)
+
+    def behind(frame: pd.DataFrame, word: str) -> str:
+        return looked_up(word, frame=frame)
+
+    for function in (functools.partial(looked_up, frame=table), with_default, functools.partial(behind, table)):
+        found = run_pass(stream_of("word string").each("word", function, "is"), WORDS)
+        assert found == [("a", "first"), (None, "other"), ("ccc", "other")]
 
 
 class Holder:

@@ -283,3 +283,25 @@ def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path)
     changes = Counter(tuple(row) for row in query.snapshot("changes").collect())
     assert changes == Counter([("1", "ann", None), ("2", "bob", None), ("1", "anna", 31), ("3", "cid", 5)])
     query.stop()
+
+
+def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start) -> None:  # noqa: F811
+    """Also where nothing else of the topology has anything to do for an empty batch."""
+    topology = TridentTopology("rows_of_none")
+    words = topology.new_stream("words", FixedBatchSpout("word string", [[("a",), ("b",)], [], [("a",)], []]))
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    news = counts.new_values_stream()
+    news.aggregate(Count(), "rows").partition_persist(DeltaAppend("changed"))
+    words.state_query(counts, "word", MapGet(), "k").agg(expr("count(k) as rows")).partition_persist(DeltaAppend("known"))
+    # A field that was dropped may be made again by a look-up.
+    again = news.project("word").state_query(counts, "word", MapGet(), "n")
+    again.partition_persist(DeltaAppend("before"))
+    query = start(topology)
+    query.process_all_available(WAIT_SECS)
+
+    def rows(state: str) -> Counter:
+        return Counter(tuple(row) for row in query.snapshot(state).collect())
+
+    assert rows("changed") == Counter({(2,): 1, (1,): 1, (0,): 2})
+    assert rows("known") == Counter({(0,): 3, (1,): 1})
+    assert rows("before") == Counter([("a", None), ("b", None), ("a", 1)])

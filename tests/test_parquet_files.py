@@ -35,6 +35,19 @@ def test_a_file_is_reported_with_its_size_rows_and_null_counts(tmp_path: Path) -
     assert stats["maxValues"] == {"word": "b", "n": 3, "_txid": 7}
 
 
+def test_times_that_python_has_not_are_written_without_bounds(tmp_path: Path) -> None:
+    for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        folder = tmp_path / str(kind.tz)
+        garbage = pa.table({"at": pa.array([1_700_000_000_000_000_000, 0], kind), "n": [1, 2]})  # read as microseconds
+        (report,) = written(folder, garbage)
+        stats = json.loads(report["stats"])
+        assert "at" not in stats["minValues"] and stats["maxValues"] == {"n": 2}
+        assert pq.read_table(folder / report["path"]).column("at").cast(pa.int64()).to_pylist()[0] == 1_700_000_000_000_000_000
+    last = pa.table({"at": pa.array([253_402_300_799_999_999], pa.timestamp("us", "UTC"))})
+    (report,) = written(tmp_path / "last", last)
+    assert "at" not in json.loads(report["stats"])["maxValues"]
+
+
 def test_no_rows_no_file(tmp_path: Path) -> None:
     empty = pa.table({"n": pa.array([], pa.int64())})
     assert written(tmp_path, empty) == []

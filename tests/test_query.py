@@ -38,6 +38,7 @@ from trident import (
     TridentTopology,
 )
 from trident.query import TopologyQuery, start_topology
+from trident.schemas import as_schema
 
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
@@ -394,3 +395,36 @@ def test_queries_can_be_used_from_several_threads(start) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+class Frames:
+    """A batch spout whose batches are DataFrames."""
+
+    output_schema = as_schema("n long", "Frames")
+
+    def open(self, context) -> None: ...
+
+    def emit_batch(self, txid: int):
+        return SparkSession.getActiveSession().range(1000).withColumnRenamed("id", "n") if txid == 1 else None
+
+    def ack(self, txid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore::trident.guarantees.NotExactlyOnceWarning")
+def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(start, spark: SparkSession) -> None:
+    def kept() -> int:
+        return spark.sparkContext._jsc.getPersistentRDDs().size()
+
+    def bad(n: int) -> int:
+        raise ValueError(n)
+
+    topology, before = TridentTopology("kept"), kept()
+    broken = topology.new_stream("rows", Frames()).each("n", bad, "m")
+    broken.partition_persist(DeltaAppend("one"))
+    broken.partition_persist(DeltaAppend("two"))  # used twice: it is computed while the plan is built
+    query = start(topology, max_attempts=2)
+    with pytest.raises(AttemptCapReached):
+        query.await_termination(WAIT_SECS)
+    assert kept() == before

@@ -238,3 +238,12 @@ def test_jars_that_cannot_be_had_are_an_error_with_the_resolvers_words(tmp_path,
         delta_jars({"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "ivy")})
     assert "not found" in str(caught.value.found)
     assert not list((tmp_path / "trident").glob("jars-*.json"))
+
+
+def test_a_session_that_hides_overflows_is_warned_about(spark):
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        with pytest.warns(UserWarning, match="ansi.enabled is false.*set it to true"):
+            check_session(spark)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")

@@ -6,17 +6,20 @@ operations do row by row is in test_stream_api.py.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
 from coordinators.errors import FieldError, TridentError
-from tests.stream_helpers import RowsSpout, raised, stream_of
+from coordinators.transactions import TransactionAttempt
+from tests.stream_helpers import RowsSpout, append_plan, batch, collect, raised, stream_of
 from tests.stream_interpreter import canonical
-from trident import Count, JoinType, Max, Min, Sum, TridentTopology
+from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
 from trident.planner import plan
 from trident.stream import Stream
 from trident.testing import run_batch
@@ -94,6 +97,15 @@ class Sides:
 
     def complete(self, state: list) -> str:
         return " ".join(sorted(state))
+
+
+class Unprepared(Sides):
+    """Its prepare takes no context."""
+
+    def prepare(self) -> None: ...
+
+    def __call__(self, *values: Any) -> int:
+        return 0
 
 
 def by_size(a: str, b: str) -> int:
@@ -218,17 +230,56 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
     "an aggregator with a lock": (
         lambda t, a, b: a.chained_agg().aggregate(Locked(), "n"), ("aggregate(Locked)", "cannot be sent", "self.lock"),
     ),
+    "two keys of which one side has one": (
+        lambda t, a, b: stream_of("user string, country string").join(
+            stream_of("country string, vat long"), ["user", "country"]),
+        ("two topologies",),
+    ),
+    "partition_by a map": (lambda t, a, b: stream_of("m map<string,long>").partition_by("m"), ("'m'", "map<")),
+    "a partitioner whose prepare takes nothing": (
+        lambda t, a, b: a.partition("user", Unprepared()), ("prepare", "prepare(context)"),
+    ),
+    "a comparator whose prepare takes nothing": (
+        lambda t, a, b: a.max_by("user", Unprepared()), ("prepare", "prepare(context)"),
+    ),
+    "a multi-reducer whose prepare takes nothing": (
+        lambda t, a, b: t.multi_reduce(a, b, reducer=Unprepared(), outputs="n long"), ("prepare", "prepare(context)"),
+    ),
+    "a window of such a field": (lambda t, a, b: stream_of("`a b` long").tumbling_window(3), ("'a b'",)),
     "an assembly that gives nothing": (lambda t, a, b: a.apply_assembly(lambda stream: None), ("gives no stream",)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_when_built(case: str) -> None:
-    build, words = REFUSED[case]
+def test_refused_when_built(case: str, refused: dict = REFUSED) -> None:
+    build, words = refused[case]
     error = raised(lambda: build(*two()))
     assert isinstance(error, TridentError), repr(error)
     for word in words:
         assert word in str(error), f"{word!r} is not in: {error}"
+
+
+REFUSED_BY_DELTA: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "a column that Delta cannot name": (
+        lambda t, a, b: a.agg(F.expr("count(*)")).partition_persist(DeltaAppend("x")), ("'count(1)'", "'('", "alias"),
+    ),
+    "a part of a column that Delta cannot name": (
+        lambda t, a, b: a.map(F.array(F.struct(F.lit(1).alias("a b"))), "s").partition_persist(DeltaAppend("x")),
+        ("'s.a b'", "rename"),
+    ),
+    "a column without a type": (
+        lambda t, a, b: a.each(F.lit(None), "v").partition_persist(DeltaAppend("x")), ("'v'", "void", "cast"),
+    ),
+    "a column of intervals": (
+        lambda t, a, b: a.map(F.expr("interval '1' day"), "took").partition_persist(DeltaAppend("x")),
+        ("'took'", "interval day", "Delta"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_DELTA)
+def test_what_a_delta_table_cannot_hold_is_refused_when_built(spark, case: str) -> None:
+    test_refused_when_built(case, REFUSED_BY_DELTA)
 
 
 # --- several streams -------------------------------------------------------------------------
@@ -452,6 +503,33 @@ def test_there_is_always_a_partition(spark, behind: Placed) -> None:
     assert found and {count for (count,) in found} == {0}
 
 
+FAR = "n > 100"
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        (lambda rows: rows.where(FAR).repartition(3), 3), (lambda rows: rows.repartition(3).where(FAR), 3),
+        (lambda rows: rows.where(FAR).groupBy("k").agg(F.max("n").alias("n")), 1),
+        (lambda rows: rows.where(FAR).orderBy("n"), 1), (lambda rows: rows.where(FAR).distinct(), 1),
+    ],
+)  # fmt: skip
+def test_partitions_that_spark_finds_empty_while_it_runs_give_the_initial_value(spark, behind, expected) -> None:
+    rows = behind(spark.createDataFrame(EIGHT, "k string, n long").localCheckpoint())
+    assert run_batch(numbers().partition_aggregate(Count(), "c"), rows, spark=spark) == [(0,)] * expected
+
+
+@pytest.mark.parametrize("rows", [[], EIGHT])
+def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark, rows: list) -> None:
+    filtered = numbers().filter(F.expr(FAR)).parallelism_hint(3).partition_aggregate(Count(), "c")
+    assert run_batch(filtered, rows, spark=spark) == [(0,)] * 3
+
+
+def test_shuffle_spreads_few_rows_of_many_partitions_evenly(spark) -> None:
+    spread = numbers().shuffle().parallelism_hint(4).partition_aggregate(Count(), "c")
+    assert run_batch(spread, [("a", n) for n in range(16)], spark=spark, partitions=8) == [(4,)] * 4
+
+
 def test_partition_aggregate_per_group(spark) -> None:
     rows = [("a", 1), ("b", 2), ("a", 3), (None, 4), ("a", 5), (None, 6)]
     grouped = numbers().group_by("k").partition_aggregate("n", Sum(), "s")
@@ -527,6 +605,64 @@ def test_fields_are_chosen_made_renamed_and_dropped(spark) -> None:
     )  # fmt: skip
     assert made.schema.simpleString() == "struct<n:bigint,K2:string,m:string>"
     asked(spark, made, rows, [(4, "A", "x"), (None, None, "x")], 2, ordered=True)
+
+
+def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
+    stream, row = stream_of("a string, n long, m long"), [("x", 1, 2)]
+    narrow = stream.project("m", "a")
+    assert run_batch(narrow.map(F.to_json(F.struct("*")), "j"), row, spark=spark) == [('{"m":2,"a":"x"}',)]
+    made = narrow.each(F.struct("*"), "j").filter("j", lambda j: True)
+    assert run_batch(made, row, spark=spark) == [(2, "x", (2, "x"))]
+    assert run_batch(narrow.with_column("j", F.to_json(F.struct("*"))), row, spark=spark) == [(2, "x", '{"m":2,"a":"x"}')]
+    assert run_batch(narrow.project("a").filter(F.expr("hash(*) = hash(a)")), row, spark=spark) == [("x",)]
+    counted = stream.project("a").agg(F.expr("count(distinct *)").alias("n"))
+    assert run_batch(counted, [("x", 1, 1), ("x", 2, 2)], spark=spark) == [(1,)]
+    assert run_batch(stream.project("a").agg(F.count("*").alias("n")), row, spark=spark) == [(1,)]
+
+
+def test_a_field_may_be_written_in_any_case(spark) -> None:
+    stream, rows = stream_of("a string, n long"), [("x", 1), ("y", 2)]
+    assert run_batch(stream.each("a", str.upper, "b string").filter(F.col("N") > 1).project("b"), rows, spark=spark) == [("Y",)]
+    assert run_batch(stream.with_column("A", F.col("N") + 1), rows[:1], spark=spark) == [(2, 1)]
+    assert sorted(run_batch(stream.group_by("a").agg(F.sum("N").alias("t")), rows, spark=spark)) == rows
+
+
+def test_types_that_differ_in_what_may_be_null_are_one(spark) -> None:
+    topology = TridentTopology("nullability")
+    lines = topology.new_stream("lines", RowsSpout("line string")).map(F.split("line", " "), "w")
+    words = topology.new_stream("words", RowsSpout("w array<string>"))
+    rows = {"lines": [("a b",)], "words": [(["c", None],)]}
+    assert run_batch(lines.merge(words), rows, spark=spark) == [(["a", "b"],), (["c", None],)]
+    both = {"lines": [("a b",)], "words": [(["a", "b"],)]}
+    assert run_batch(lines.join(words, "w").filter("w", lambda w: True), both, spark=spark) == [(["a", "b"],)]
+
+
+def test_the_time_of_day_is_computed_once_for_all_branches(spark) -> None:
+    for clock in ("current_timestamp()", "now()", "current_date()", "unix_timestamp()", "localtimestamp()"):
+        stream = numbers().each(F.expr(clock), "t")
+        stream.partition_persist(DeltaAppend("a"))
+        stream.filter("k", lambda k: True).partition_persist(DeltaAppend("b"))
+        (group,) = plan(stream._topology)
+        assert group.lowered.checkpointed == {stream._node}, clock
+
+
+def test_a_link_that_is_refused_leaves_nothing_open(spark) -> None:
+    stream = numbers()
+    with pytest.raises(FieldError):
+        stream.chained_agg().aggregate("nope", Sum(), "s")
+    chain = stream.chained_agg().aggregate("n", Sum(), "s")
+    with pytest.raises(FieldError):
+        chain.aggregate("nope", Sum(), "t")
+    chain.aggregate(Count(), "c").chain_end().partition_persist(DeltaAppend("x"))
+    assert plan(stream._topology)
+
+
+def test_streams_that_meet_again_and_again_are_planned_at_once() -> None:
+    stream = stream_of("at timestamp, n long").with_watermark("at", "1 minute")
+    for _ in range(40):
+        stream = stream.merge(stream)
+    stream.tumbling_window("1 minute").rows().partition_persist(DeltaAppend("x"))
+    assert plan(stream._topology)
 
 
 def test_names_that_spark_must_quote(spark) -> None:
@@ -605,3 +741,29 @@ def test_a_group_of_a_batch_in_several_partitions_is_together(spark) -> None:
 def test_a_field_error_says_what_there_is() -> None:
     error = raised(lambda: numbers().group_by("kk"))
     assert isinstance(error, FieldError) and error.expected == "one of k, n"
+
+
+class Heavy:
+    """An aggregator with a large table in it."""
+
+    def __init__(self) -> None:
+        self.table = random.Random(1).randbytes(3 << 20)
+
+    def init(self, batch_id: Any) -> int:
+        return 0
+
+    def aggregate(self, state: int, word: str) -> int:
+        return state + (len(self.table) > 0)
+
+    def complete(self, state: int) -> int:
+        return state
+
+
+def test_what_is_large_is_sent_once_and_not_with_every_batch(spark) -> None:
+    group = append_plan(stream_of("word string").aggregate("word", Heavy(), "rows long"))
+    rows, folder = batch(spark, group, [("a",), ("b",)]), Path(spark.sparkContext._temp_dir)
+    before, sizes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), []
+    for txid in (1, 2, 3):
+        assert collect(group.build({"rows": rows}, TransactionAttempt(txid, 0))["out"]) == [(2,)]
+        sizes.append(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) - before)
+    assert sizes[0] == sizes[-1] < 4 << 20

@@ -25,6 +25,7 @@ from trident import (
     Count,
     DeltaAppend,
     FixedBatchSpout,
+    Max,
     NotExactlyOnceWarning,
     Sum,
     TridentTopology,
@@ -336,6 +337,16 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
             lambda s: marked().map(lambda *row: row, "at timestamp, n long").tumbling_window("1 minute"),
             TopologyError, "no longer there.*put with_watermark behind",
         ),
+        *[(lambda s, replaced=replaced: replaced(marked("at timestamp, other timestamp, n long")).tumbling_window("1 minute"),
+           TopologyError, "'at' is no longer there")
+          for replaced in (
+              lambda s: s.with_column("at", expr("other")), lambda s: s.select("n", expr("other as at")),
+              lambda s: s.map(expr("other"), "at timestamp"), lambda s: s.aggregate("other", Max(), "at"),
+              lambda s: s.group_by("n").aggregate("other", Max(), "at"),
+              lambda s: s.group_by("n").agg(expr("max(other) as at")),
+              lambda s: s.chained_agg().aggregate("other", Max(), "at").aggregate(Count(), "c").chain_end(),
+          )],
+        (lambda s: s.sliding_window("365 days", "1 second"), TopologyError, "too small.*31,536,000 windows.*10,000"),
         (lambda s: stream_of("window string").tumbling_window(3), FieldError, "cannot keep field 'window'"),
         (lambda s: stream_of("_Seq long").tumbling_window(3), FieldError, "cannot keep field '_Seq'"),
         (lambda s: stream_of("_deleted boolean").tumbling_window(3), FieldError, "cannot be written to state"),
@@ -346,6 +357,17 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
 def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=f"(?si){message}"):
         build(stream_of("at timestamp, word string, n long"))
+
+
+def test_the_watermark_goes_on_under_another_name() -> None:
+    stream = marked()
+    others = stream._topology.new_stream("others", RowsSpout("word string, n long"))
+    for made, field in (
+        (stream.rename({"at": "t"}), "t"), (stream.select("n", "at"), "at"), (stream.group_by("at").aggregate(Count(), "c"), "at"),
+        (stream.merge(stream, outputs="x, y, z"), "x"), (stream.project("word", "at").join(others, "word"), "at"),
+        (stream.max_by("n"), "at"),
+    ):  # fmt: skip
+        assert f"of {field} of Stream" in repr(made.tumbling_window("1 hour"))
 
 
 def test_what_a_window_is_and_where_it_is_kept() -> None:

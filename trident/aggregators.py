@@ -171,7 +171,8 @@ class Sum(_Native):
     """The sum of one number field; nulls are skipped, and nothing to add gives 0.
 
     Integers become bigint, fractions double, a decimal(p,s) decimal(p+10,s). A
-    sum that does not fit fails the batch.
+    sum that does not fit fails the batch: as long as ``spark.sql.ansi.enabled`` is
+    true, as it is by default; a session where it is not is warned about.
     """
 
     native_name = "sum"

@@ -390,6 +390,28 @@ class Chain:
         )
 
 
+@dataclass(frozen=True)
+class SentChain:
+    """A chain that is sent to each worker once, and not with every batch.
+
+    Attributes:
+        sent: a Broadcast of the pickled chain: each task unpickles a copy of its own.
+        info: of the batch.
+    """
+
+    sent: Any
+    info: Any = None
+
+    def for_batch(self, info: Any) -> "SentChain":
+        """The chain with a BatchInfo."""
+        return replace(self, info=info)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pickle
+
+        yield from pickle.loads(self.sent.value).for_batch(self.info)(batches)
+
+
 def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     # Timestamps come in the session's time zone and may leave in UTC: the same instants.
     return array if array.type == kind else pc.cast(array, kind)

@@ -13,6 +13,8 @@ from typing import Any, Union
 
 import pyarrow as pa
 
+from states.plain_values import python_values as python_values
+
 Values = Union[list, tuple, Sequence[Any]]
 
 _NONE = type(None)
@@ -42,13 +44,6 @@ def cut_repr(value: Any) -> str:
     except Exception as error:  # user code
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
     return text if len(text) <= _CUT else text[:_CUT] + "…"
-
-
-def python_values(array: pa.Array) -> Values:
-    """The values as users' functions see them: None for null, aware datetimes for timestamps, dicts for maps."""
-    if pa.types.is_nested(array.type):
-        return array.to_pylist(maps_as_pydicts="strict")  # else a map would be a list of pairs
-    return array.to_pylist()
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType, name: str) -> tuple[pa.Array, bool]:

@@ -15,6 +15,7 @@ from trident.aggregation import aggregator_name, read_aggregation
 from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import WithoutMarker
 from trident.functions import call_site
+from trident.lifecycle import Several
 from trident.lowering import MARKER, OwnOp, decides, groups_step
 from trident.meeting_ops import quoted
 from trident.nodes import Aggregation, Node, OwnNode, SourceNode, picked
@@ -62,7 +63,7 @@ class PartitionAggregateNode(OwnNode):
             if not isinstance(above, RepartitionNode):
                 marked = (*read, StructField(MARKER, LongType(), False))
                 if isinstance(above, SourceNode):
-                    maker.push(AtLeastOneOp(marked))
+                    maker.push(AtLeastOneOp(marked, maker.spread.counts.get(above)))
                 else:
                     # Spark may merge and drop partitions behind its own shuffles, so there are none to keep.
                     maker.push(PlaceOp(marked, "shuffle", (), maker.spread.counts.get(above), marked=True))
@@ -110,6 +111,7 @@ class ChainedAggregation:
         self._links: list[Aggregation] = []
         self._kind: str | None = None
         self._location = call_site()
+        self._refused = False  # the last link: nobody is waited for to end it
         stream._topology._open_chains.append(self)
 
     def __repr__(self) -> str:
@@ -153,8 +155,9 @@ class ChainedAggregation:
             )  # fmt: skip
         if outputs is ...:
             inputs, aggregator, outputs = (), inputs, aggregator
+        self._refused = True
         link = read_aggregation(self._stream.schema, kind, self._keys, inputs, aggregator, outputs, call_site())
-        self._kind = kind
+        self._kind, self._refused = kind, False
         self._links.append(link)
         return self
 
@@ -162,6 +165,8 @@ class ChainedAggregation:
 def check_chains(open_chains: Sequence[ChainedAggregation]) -> None:
     """Raises TopologyError for a chained aggregation that was not ended."""
     for chain in open_chains:
+        if chain._refused:
+            continue
         raise TopologyError(
             "a chained aggregation was left open", found=f"{chain!r} at {chain._location}",
             expected="chain_end() behind its last link",
@@ -214,6 +219,9 @@ class NativeChainNode(OwnNode):
     keys: tuple[str, ...]
     members: tuple[Aggregation, ...]
 
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.keys else None
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.keys, *(name for link in self.members for name in link.inputs)))
 
@@ -229,6 +237,10 @@ class NativeChainOp(OwnOp):
 
     keys: tuple[str, ...]
     links: tuple[Aggregation, ...]
+
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return not self.keys
 
     @property
     def spreads(self) -> bool:  # type: ignore[override]
@@ -262,6 +274,9 @@ class CombinerChainNode(OwnNode):
     calls_user = True
 
     whole: Aggregation
+
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.whole.keys else None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.whole.keys, *self.whole.inputs))
@@ -303,6 +318,9 @@ class AnyChainNode(OwnNode):
 
     whole: Aggregation
 
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.whole.keys else None
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.whole.keys, *self.whole.inputs))
 
@@ -310,22 +328,12 @@ class AnyChainNode(OwnNode):
         maker.aggregate(self.whole, self, tuple(self.schema.fields))
 
 
-class _Links:
+class _Links(Several):
     """The links with the places of their inputs among those of the chain."""
 
     def __init__(self, links: Sequence[Aggregation], inputs: Sequence[str]) -> None:
-        self._aggregators = [link.aggregator for link in links]
+        self.users = self._aggregators = [link.aggregator for link in links]
         self._places = [tuple(inputs.index(name) for name in link.inputs) for link in links]
-
-    def prepare(self, *args: Any) -> None:
-        for aggregator in self._aggregators:
-            if callable(getattr(aggregator, "prepare", None)):
-                aggregator.prepare(*args)
-
-    def cleanup(self) -> None:
-        for aggregator in self._aggregators:
-            if callable(getattr(aggregator, "cleanup", None)):
-                aggregator.cleanup()
 
 
 class _CombinerChain(_Links):

@@ -40,7 +40,8 @@ class Made:
         if self.expression is None:
             return frozenset((self.given,)) if self.given else frozenset()
         found = self.expression.analysis
-        return found.reads if found else frozenset(self.expression.schema.names)
+        everything = found is None or found.all_fields
+        return frozenset(self.expression.schema.names) if everything else found.reads
 
     @property
     def deterministic(self) -> bool:
@@ -57,12 +58,18 @@ class SelectNode(OwnNode):
     def repeatable(self) -> bool:  # type: ignore[override]
         return all(one.deterministic for one in self.made)
 
+    def carried(self, side: int, field: str) -> str | None:
+        names = [one.name for one in self.made if one.given == field]
+        return field if field in names else next(iter(names), None)
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset().union(*(one.reads for one in self.made if one.name in live))
 
     def lower(self, maker: Any, live: frozenset[str]) -> None:
         made = tuple(one for one in self.made if one.name in live)
         fields = tuple(self.schema[one.name] for one in made)
+        if any(one.expression is not None and one.expression.all_fields for one in made):
+            maker.narrow(tuple(self.parents[0].schema.fields))
         maker.push(SelectColumnsOp(fields, made))
 
 
@@ -105,12 +112,12 @@ def select(stream: "Stream", chosen: Sequence[Any], what: str = "select") -> "St
 
 def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
     """See :meth:`trident.stream.Stream.with_column`."""
-    made = {name: Made(name, name, None) for name in stream.fields}
+    made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
     for name, column in columns.items():
         if not is_expression(column):
             raise TopologyError(f"with_column({name!r}) needs a Column", found=repr(column),
                                 expected="a Column or trident.expr(…)", action="use each for a function")  # fmt: skip
-        made[name] = _made(stream, column, "with_column", name)
+        made[name.lower()] = _made(stream, column, "with_column", name)
     return _select(stream, list(made.values()), "with_column")
 
 
@@ -171,6 +178,7 @@ class ColumnAggregateNode(OwnNode):
         keys: the grouping fields.
         columns: aggregate expressions.
         taken: the fields that they refer to.
+        all_fields: whether one says ``*``.
     """
 
     row_by_row = False
@@ -179,15 +187,21 @@ class ColumnAggregateNode(OwnNode):
     columns: tuple[Any, ...]
     taken: frozenset[str]
     deterministic: bool
+    all_fields: bool
 
     @property
     def repeatable(self) -> bool:  # type: ignore[override]
         return self.deterministic
 
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.keys else None
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        return self.taken | frozenset(self.keys)
+        return frozenset(parent.names) if self.all_fields else self.taken | frozenset(self.keys)
 
     def lower(self, maker: Any, live: frozenset[str]) -> None:
+        if self.all_fields:
+            maker.narrow(tuple(self.parents[0].schema.fields))
         maker.push(ColumnAggregateOp(tuple(self.schema.fields), self.keys, self.columns))
 
 
@@ -199,6 +213,10 @@ class ColumnAggregateOp(OwnOp):
 
     keys: tuple[str, ...]
     columns: tuple[Any, ...]
+
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return not self.keys
 
     @property
     def spreads(self) -> bool:  # type: ignore[override]
@@ -229,6 +247,6 @@ def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[
         ColumnAggregateNode(
             parents=(stream._node,), schema=schema, operation=f"agg({', '.join(f.name for f in found.fields)})",
             location=call_site(), keys=keys, columns=tuple(columns), taken=found.reads,
-            deterministic=found.deterministic,
+            deterministic=found.deterministic, all_fields=found.all_fields,
         )  # fmt: skip
     )

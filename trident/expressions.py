@@ -6,6 +6,7 @@ expression against an empty DataFrame with the stream's fields. No job runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
@@ -14,7 +15,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.functions import Expr
-from trident.types import Output, did_you_mean
+from trident.types import Output, did_you_mean, nullable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,6 +31,7 @@ class Analysis:
         deterministic: whether computing it again gives the same.
         generates: whether it makes many rows of one.
         aggregates: whether it makes one row of many.
+        all_fields: whether it says ``*``: it must be given exactly the fields of its stream, in their order.
     """
 
     fields: tuple[StructField, ...]
@@ -37,6 +39,7 @@ class Analysis:
     deterministic: bool
     generates: bool
     aggregates: bool
+    all_fields: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Expression:
     def analysed(self) -> Analysis:
         """Asks Spark if that has not been done; there must be a session now."""
         return self.analysis or analyse(self.source, self.schema, self.what)
+
+    @property
+    def all_fields(self) -> bool:
+        """Whether it must be given exactly the fields of its stream, since it may say ``*``."""
+        return self.analysis is None or self.analysis.all_fields
 
     def columns(self) -> list["Column"]:
         """The Columns to select: the outputs with their names and types."""
@@ -196,8 +204,7 @@ def analyse_aggregates(
         ),
         schema, what,
     )  # fmt: skip
-    fields = tuple(StructField(field.name, field.dataType, True) for field in found.fields[len(keys) :])
-    return replace(found, fields=fields)
+    return replace(found, fields=found.fields[len(keys) :])
 
 
 def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
@@ -214,20 +221,37 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
         plan = chosen._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
         raise _refused(error, schema, what) from None
-    kinds = list(_operators(plan))
+    kinds = [operator.nodeName() for operator in _chain(plan)]
     return Analysis(
-        fields=tuple(chosen.schema.fields),
+        fields=tuple(nullable(chosen.schema).fields),
         reads=frozenset(_names(plan, schema)),
-        deterministic=bool(plan.deterministic()),
+        deterministic=bool(plan.deterministic()) and not _says(plan, _CLOCK),
         generates="Generate" in kinds,
         aggregates="Aggregate" in kinds,
+        all_fields=_says(chosen._jdf.queryExecution().logical(), _STAR),
     )
 
 
-def _operators(plan: Any) -> Iterator[str]:
-    """The names of the plan's operators; each has one child."""
+# Classes of Spark's expressions, as its JSON names them.
+_STAR = re.compile(r"\.Unresolved(DataFrame)?(Star|Regex)")
+# One value in a query, and so to Spark deterministic; but a batch may be several queries.
+_CLOCK = re.compile(r"\.(Current(Timestamp|Date|Time|BatchTimestamp)|Now|LocalTimestamp|LocalTime)\"")
+
+
+def _says(plan: Any, pattern: "re.Pattern[str]") -> bool:
+    """Whether an expression of a plan is of a class."""
+    for operator in _chain(plan):
+        expressions = operator.expressions().iterator()
+        while expressions.hasNext():
+            if pattern.search(expressions.next().toJSON()):
+                return True
+    return False
+
+
+def _chain(plan: Any) -> Iterator[Any]:
+    """The operators of a plan that have one child each."""
     while True:
-        yield plan.nodeName()
+        yield plan
         children = plan.children()
         if children.isEmpty():
             return
@@ -236,17 +260,13 @@ def _operators(plan: Any) -> Iterator[str]:
 
 def _names(plan: Any, schema: StructType) -> Iterator[str]:
     """The fields of the schema that any operator of the plan refers to."""
-    known = set(schema.names)
-    while True:
-        references = plan.references().iterator()
+    known = {name.lower(): name for name in schema.names}  # Spark takes a name as it is written
+    for operator in _chain(plan):
+        references = operator.references().iterator()
         while references.hasNext():
-            name = references.next().name()
-            if name in known:
+            name = known.get(references.next().name().lower())
+            if name is not None:
                 yield name
-        children = plan.children()
-        if children.isEmpty():
-            return
-        plan = children.head()
 
 
 def _refused(error: Any, schema: StructType, what: str) -> TopologyError:

@@ -15,7 +15,7 @@ from coordinators.errors import FieldError, TopologyError
 from trident.aggregators import is_ordered
 from trident.arrow_failures import Label, fail
 from trident.arrow_ops import Frame, Meter
-from trident.functions import call_site, check_arity, check_serialisable, function_location
+from trident.functions import call_site, check_arity, check_lifecycle, check_serialisable, function_location
 from trident.lowering import OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import Node, OwnNode, require_fields
@@ -190,6 +190,7 @@ def extreme(
                                 expected="a function of two values: below 0, 0 or above 0")  # fmt: skip
         check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2)
         check_serialisable(comparator, f"the comparator of {what}")
+        check_lifecycle(comparator, f"the comparator of {what}")
         defined = function_location(comparator) or defined
     else:
         for name in by:

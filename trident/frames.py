@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import _to_java_column, _to_seq
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
 from states.user_tasks import KEY, PARTITION, STORED, BatchInfo
-from trident.arrow_ops import Chain
+from trident.arrow_ops import Chain, SentChain
 from trident.lowering import (
     DELETED,
     MARKER,
@@ -74,6 +75,7 @@ class Batch:
     once: Callable[["DataFrame"], "DataFrame"] | None = None
 
 
+_LARGE_BYTES = 1 << 17
 _ROW, _PLACE = "__trident_row", "__trident_place"
 
 # A transform of a classic DataFrame: the session was checked to be classic when the topology started.
@@ -211,6 +213,7 @@ class CompiledGroup:
         )
         schema, takes = StructType(list(fields)), sorted(ops[0].takes)
         if any(op.uses_batch_id for op in ops):
+            chain = self._sent_once(chain)
 
             def with_info(frame: Any, batch: Batch) -> DataFrame:
                 return self._map_in_arrow(frame, self._udf(chain.for_batch(batch.info), takes, schema))
@@ -218,6 +221,11 @@ class CompiledGroup:
             return with_info
         udf = self._udf(chain, takes, schema)
         return lambda frame, _: self._map_in_arrow(frame, udf)
+
+    def _sent_once(self, chain: Chain) -> Chain | SentChain:
+        """A large chain is broadcast: PySpark would write it to a file anew for every batch, and keep the files."""
+        pickled = CloudPickleSerializer().dumps(chain)
+        return chain if len(pickled) <= _LARGE_BYTES else SentChain(self.context.broadcast(pickled))
 
     def _udf(self, chain: Chain, takes: Sequence[str], schema: StructType) -> Any:
         """What ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""

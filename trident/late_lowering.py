@@ -149,6 +149,9 @@ class _LateMaker(_Maker):
 
     def _query(self, node: StateQueryNode, live: frozenset[str]) -> None:
         binding = node.state
+        # A field that a project dropped may be made again, so it must be gone.
+        read = (live - set(node.outputs)) | set(node.inputs)
+        self._narrow(tuple(field for field in self._physical if field.name in read) or self._physical[:1])
         if binding.kind not in ("keyed", "memory"):
             if binding.kind in ("map", "user"):
                 # The row goes where its key is, so that one partition of the state answers.

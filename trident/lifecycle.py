@@ -28,6 +28,16 @@ class OperationContext:
     partition_index: int
 
 
+class Several:
+    """Users' objects that are one to a step.
+
+    Attributes:
+        users: each is prepared and cleaned up for itself.
+    """
+
+    users: Sequence[Any]
+
+
 def owner_of(function: Any) -> Any:
     """The object whose ``prepare`` and ``cleanup`` go with the function; None when there is none.
 
@@ -72,9 +82,11 @@ def _owners(steps: Sequence[Any]) -> list[tuple[Label, Any]]:
     """In the order of the steps; an object that several of them use comes once."""
     owners: dict[int, tuple[Label, Any]] = {}
     for step in steps:
-        owner = owner_of(step.user) if hasattr(step, "user") else None
-        if owner is not None:
-            owners.setdefault(id(owner), (step.label, owner))
+        user = getattr(step, "user", None)
+        for one in user.users if isinstance(user, Several) else (user,):
+            owner = owner_of(one)
+            if owner is not None:
+                owners.setdefault(id(owner), (step.label, owner))
     return list(owners.values())
 
 

@@ -43,6 +43,7 @@ from trident.nodes import (
     PythonNode,
     SourceNode,
     StateQueryNode,
+    above,
 )
 from trident.results import ResultNode
 
@@ -219,11 +220,13 @@ class OwnOp:
         fields: what there is behind it.
         spreads: a batch in one Spark partition may be in several behind it.
         shuffles: it moves rows, so a Spark stage ends with it.
+        fills: it leads to rows also where there were none.
     """
 
     fields: Fields
     spreads = False
     shuffles = False
+    fills = False
 
     def transform(self, compiler: Any) -> Any:
         """(DataFrame, Batch) → DataFrame.
@@ -305,6 +308,11 @@ class Lowered:
         return any(getattr(op, "in_order", False) or (isinstance(op, LastOp) and op.order_by is None) for op in ops)
 
     @property
+    def late_fills(self) -> bool:
+        """Whether something late has rows of none, as an aggregate over an empty batch has."""
+        return any(fills(op) for segment in self.late_segments for op in segment.ops)
+
+    @property
     def depends_on_partitions(self) -> bool:
         """Whether less needs to be done for a batch in one Spark partition."""
         return any(only_for_several(op) for segment in self.segments for op in segment.ops)
@@ -354,6 +362,13 @@ def moves_rows(op: Op) -> bool:
     if isinstance(op, IntoPartitionsOp):
         return op.count > 1 and bool(op.keys)
     return isinstance(op, OwnOp) and op.shuffles
+
+
+def fills(op: Op) -> bool:
+    """Whether there are rows behind the operation where there were none before it."""
+    if isinstance(op, NativeAggregateOp):
+        return not op.keys
+    return isinstance(op, (CollectOp, OnePartitionOp)) or (isinstance(op, OwnOp) and op.fills)
 
 
 def only_for_several(op: Op) -> bool:
@@ -515,12 +530,17 @@ def _reads(node: Node, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return (live - set(node.outputs)) | set(node.inputs)
     if isinstance(node, NativeNode):
         found = node.expression.analysis
-        return (live - set(node.outputs)) | (found.reads if found else set(parent.names))
+        everything = found is None or found.all_fields
+        return (live - set(node.outputs)) | (frozenset(parent.names) if everything else found.reads)
     return live
 
 
 def _repeatable(node: Node) -> bool:
     """Whether computing the node again must give the same rows."""
+    return all(map(_repeats, above(node)))
+
+
+def _repeats(node: Node) -> bool:
     if isinstance(node, OwnNode) and not node.repeatable:
         return False
     if isinstance(node, PythonNode):
@@ -531,7 +551,7 @@ def _repeatable(node: Node) -> bool:
         return False
     if isinstance(node, StateQueryNode):  # of a static state: calls the user's query
         return False
-    return all(map(_repeatable, node.parents))
+    return True
 
 
 # --- one segment -------------------------------------------------------------------------
@@ -709,6 +729,8 @@ class _Maker:
         self._push_python(step, (*earlier, *made), takes, batch_id=True)
 
     def _native(self, node: NativeNode, live: frozenset[str]) -> None:
+        if node.expression.all_fields:
+            self._narrow(tuple(node.parents[0].schema.fields))
         if node.kind == "filter":
             self._push(FilterOp(node.expression, self._physical))
             return

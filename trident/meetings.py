@@ -15,7 +15,14 @@ from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
 from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.aggregators import is_groupable
-from trident.functions import call_site, check_arity, check_serialisable, describe, resolve_outputs
+from trident.functions import (
+    call_site,
+    check_arity,
+    check_lifecycle,
+    check_serialisable,
+    describe,
+    resolve_outputs,
+)
 from trident.meeting_ops import JoinOp, TaggedUnionOp, UnionOp
 from trident.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
 from trident.types import check_distinct, parse_outputs
@@ -40,6 +47,9 @@ class MergeNode(MeetNode):
     """
 
     sides: tuple[tuple[str, ...], ...]
+
+    def carried(self, side: int, field: str) -> str | None:
+        return next((name for name, given in zip(self.names, self.sides[side]) if given == field), None)
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         found = {
@@ -151,6 +161,10 @@ class JoinNode(MeetNode):
     others: tuple[tuple[str, ...], ...]
     types: tuple[JoinType, ...]
 
+    def carried(self, side: int, field: str) -> str | None:
+        names = (*zip(self.keys[side], self.names), *zip(self.others[side], self._outputs(side)))
+        return next((name for given, name in names if given == field), None)
+
     def _outputs(self, side: int) -> tuple[str, ...]:
         """The names behind the join of a side's other fields."""
         start = len(self.keys[0]) + sum(len(names) for names in self.others[:side])
@@ -220,7 +234,9 @@ def _join_keys(streams: Sequence["Stream"], keys: Any) -> tuple[tuple[str, ...],
     several = isinstance(keys, (list, tuple)) and len(keys) == len(streams) and (
         any(not isinstance(one, str) or "," in one for one in keys)
         or len(set(keys)) < len(keys)
-        or any(name not in stream.fields for stream in streams for name in keys)
+        # Plain names are one for each side only where they can mean nothing else.
+        or all((name in stream.fields) is (own == side)
+               for own, name in enumerate(keys) for side, stream in enumerate(streams))
     )  # fmt: skip
     if not keys:
         raise FieldError("join has no keys", found=repr(keys), expected="at least one field that is compared")
@@ -339,6 +355,9 @@ class MultiReduceNode(MeetNode):
     inputs: tuple[tuple[str, ...], ...]
     reduces: Aggregation
 
+    def carried(self, side: int, field: str) -> str | None:
+        return self.names[self.keys[side].index(field)] if field in self.keys[side] else None
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(
             name for side, node in enumerate(self.parents) if node is parent
@@ -422,6 +441,7 @@ def _reduces(
         check_arity(reducer.execute, len(names), f"execute of {what}", ("the state", "the stream's index"))
     check_arity(reducer.complete, 0, f"complete of {what}", ("the state",))
     check_serialisable(reducer, what)
+    check_lifecycle(reducer, what)
     described = describe(reducer.complete, what, call_site())
     found, many = resolve_outputs("each", described, parse_outputs(outputs), what)
     if not found:

@@ -6,7 +6,7 @@ used by several branches. The planner reads nodes; it never asks a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -52,6 +52,25 @@ class Node:
     def links(self) -> tuple["Node", ...]:
         """Nodes that it belongs together with although no rows come from them."""
         return ()
+
+    def carried(self, side: int, field: str) -> str | None:
+        """The name under which a field of its parent ``side`` goes on; None when it ends here."""
+        aggregation = getattr(self, "aggregation", None)
+        if aggregation is not None:
+            return field if field in aggregation.keys else None
+        return field if field in self.names and field not in getattr(self, "outputs", ()) else None
+
+
+def above(node: Node) -> Iterator[Node]:
+    """The node and all that its rows come from, each once, children first."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for parent in one.parents:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -295,8 +314,3 @@ def appended(schema: StructType, outputs: Iterable[tuple[str, DataType]], what: 
 
 def picked(schema: StructType, names: Iterable[str]) -> StructType:
     return StructType([schema[name] for name in names])
-
-
-def nullable(schema: StructType) -> StructType:
-    """The schema with every field nullable: a function may always give None."""
-    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])

@@ -239,13 +239,24 @@ def _dangling(nodes: list[Node]) -> list[Node]:
 
 def calls_python(node: Node) -> bool:
     """Whether the node itself or one between it and the last shared node calls a user's function."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        if _calls_itself(one):
+            return True
+        if isinstance(one, (OwnNode, NativeNode, ProjectNode, AggregateNode)):
+            fresh = set(one.parents) - seen
+            seen |= fresh
+            waiting += fresh
+    return False
+
+
+def _calls_itself(node: Node) -> bool:
     if isinstance(node, OwnNode):
-        return node.calls_user or any(map(calls_python, node.parents))
-    if isinstance(node, PythonNode) or (isinstance(node, StateQueryNode) and hasattr(node.query, "execute")):
-        return True
-    if isinstance(node, AggregateNode) and node.aggregation.kind != "native":
-        return True
-    return isinstance(node, (NativeNode, ProjectNode, AggregateNode)) and any(map(calls_python, node.parents))
+        return node.calls_user
+    if isinstance(node, StateQueryNode):
+        return hasattr(node.query, "execute")
+    return isinstance(node, PythonNode) or (isinstance(node, AggregateNode) and node.aggregation.kind != "native")
 
 
 def _above(targets: list[Node], nodes: list[Node]) -> Iterator[Node]:

@@ -542,7 +542,7 @@ class TopologyQuery:
         if driver.error is not None:
             raise driver.error
         if lease.lost.is_set():
-            raise _LeaseLost
+            raise _LeaseLost("the lease was lost while a decided transaction was being finished")
         store.load()
 
     def _make_executor(self, plan_: GroupPlan, tx_id: str) -> SpoutExecutor | None:

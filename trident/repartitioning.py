@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField
 
 from coordinators.errors import TopologyError
+from trident.aggregators import is_groupable
 from trident.arrow_failures import Label
 from trident.arrow_ops import Rows, WithoutMarker
-from trident.functions import UserFunction, call_site, check_arity, check_serialisable, describe
+from trident.functions import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
 from trident.lowering import MARKER, OnePartitionOp, OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import Node, OwnNode, require_fields
@@ -150,6 +151,10 @@ class PlaceOp(OwnOp):
     count: int | None
     marked: bool = False
 
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return self.marked
+
     def transform(self, compiler: Any) -> Any:
         count = self.count or compiler.context.defaultParallelism
         data = [field for field in self.fields if field.name != MARKER]
@@ -180,7 +185,8 @@ class PlaceOp(OwnOp):
             return F.pmod(F.hash(*[F.col(quoted(name)) for name in self.keys]), F.lit(count))
         if self.kind == "chosen":
             return F.pmod(F.col(self.keys[0]), F.lit(count)).cast("int")
-        return F.pmod(F.monotonically_increasing_id(), F.lit(count)).cast("int")
+        # In turn; each partition begins with another one, or few rows in each would all go to the same.
+        return F.pmod(F.monotonically_increasing_id() + F.spark_partition_id(), F.lit(count)).cast("int")
 
     def text(self) -> str:
         by = f" by {', '.join(self.keys)}" if self.kind == "partition_by" else ""
@@ -191,26 +197,44 @@ class PlaceOp(OwnOp):
 
 @dataclass(frozen=True)
 class AtLeastOneOp(OwnOp):
-    """Partitions as they are, and one where Spark has none; a marker row makes that one."""
+    """Partitions as they are; where Spark has none as many as there must be, made by marker rows.
+
+    Attributes:
+        count: how many; None: not said, so one.
+    """
+
+    fills = True
+
+    count: int | None = None
 
     def transform(self, compiler: Any) -> Any:
+        _keep_empty_partitions(compiler.session)
         data = [field for field in self.fields if field.name != MARKER]
         names = [F.col(quoted(field.name)) for field in data]
         unmarked = [*names, F.lit(0).cast("long").alias(MARKER)]
-        marker = compiler.session.range(0, 1, 1, 1).select(
-            *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
-        )
+        made = PlaceOp(self.fields, "shuffle", (), self.count or 1, marked=True).transform(compiler)
 
         def transform(frame: Any, _: Any) -> Any:
             rows = frame.select(*unmarked)
             greatest = rows._jdf.queryExecution().optimizedPlan().maxRows()
             # Spark drops a relation that it can see is empty, with its partitions.
-            return rows.union(marker).coalesce(1) if greatest.isDefined() and greatest.get() == 0 else rows
+            return made(frame, None) if greatest.isDefined() and greatest.get() == 0 else rows
 
         return transform
 
     def text(self) -> str:
         return "in at least one partition"
+
+
+_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
+_DROPS_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+
+def _keep_empty_partitions(session: Any) -> None:
+    """Tells Spark not to drop the partitions behind a shuffle when it sees that they are all empty."""
+    rules = [rule for rule in session.conf.get(_EXCLUDED, "").split(",") if rule.strip()]
+    if _DROPS_EMPTY not in rules:
+        session.conf.set(_EXCLUDED, ",".join([*rules, _DROPS_EMPTY]))
 
 
 # --- what streams call ---------------------------------------------------------------------
@@ -221,6 +245,12 @@ def repartition(
 ) -> "Stream":
     """A stream whose rows are moved; see the methods of Stream."""
     require_fields(keys, stream.schema, operation)
+    for name in keys if kind == "partition_by" else ():
+        if not is_groupable(stream.schema[name].dataType):
+            raise TopologyError(
+                f"{operation} cannot use field {name!r}", found=stream.schema[name].dataType.simpleString(),
+                expected="a type that can be compared",
+            )  # fmt: skip
     site, described = call_site(), None
     if function is not None:
         described = describe(function, operation, site)
@@ -231,6 +261,7 @@ def repartition(
             )  # fmt: skip
         check_arity(function, len(keys), f"{operation}({described.name})")
         check_serialisable(function, f"{operation}({described.name})")
+        check_lifecycle(function, f"{operation}({described.name})")
     label = described.name if described else ", ".join(keys)
     return stream._next(
         RepartitionNode(

@@ -25,6 +25,7 @@ from trident.file_reading import source_failure
 from trident.functions import translate_failure
 from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
+from trident.planner import BuiltBatch
 from trident.rows import to_dataframe
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
@@ -127,11 +128,19 @@ class SparkBatchRunner:
                 self._running.pop(attempt, None)
 
     def _run(self, attempt: TransactionAttempt, metadata: Mapping[str, Json]) -> ProcessedBatch:
+        kept = BuiltBatch({}, [])
+        try:
+            return self._run_keeping(attempt, metadata, kept)
+        finally:
+            kept.release()
+
+    def _run_keeping(
+        self, attempt: TransactionAttempt, metadata: Mapping[str, Json], kept: BuiltBatch
+    ) -> ProcessedBatch:
         started = time.monotonic()
         inputs: dict[str, "DataFrame"] = {}
         spouts: dict[str, dict[str, Any]] = {}
         tables: dict[str, "DataFrame"] = {}
-        kept: list["DataFrame"] = []
         counts: list[int | None] = []
         for tx_id, executor in self._host.executors.items():
             spout = self._plan.spouts[tx_id]
@@ -146,7 +155,7 @@ class SparkBatchRunner:
             if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
                 # Such a source may give other rows when a task is tried again, or to the next state.
                 inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
-                kept.append(inputs[tx_id])
+                kept.checkpoints.append(inputs[tx_id])
             spouts[tx_id] = {
                 "spout": type(spout).__name__, "kind": kind_of(spout).value,
                 "metadata": metadata[tx_id], "commit_data": emitted.commit_data,
@@ -161,7 +170,6 @@ class SparkBatchRunner:
         emitted_at = time.monotonic()
         frames = self._plan.build(inputs, attempt, self._info(attempt))
         frames.update(tables)
-        frames.checkpoints += kept
         built_at = time.monotonic()
         try:
             staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
@@ -217,7 +225,7 @@ class SparkBatchRunner:
 
     def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
         """Whether late segments would have nothing to do: an aggregate without groups always has."""
-        if any(staged[name] for name in boundaries):
+        if any(staged[name] for name in boundaries) or self._plan.lowered.late_fills:
             return False
         if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
             return False  # windows may be due

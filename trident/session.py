@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -214,6 +215,12 @@ def check_session(spark: SparkSession) -> SparkSession:
             found=context.pythonExec,
             expected=sys.executable,
             action="set it before the session is made, or use trident.configure_spark(builder)",
+        )
+    if str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "false":
+        warnings.warn(
+            "spark.sql.ansi.enabled is false: a sum that does not fit its type, and an impossible cast, give a wrong "
+            "number or null where they would fail the batch; set it to true, Spark's default",
+            stacklevel=2,
         )
     return spark
 

@@ -14,9 +14,18 @@ user    a StateFactory, non_transactional(…)       rows, given to an updater o
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql.types import BooleanType, StructType
+from pyspark.sql.types import (
+    AnsiIntervalType,
+    ArrayType,
+    BooleanType,
+    CalendarIntervalType,
+    MapType,
+    NullType,
+    StructType,
+)
 
 from coordinators.errors import FieldError, TopologyError
 from states.tables import TXID_COLUMN, UPTO_COLUMN
@@ -29,6 +38,7 @@ _KINDS = (
 )
 # Columns that the framework adds to the tables of keyed states.
 _RESERVED = (TXID_COLUMN, UPTO_COLUMN, "_deleted")
+_NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
 _KEYED = ("keyed", "memory", "map")
 
 
@@ -84,7 +94,8 @@ def check_named(state: Any) -> str:
 
 
 def check_append(state: Any, schema: StructType) -> None:
-    """Raises FieldError when the state is partitioned by fields that do not fit."""
+    """Raises FieldError when Delta cannot hold the fields, or the state is partitioned by some that do not fit."""
+    check_columns(state, schema)
     columns = tuple(state.partition_columns)
     for column in columns:
         if column not in schema.names:
@@ -145,8 +156,41 @@ def check_memory_keys(state: Any, schema: StructType, keys: tuple[str, ...]) -> 
         )  # fmt: skip
 
 
+def check_columns(state: Any, schema: StructType) -> None:
+    """Raises FieldError when a Delta table cannot have the fields as columns."""
+    for path, kind in _columns(schema, ""):
+        found = sorted(set(path) & _NOT_IN_NAMES)
+        if found:
+            raise FieldError(
+                f"field {path!r} cannot be a column of state {state.name}", found=" ".join(map(repr, found)),
+                expected="a name without any of ,;{}()=, blanks, tabs and line ends, as Delta asks",
+                action="give it another name, as in F.sum('n').alias('total') or rename",
+            )  # fmt: skip
+        if isinstance(kind, (NullType, AnsiIntervalType, CalendarIntervalType)):
+            raise FieldError(
+                f"field {path!r} cannot be a column of state {state.name}", found=kind.simpleString(),
+                expected="a type that Delta has", action="cast it, as in F.lit(None).cast('string')",
+            )  # fmt: skip
+
+
+def _columns(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Each field and the parts of its type, with the way to it."""
+    if isinstance(kind, StructType):
+        for one in kind.fields:
+            place = f"{path}.{one.name}" if path else one.name
+            yield place, one.dataType
+            yield from _columns(one.dataType, place)
+    parts = [kind.elementType] if isinstance(kind, ArrayType) else []
+    parts += [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+    for part in parts:
+        yield path, part
+        yield from _columns(part, path)
+
+
 def check_reserved(state: Any, schema: StructType) -> None:
-    """Raises FieldError when a field has a name that keyed states use themselves."""
+    """Raises FieldError when a field has a name that keyed states use themselves, or that Delta cannot have."""
+    if state_kind(state) == "keyed":
+        check_columns(state, schema)
     for name in schema.names:
         if name.lower() in _RESERVED or name.lower().startswith("__trident"):
             raise FieldError(

@@ -15,13 +15,13 @@ from trident.drpc_nodes import DrpcNode, drpc_node, origin_of
 from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
 from trident.meetings import JoinType
-from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode, nullable
+from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode
 from trident.persisting import TridentState
 from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.state_kinds import check_append, state_kind
 from trident.stream import Stream
-from trident.types import check_distinct
+from trident.types import check_distinct, nullable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -142,7 +142,7 @@ def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Outpu
         FieldError: no field, or a name given twice (upper and lower case are one to Spark).
     """
     if isinstance(outputs, StructType):
-        fields: list[Output] = [(field.name, field.dataType) for field in outputs.fields]
+        fields: list[Output] = [(field.name, loosened(field.dataType)) for field in outputs.fields]
     elif isinstance(outputs, str):
         fields = _fields(outputs)
     elif isinstance(outputs, collections.abc.Iterable):
@@ -159,6 +159,25 @@ def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Outpu
         raise FieldError("no output field is named", expected="at least one, such as 'word' or 'word string, n long'")
     check_distinct([name for name, _ in fields], "the outputs")
     return tuple(fields)
+
+
+def loosened(kind: DataType) -> DataType:
+    """The type with nulls allowed everywhere in it, as every field of a stream has it.
+
+    So two types that differ only in whether Spark happens to know that there are no nulls are one.
+    """
+    if isinstance(kind, ArrayType):
+        return ArrayType(loosened(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(loosened(kind.keyType), loosened(kind.valueType), True)
+    if isinstance(kind, StructType):
+        return StructType([StructField(one.name, loosened(one.dataType), True, one.metadata) for one in kind.fields])
+    return kind
+
+
+def nullable(schema: StructType) -> StructType:
+    """The schema with nulls allowed everywhere: a function may always give None."""
+    return StructType([StructField(field.name, loosened(field.dataType), True) for field in schema.fields])
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:

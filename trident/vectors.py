@@ -7,6 +7,7 @@ pandas or Arrow: ``def longer(words: pd.Series) -> pd.Series``.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import typing
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def vectorised(function: Any, inner: Any, what: str) -> tuple[str | None, str]:
     """
     if isinstance(function, type):
         return None, ""
-    found = _annotated(inner, what)
+    found = _annotated(function, inner, what)
     kinds = {kind for kind, _, _ in found}
     marked = getattr(function, _MARK, None)
     if marked is None and len(kinds) > 1:
@@ -108,17 +109,31 @@ def vectorised(function: Any, inner: Any, what: str) -> tuple[str | None, str]:
     return marked or next(iter(kinds), None), table
 
 
-def _annotated(inner: Any, what: str) -> list[tuple[str, str, str]]:
-    """(kind, parameter or "return", class name) of each annotation that says pandas or Arrow."""
+def _annotated(function: Any, inner: Any, what: str) -> list[tuple[str, str, str]]:
+    """(kind, parameter or "return", class name) of each annotation that says pandas or Arrow.
+
+    A parameter that has its value already, by a default or a partial, takes no field.
+    """
     try:
         hints = typing.get_type_hints(inner)
     except Exception:  # a name that is only imported for type checkers, or a C function
         hints = getattr(inner, "__annotations__", {})
+    taken = _taken(function)
     found = []
     for name, hint in hints.items():
-        for kind, text in _classes(hint, what):
-            found.append((kind, name, text))
+        if name == "return" or taken is None or name in taken:
+            for kind, text in _classes(hint, what):
+                found.append((kind, name, text))
     return found
+
+
+def _taken(function: Any) -> set[str] | None:
+    """The parameters that are given fields; None when they cannot be known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    return {one.name for one in parameters if one.default is one.empty and one.kind is not one.KEYWORD_ONLY}
 
 
 def _classes(hint: Any, what: str) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ _MICROS = {
 }  # fmt: skip
 _PART = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)\s+([a-z]+)(?:\s+|$)")
 # Row numbers and times of any use are far below; sums of a few of them stay below 2**63.
+_MOST_WINDOWS = 10_000  # each row that fires becomes a row per window
 _GREATEST = 2**60
 
 
@@ -123,6 +124,11 @@ def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | N
         raise TopologyError(
             f"the slide of {what} is greater than its length", found=f"{slide!r} after {length!r}",
             expected="at most the length", action="rows in the gaps would be in no window: filter them out instead",
+        )  # fmt: skip
+    if size > _MOST_WINDOWS * step:
+        raise TopologyError(
+            f"the slide of {what} is too small for its length", found=f"{length!r} every {slide!r}: each row in "
+            f"{-(-size // step):,} windows", expected=f"at most {_MOST_WINDOWS:,} windows for a row",
         )  # fmt: skip
     if in_rows:
         return WindowSpec(size, step, Unit.ROWS)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
@@ -245,29 +245,57 @@ def _default_name(topology: Any) -> str:
     return f"{re.sub('[-_]+', '_', topology.name)[:80].rstrip('_')}_window{number}"
 
 
-def watermark_of(node: Node) -> WatermarkNode | None:
+@dataclass(frozen=True)
+class Watermark:
+    """How far a stream's time has come.
+
+    Attributes:
+        field: with the time of each row.
+        node: the with_watermark that says so.
+    """
+
+    field: str
+    node: WatermarkNode
+
+    @property
+    def delay(self) -> Any:
+        return self.node.delay
+
+
+def watermark_of(node: Node, known: dict[Node, Watermark | None] | None = None) -> Watermark | None:
     """The watermark of a stream; None when it never had one, or has it behind a window.
+
+    Args:
+        known: of nodes that were looked at.
 
     Raises:
         TopologyError: its field is no longer there, or streams with different ones met.
     """
     if isinstance(node, WatermarkNode):
-        return node
+        return Watermark(node.field, node)
     if isinstance(node, WindowNode):
         return None
-    found = [mark for mark in map(watermark_of, node.parents) if mark is not None]
-    if not found:
-        return None
-    mark = found[0]
-    if any((other.field, other.delay) != (mark.field, mark.delay) for other in found):
-        texts = " and ".join(sorted({other.operation for other in found}))
+    known = {} if known is None else known
+    if node not in known:
+        known[node] = _carried(node, [watermark_of(parent, known) for parent in node.parents])
+    return known[node]
+
+
+def _carried(node: Node, marks: Sequence[Watermark | None]) -> Watermark | None:
+    found = []
+    for side, mark in enumerate(marks):
+        if mark is not None:
+            field = node.carried(side, mark.field)
+            if field is None:
+                raise TopologyError(
+                    f"the watermark's field {mark.field!r} is no longer there",
+                    found=f"{node.operation} at {node.location}",
+                    expected=f"a stream that carries {mark.field!r} on to its window",
+                    action=f"keep the field, or put with_watermark behind {node.operation}",
+                )  # fmt: skip
+            found.append(replace(mark, field=field))
+    if len({(mark.field, mark.delay) for mark in found}) > 1:
+        texts = " and ".join(sorted({mark.node.operation for mark in found}))
         raise TopologyError(f"streams with different watermarks meet in {node.operation}", found=texts,
                             action="put with_watermark behind it, not before")  # fmt: skip
-    made = getattr(node, "outputs", ())
-    if mark.field not in node.schema.names or mark.field in made or node.schema[mark.field].dataType != TimestampType():
-        raise TopologyError(
-            f"the watermark's field {mark.field!r} is no longer there", found=f"{node.operation} at {node.location}",
-            expected=f"a stream that carries {mark.field!r} on to its window",
-            action=f"keep the field, or put with_watermark behind {node.operation}",
-        )  # fmt: skip
-    return mark
+    return found[0] if found else None

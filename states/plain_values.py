@@ -1,0 +1,61 @@
+"""Python values of Arrow arrays, so that equal ones are equal to Python too.
+
+Python compares two datetimes of one time zone by what a clock on the wall
+shows, so of the hour that comes twice at the end of summer time each moment
+would equal another one. Arrow's timestamps come in the session's zone; here
+they are read as UTC, in which every instant has a name of its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def python_values(array: Any) -> list[Any]:
+    """None for null, datetimes in UTC for instants, dicts for structs and maps.
+
+    Args:
+        array: an Array or a ChunkedArray.
+    """
+    kind = _in_utc(array.type)
+    values = array if kind is None else array.cast(kind)
+    if not _is_nested(values.type):
+        return values.to_pylist()  # with an argument it is twenty times slower
+    # Strict: of a map with a key that comes twice one value would be lost without a word.
+    return values.to_pylist(maps_as_pydicts="strict")
+
+
+@lru_cache(maxsize=1024)
+def _in_utc(kind: "pa.DataType") -> "pa.DataType | None":
+    """The type with its instants in UTC; None when it is so already."""
+    found = _converted(kind)
+    return None if found == kind else found
+
+
+@lru_cache(maxsize=1024)
+def _is_nested(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_nested(kind)
+
+
+def _converted(kind: "pa.DataType") -> "pa.DataType":
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC") if kind.tz else kind
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_converted(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_converted(kind.key_type)), kind.item_field.with_type(_converted(kind.item_type))
+        )
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_converted(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_converted(kind.value_type)))
+    return kind

@@ -318,7 +318,7 @@ def consistent(query: TopologyQuery) -> dict[str, int]:
 def test_a_request_sees_one_transaction_while_batches_commit(query: TopologyQuery) -> None:
     seen = {consistent(query)["words"]}
     with ThreadPoolExecutor(2) as pool:
-        while BATCHES not in seen and len(seen) < 3:  # a request takes seconds
+        while len(seen) == 1 and BATCHES not in seen:
             seen |= {one.result()["words"] for one in [pool.submit(consistent, query) for _ in range(2)]}
     query.process_all_available(WAIT_SECS)
     assert consistent(query) == {"words": BATCHES, "others": BATCHES}
@@ -338,12 +338,12 @@ def test_it_sees_nothing_of_a_transaction_that_is_published_and_has_not_advanced
     asked.state_query(counts, "word", MapGet(), "y").state_query(in_memory, "word", MapGet(), "z")
     topology.new_drpc_stream("once", "word string").state_query(once, "word", MapGet(), "n")
     faults.arm("zk.advance:hang:2")
-    hanging = start(topology)
+    hanging = start(topology, batch_emit_interval_secs=0.01)
     assert eventually(lambda: not faults.unfired(), WAIT_SECS)
     answer = hanging.execute("all", "a")
     assert (answer.as_of, [tuple(row) for row in answer]) == ({"lines": 1}, [("a", 2, 2, 2)])
     with pytest.raises(DrpcTimeout):  # this map has forgotten what it held as of transaction 1
-        hanging.execute("once", "a", timeout_secs=1.5)
+        hanging.execute("once", "a", timeout_secs=1)
     faults.disarm()
     hanging.process_all_available(WAIT_SECS)
     assert [row.n for row in hanging.execute("once", "a")] == [4]
@@ -598,8 +598,8 @@ def test_slow_requests_leave_threads_for_health_and_one_too_many_is_told_to_come
         finally:
             stub.release()
         assert [one.result()[0] for one in slow] == [200] * 16
-    for _ in range(20):  # whoever has the answer finds the slot free
-        assert http(at, "/drpc/one/x")[0] == 200
+    for _ in range(20):  # whoever has the answer, or an error, finds the slot free
+        assert (http(at, "/drpc/boom/x")[0], http(at, "/drpc/one/x")[0]) == (500, 200)
 
 
 def test_health_is_answered_beside_many_connections_that_stay_open(at: str) -> None:

@@ -296,6 +296,7 @@ def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start) 
     # A field that was dropped may be made again by a look-up.
     again = news.project("word").state_query(counts, "word", MapGet(), "n")
     again.partition_persist(DeltaAppend("before"))
+    news.partition_persist(DeltaAppend("news"))
     query = start(topology)
     query.process_all_available(WAIT_SECS)
 

@@ -39,6 +39,7 @@ from trident import (
 )
 from trident.query import TopologyQuery, start_topology
 from trident.schemas import as_schema
+from trident.spouts import SpoutKind
 
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
@@ -398,21 +399,33 @@ def test_queries_can_be_used_from_several_threads(start) -> None:
 
 
 class Frames:
-    """A batch spout whose batches are DataFrames."""
+    """An opaque spout whose batches are DataFrames."""
 
     output_schema = as_schema("n long", "Frames")
+    kind = SpoutKind.OPAQUE
 
-    def open(self, context) -> None: ...
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
 
-    def emit_batch(self, txid: int):
-        return SparkSession.getActiveSession().range(1000).withColumnRenamed("id", "n") if txid == 1 else None
+    def get_coordinator(self, context) -> "Frames":
+        return self
 
-    def ack(self, txid: int) -> None: ...
+    get_emitter = get_coordinator
+
+    def is_ready(self, txid: int) -> bool:
+        return txid == 1
+
+    def initialize_transaction(self, txid: int, prev_metadata, curr_metadata) -> dict:
+        return {}
+
+    def emit_batch(self, attempt, metadata):
+        return self.spark.range(1000).withColumnRenamed("id", "n")
+
+    def success(self, txid) -> None: ...
 
     def close(self) -> None: ...
 
 
-@pytest.mark.filterwarnings("ignore::trident.guarantees.NotExactlyOnceWarning")
 def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(start, spark: SparkSession) -> None:
     def kept() -> int:
         return spark.sparkContext._jsc.getPersistentRDDs().size()
@@ -421,10 +434,10 @@ def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(s
         raise ValueError(n)
 
     topology, before = TridentTopology("kept"), kept()
-    broken = topology.new_stream("rows", Frames()).each("n", bad, "m")
+    broken = topology.new_stream("rows", Frames(spark)).each("n", bad, "m")
     broken.partition_persist(DeltaAppend("one"))
     broken.partition_persist(DeltaAppend("two"))  # used twice: it is computed while the plan is built
     query = start(topology, max_attempts=2)
-    with pytest.raises(AttemptCapReached):
+    with pytest.raises(AttemptCapReached, match="ValueError"):
         query.await_termination(WAIT_SECS)
     assert kept() == before

@@ -5,6 +5,7 @@
 # make matrix  every spout kind with every state kind under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
 # make kills   a real SIGKILL at every fault point
+# make types   every kind of key and value through log, reads, MERGE and table; make test takes a half of them
 # make clean   removes what these made
 #
 # PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.
@@ -27,7 +28,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills venv clean check-python check-java
+.PHONY: test demo bench matrix random kills types venv clean check-python check-java
 
 test: check-java $(STAMP)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
@@ -38,10 +39,13 @@ matrix: check-java $(STAMP)
 
 N := 200
 random: check-java $(STAMP)
-	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py -s $(PYTEST_ARGS)
+	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py tests/test_stream_differential.py -s $(PYTEST_ARGS)
 
 kills: check-java $(STAMP)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py -s $(PYTEST_ARGS)
+
+types: check-java $(STAMP)
+	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

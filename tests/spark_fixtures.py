@@ -32,6 +32,8 @@ def spark_confs(folder: str) -> dict[str, str]:
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.local.dir": f"{folder}/local",
         "spark.ui.enabled": "false",
+        # Batches of few rows: compiling a plan to bytecode takes longer than interpreting it.
+        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.session.timeZone": "UTC",
     }
 

@@ -80,7 +80,7 @@ def test_a_killed_server_is_started_again_for_connected_clients_with_its_data(fo
     session_number = zk.session_number
     os.kill(before.server_pid, signal.SIGKILL)
     assert eventually(lambda: not zk.connected)
-    assert zk.wait_connected(session_number, timeout_secs=15)
+    assert zk.wait_connected(session_number, timeout_secs=45)
     assert zk.get(zk.path("kept"))[0] == b"value"
     after = EmbeddedZooKeeper.status(folder)
     assert after.port == before.port and after.server_pid != before.server_pid
@@ -95,7 +95,7 @@ def test_a_killed_supervisor_leaves_no_server_and_the_data(folder):
     os.kill(before.supervisor_pid, signal.SIGKILL)
     assert eventually(lambda: gone(before.server_pid))
     assert EmbeddedZooKeeper.ensure(folder) == f"127.0.0.1:{before.port}"
-    assert zk.wait_connected(timeout_secs=15)
+    assert zk.wait_connected(timeout_secs=45)
     assert zk.get(zk.path("kept"))[0] == b"value"
     zk.close()
 

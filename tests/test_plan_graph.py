@@ -42,7 +42,8 @@ def demo() -> TridentTopology:
     counts = short.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "total")
     asked = topology.new_stream("asked", RowsSpout("word string"))
     asked.state_query(counts, "word", MapGet(), "total").partition_persist(DeltaAppend("answers"))
-    topology.new_stream("other", RowsSpout("`a\\b <\"x\"> {y|z}` timestamp")).partition_persist(DeltaAppend("events"))
+    odd = topology.new_stream("other", RowsSpout("`a\\b <\"x\"> {y|z}` timestamp"))
+    odd.rename({odd.fields[0]: "at"}).partition_persist(DeltaAppend("events"))
     return topology
 
 

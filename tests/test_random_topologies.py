@@ -36,7 +36,7 @@ from trident import (
 )
 from trident.query import TopologyQuery, start_topology
 
-EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 3)
+EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)
 WAIT_SECS = 120.0
 SPOUTS = {
     "transactional": RangeSpout, "committer": CommittedSpout, "partitioned": PartitionedSpout, "opaque": OpaqueSpout,

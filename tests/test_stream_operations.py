@@ -525,6 +525,30 @@ def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark, rows: list) -> Non
     assert run_batch(filtered, rows, spark=spark) == [(0,)] * 3
 
 
+@pytest.mark.parametrize(
+    "gathered",
+    [
+        lambda s: s.first_n(2, "n"), lambda s: s.max_by("n", scope="batch"), lambda s: s.aggregate(Count(), "c"),
+        lambda s: s.aggregate("n", Rows(), "c"), lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(),
+        lambda s: s.agg(F.sum("n").alias("c")), lambda s: s._topology.multi_reduce(s, s, reducer=Sides(), outputs="a"),
+    ],
+)  # fmt: skip
+def test_what_is_one_for_the_batch_is_in_one_partition(spark, gathered: Placed) -> None:
+    behind = gathered(numbers()).partition_aggregate(Rows(), "rows")
+    rows = len(run_batch(gathered(numbers()), EIGHT, spark=spark, partitions=3))
+    assert run_batch(behind, EIGHT, spark=spark, partitions=3) == [(rows,)]
+
+
+def test_what_is_made_per_partition_stays_in_it(spark) -> None:
+    each = numbers().partition_aggregate("n", Sum(), "s").partition_aggregate("s", Sum(), "t")
+    assert run_batch(each, EIGHT, spark=spark, partitions=2) == [(6,), (22,)]
+    greatest = numbers().max_by("n").filter("n", lambda n: n < 4).partition_aggregate(Rows(), "rows")
+    assert run_batch(greatest, EIGHT, spark=spark, partitions=2) == [(1,), (0,)]
+    hinted = numbers().partition_aggregate(Rows(), "rows").parallelism_hint(4)
+    assert sum(n for (n,) in run_batch(hinted, EIGHT, spark=spark)) == 8
+    assert len(run_batch(hinted, EIGHT, spark=spark)) == 4
+
+
 def test_shuffle_spreads_few_rows_of_many_partitions_evenly(spark) -> None:
     spread = numbers().shuffle().parallelism_hint(4).partition_aggregate(Count(), "c")
     assert run_batch(spread, [("a", n) for n in range(16)], spark=spark, partitions=8) == [(4,)] * 4

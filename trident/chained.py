@@ -40,9 +40,9 @@ class PartitionAggregateNode(OwnNode):
         aggregation: whose outputs, behind the keys, are the fields.
     """
 
-    row_by_row = False
     repeatable = False
     per_partition = True
+    gathers = False  # type: ignore[assignment]
 
     aggregation: Aggregation
 
@@ -66,7 +66,8 @@ class PartitionAggregateNode(OwnNode):
                     maker.push(AtLeastOneOp(marked, maker.spread.counts.get(above)))
                 else:
                     # Spark may merge and drop partitions behind its own shuffles, so there are none to keep.
-                    maker.push(PlaceOp(marked, "shuffle", (), maker.spread.counts.get(above), marked=True))
+                    count = 1 if above.gathers else maker.spread.counts.get(above)
+                    maker.push(PlaceOp(marked, "shuffle", (), count, marked=True))
                 maker.push_python(WithoutMarker(MARKER), tuple(read), [field.name for field in marked])
         # An empty partition gives the initial value too; a group that has no row is no group.
         step = replace(
@@ -219,6 +220,10 @@ class NativeChainNode(OwnNode):
     keys: tuple[str, ...]
     members: tuple[Aggregation, ...]
 
+    @property
+    def gathers(self) -> bool:
+        return not self.keys
+
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.keys else None
 
@@ -275,6 +280,10 @@ class CombinerChainNode(OwnNode):
 
     whole: Aggregation
 
+    @property
+    def gathers(self) -> bool:
+        return not self.whole.keys
+
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.whole.keys else None
 
@@ -317,6 +326,10 @@ class AnyChainNode(OwnNode):
     calls_user = True
 
     whole: Aggregation
+
+    @property
+    def gathers(self) -> bool:
+        return not self.whole.keys
 
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.whole.keys else None

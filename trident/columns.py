@@ -193,6 +193,10 @@ class ColumnAggregateNode(OwnNode):
     def repeatable(self) -> bool:  # type: ignore[override]
         return self.deterministic
 
+    @property
+    def gathers(self) -> bool:
+        return not self.keys
+
     def carried(self, side: int, field: str) -> str | None:
         return field if field in self.keys else None
 

@@ -40,7 +40,6 @@ class ExtremeNode(OwnNode):
         scope: "partition" or "batch".
     """
 
-    row_by_row = False
     repeatable = False
 
     by: tuple[str, ...]
@@ -48,6 +47,14 @@ class ExtremeNode(OwnNode):
     comparator: Callable[..., Any] | None
     scope: str
     defined: str
+
+    @property
+    def row_by_row(self) -> bool:  # type: ignore[override]
+        return self.scope == "partition"
+
+    @property
+    def gathers(self) -> bool:
+        return self.scope == "batch"
 
     @property
     def calls_user(self) -> bool:  # type: ignore[override]
@@ -252,6 +259,7 @@ class FirstNode(OwnNode):
 
     row_by_row = False
     repeatable = False
+    gathers = True  # type: ignore[assignment]
 
     n: int
     by: str | None

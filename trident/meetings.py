@@ -355,6 +355,10 @@ class MultiReduceNode(MeetNode):
     inputs: tuple[tuple[str, ...], ...]
     reduces: Aggregation
 
+    @property
+    def gathers(self) -> bool:
+        return not self.keys[0]
+
     def carried(self, side: int, field: str) -> str | None:
         return self.names[self.keys[side].index(field)] if field in self.keys[side] else None
 

@@ -53,6 +53,12 @@ class Node:
         """Nodes that it belongs together with although no rows come from them."""
         return ()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether its rows are all in one Spark partition."""
+        aggregation = getattr(self, "aggregation", None)
+        return aggregation is not None and not aggregation.keys
+
     def carried(self, side: int, field: str) -> str | None:
         """The name under which a field of its parent ``side`` goes on; None when it ends here."""
         aggregation = getattr(self, "aggregation", None)
@@ -81,7 +87,7 @@ class OwnNode(Node):
         repeatable: computing it again on the same rows gives the same rows, in the same order.
         late: it runs in the transaction's turn.
         calls_user: it calls a function of the user's, so it is computed even when no state takes its rows.
-        row_by_row: it leaves the rows in the Spark partitions where they are.
+        row_by_row: its rows are in the Spark partitions of those that they are made of.
     """
 
     repeatable = True

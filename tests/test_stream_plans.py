@@ -108,7 +108,7 @@ group lines
   2: stream words -> word string, at bigint   [test_stream_plans.py:n]
   3 of 1: flat_map(split) -> word string   [test_stream_plans.py:n]
   4 of 2: project(word) -> word string   [test_stream_plans.py:n]
-  5 of 3 of 4: merge -> word string   [test_stream_plans.py:n]
+  5 of 3 and 4: merge -> word string   [test_stream_plans.py:n]
   6 of 5: persistent_aggregate(counts, Count) -> word string, n bigint   [test_stream_plans.py:n]
   from stream lines to 3:
     Python: flat_map(split) -> word
@@ -149,7 +149,7 @@ group points
   1: stream users -> user bigint, name string   [test_stream_plans.py:n]
   2: stream points -> user bigint, n bigint   [test_stream_plans.py:n]
   3 of 1: filter(is_long) -> user bigint, name string   [test_stream_plans.py:n]
-  4 of 3 of 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
+  4 of 3 and 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
   5 of 4: project(name, n) -> name string, n bigint   [test_stream_plans.py:n]
   6 of 5: partition_persist(rows) -> name string, n bigint   [test_stream_plans.py:n]
   7 of 4: persistent_aggregate(totals, Sum) -> user bigint, total bigint   [test_stream_plans.py:n]
@@ -174,7 +174,7 @@ topology a-native-join-used-twice
 group points
   1: stream users -> user bigint, name string   [test_stream_plans.py:n]
   2: stream points -> user bigint, n bigint   [test_stream_plans.py:n]
-  3 of 1 of 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
+  3 of 1 and 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
   4 of 3: project(name, n) -> name string, n bigint   [test_stream_plans.py:n]
   5 of 4: partition_persist(rows) -> name string, n bigint   [test_stream_plans.py:n]
   6 of 3: persistent_aggregate(totals, Sum) -> user bigint, total bigint   [test_stream_plans.py:n]
@@ -198,7 +198,7 @@ group lines
   1: stream lines -> id bigint, line string   [test_stream_plans.py:n]
   2 of 1: each(split) -> id bigint, line string, word string   [test_stream_plans.py:n]
   3 of 2: project(id, word) -> id bigint, word string   [test_stream_plans.py:n]
-  4 of 3 of 3: join(id) -> id bigint, a string, b string   [test_stream_plans.py:n]
+  4 of 3 and 3: join(id) -> id bigint, a string, b string   [test_stream_plans.py:n]
   5 of 4: project(a, b) -> a string, b string   [test_stream_plans.py:n]
   6 of 5: partition_persist(out) -> a string, b string   [test_stream_plans.py:n]
   from stream lines to 3, which several branches use (computed once):
@@ -217,7 +217,7 @@ group left
   1: stream left -> k bigint, a string, b string   [test_stream_plans.py:n]
   2: stream right -> k bigint, c bigint   [test_stream_plans.py:n]
   3 of 1: project(k, a) -> k bigint, a string   [test_stream_plans.py:n]
-  4 of 3 of 2: multi_reduce(Sides) -> k bigint, n bigint   [test_stream_plans.py:n]
+  4 of 3 and 2: multi_reduce(Sides) -> k bigint, n bigint   [test_stream_plans.py:n]
   5 of 4: partition_persist(out) -> k bigint, n bigint   [test_stream_plans.py:n]
   from stream left to 3:
     Spark: select k, a
@@ -494,7 +494,7 @@ topology a-merge-that-a-state-reads-later
 group left
   1: stream left -> word string   [test_stream_plans.py:n]
   2: stream right -> word string   [test_stream_plans.py:n]
-  3 of 1 of 2: merge -> word string   [test_stream_plans.py:n]
+  3 of 1 and 2: merge -> word string   [test_stream_plans.py:n]
   4 of 3: persistent_aggregate(all, Gathers) -> word string, text string   [test_stream_plans.py:n]
   from stream left and stream right to 3, staged for the transaction's turn:
     Spark: union -> word

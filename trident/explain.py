@@ -59,7 +59,8 @@ def _nodes(group: "GroupPlan | DrpcPlan") -> Iterator[str]:
     """One line per node; a node is named by its number where a branch begins."""
     numbers = {node: number for number, node in enumerate(group.nodes, 1)}
     for node, number in numbers.items():
-        origin = "".join(f" of {numbers[parent]}" for parent in node.parents)
+        parents = " and ".join(str(numbers[parent]) for parent in node.parents)
+        origin = f" of {parents}" if parents else ""
         file, _, line = node.location.rpartition(":")
         yield f"{number}{origin}: {node.operation} -> {_fields(node)}   [{os.path.basename(file)}:{line}]"
 

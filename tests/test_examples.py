@@ -1,14 +1,12 @@
-"""Every example runs as a user would run it, and prints what it promises.
+"""Every example runs and prints what it promises.
 
-The first one in a process of its own; the others in this one, with the session
-that the tests share: starting Spark takes longer than what they do.
+In this process, with the session that the tests share: starting Spark takes
+longer than what they do. test_run_command runs topologies as a user does.
 """
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +16,6 @@ from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[[str], str]
-
-
-def in_a_process(example: str, folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example)], cwd=folder, capture_output=True, text=True, timeout=240,
-        env={
-            **os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PYTHONPATH": str(ROOT),
-            "TRIDENT_SPARK_MASTER": "local[2]", **environment,
-        },
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -43,14 +29,15 @@ def run(
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", zk_root)
 
     def go(example: str) -> str:
+        monkeypatch.setattr(sys, "argv", [example])
         runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
         return capsys.readouterr().out
 
     return go
 
 
-def test_01_word_count(tmp_path: Path, zk_server: str, zk_root: str) -> None:
-    out = in_a_process("01_word_count.py", tmp_path, TRIDENT_ZOOKEEPER=zk_server, TRIDENT_ZOOKEEPER_ROOT=zk_root)
+def test_01_word_count(run: Run) -> None:
+    out = run("01_word_count.py")
     assert "|   the|    4|" in out
 
 

@@ -129,6 +129,14 @@ def test_a_stream_that_leads_nowhere_is_an_error() -> None:
 # --- on Spark --------------------------------------------------------------------------------
 
 
+def test_a_node_that_was_made_by_hand_may_not_come_before_what_it_is_made_of() -> None:
+    topology = TridentTopology("round")
+    topology.new_stream("s", RowsSpout("n long")).filter("n", bool).partition_persist(DeltaAppend("x"))
+    topology._nodes.reverse()
+    with pytest.raises(TopologyError, match="has a cycle.*comes later"):
+        plan(topology)
+
+
 def test_small_batches_need_no_exchange(spark) -> None:
     (group,) = plan(word_count())
     rows = [(1, "a b a"), (2, "c")]

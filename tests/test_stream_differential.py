@@ -23,7 +23,7 @@ from trident import Count, FirstN, JoinType, Max, Min, Sum, TridentTopology, exp
 from trident.stream import Stream
 from trident.testing import run_batch
 
-STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 25)
+STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 15)
 MOST_ROWS = 40
 NAN = float("nan")
 VALUES = {

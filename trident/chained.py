@@ -18,7 +18,7 @@ from trident.functions import call_site
 from trident.lifecycle import Several
 from trident.lowering import MARKER, OwnOp, decides, groups_step
 from trident.meeting_ops import quoted
-from trident.nodes import Aggregation, Node, OwnNode, SourceNode, picked
+from trident.nodes import Aggregation, GroupingNode, Node, OwnNode, SourceNode, picked
 from trident.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
 from trident.types import check_distinct
 
@@ -194,7 +194,7 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
         )  # fmt: skip
         return stream._next(
             CombinerChainNode(
-                parents=(stream._node,), schema=schema, operation=name, location=call_site(), whole=whole
+                parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
             )
         )
     whole = Aggregation(
@@ -204,7 +204,7 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
     if per_partition:
         return _partition_aggregate(stream, whole, name)
     return stream._next(
-        AnyChainNode(parents=(stream._node,), schema=schema, operation=name, location=call_site(), whole=whole)
+        AnyChainNode(parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole)
     )
 
 
@@ -212,20 +212,10 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class NativeChainNode(OwnNode):
+class NativeChainNode(GroupingNode):
     """Several native aggregates: one aggregate of Spark."""
 
-    row_by_row = False
-
-    keys: tuple[str, ...]
     members: tuple[Aggregation, ...]
-
-    @property
-    def gathers(self) -> bool:
-        return not self.keys
-
-    def carried(self, side: int, field: str) -> str | None:
-        return field if field in self.keys else None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.keys, *(name for link in self.members for name in link.inputs)))
@@ -271,21 +261,13 @@ class NativeChainOp(OwnOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CombinerChainNode(OwnNode):
+class CombinerChainNode(GroupingNode):
     """Several combiners: one combiner whose value is a struct, combined in parts before the shuffle."""
 
-    row_by_row = False
     repeatable = False
     calls_user = True
 
     whole: Aggregation
-
-    @property
-    def gathers(self) -> bool:
-        return not self.whole.keys
-
-    def carried(self, side: int, field: str) -> str | None:
-        return field if field in self.whole.keys else None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.whole.keys, *self.whole.inputs))
@@ -318,21 +300,13 @@ class ExpandOp(OwnOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AnyChainNode(OwnNode):
+class AnyChainNode(GroupingNode):
     """Several aggregates of any kind: one aggregator that sees all rows."""
 
-    row_by_row = False
     repeatable = False
     calls_user = True
 
     whole: Aggregation
-
-    @property
-    def gathers(self) -> bool:
-        return not self.whole.keys
-
-    def carried(self, side: int, field: str) -> str | None:
-        return field if field in self.whole.keys else None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.whole.keys, *self.whole.inputs))

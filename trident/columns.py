@@ -14,7 +14,7 @@ from trident.expressions import Expression, analyse, analyse_aggregates, is_expr
 from trident.functions import call_site
 from trident.lowering import OwnOp
 from trident.meeting_ops import quoted
-from trident.nodes import Node, OwnNode, field_names, picked, require_fields
+from trident.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
 from trident.types import check_distinct
 
 if TYPE_CHECKING:
@@ -171,19 +171,15 @@ def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> 
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ColumnAggregateNode(OwnNode):
+class ColumnAggregateNode(GroupingNode):
     """agg(F.sum("n").alias("total"), …): an aggregate by Spark.
 
     Attributes:
-        keys: the grouping fields.
         columns: aggregate expressions.
         taken: the fields that they refer to.
         all_fields: whether one says ``*``.
     """
 
-    row_by_row = False
-
-    keys: tuple[str, ...]
     columns: tuple[Any, ...]
     taken: frozenset[str]
     deterministic: bool
@@ -192,13 +188,6 @@ class ColumnAggregateNode(OwnNode):
     @property
     def repeatable(self) -> bool:  # type: ignore[override]
         return self.deterministic
-
-    @property
-    def gathers(self) -> bool:
-        return not self.keys
-
-    def carried(self, side: int, field: str) -> str | None:
-        return field if field in self.keys else None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names) if self.all_fields else self.taken | frozenset(self.keys)

@@ -110,6 +110,26 @@ class OwnNode(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class GroupingNode(OwnNode):
+    """An aggregate of the batch, or of each group of it.
+
+    Attributes:
+        keys: the grouping fields; the only ones that go on.
+    """
+
+    row_by_row = False
+
+    keys: tuple[str, ...]
+
+    @property
+    def gathers(self) -> bool:
+        return not self.keys
+
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.keys else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MeetNode(OwnNode):
     """An operation with several parents."""
 

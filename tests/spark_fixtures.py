@@ -33,7 +33,7 @@ def spark_confs(folder: str) -> dict[str, str]:
         "spark.local.dir": f"{folder}/local",
         "spark.ui.enabled": "false",
         # Batches of few rows: compiling a plan to bytecode takes longer than interpreting it. Tests that run a
-        # process of their own, the examples' and the benchmarks' among them, have Spark as it is.
+        # process of their own, the benchmarks' among them, have Spark as it is.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -41,6 +43,7 @@ def run(bench: Bench, report: Report) -> None:
     _large(bench, report, "two Python eaches", bench.size(400_000, 500), _two, _two_by_hand, Goal(at_most=1.25))
     _small(bench, report)
     _windows(bench, report)
+    _requests(bench, report)
 
 
 # --- the jobs ----------------------------------------------------------------------------
@@ -219,3 +222,18 @@ def _windows(bench: Bench, report: Report) -> None:
         costs[count] = report.figure(f"window with {count:,} open rows: resolve, 50 new rows", "ms", spent)
     few, many = costs.values()
     report.ratio("window: resolve with many / few open rows", many, few)
+
+
+# --- requests ----------------------------------------------------------------------------
+
+
+def _requests(bench: Bench, report: Report) -> None:
+    """Example 07, asked by one caller again and again while no batch runs."""
+    example = runpy.run_path(str(Path(__file__).resolve().parent.parent / "examples" / "07_reach.py"))
+    count = bench.size(40, 2)
+    with bench.running(example["topology"], bench.fresh("requests"), 1) as query:
+        query.process_all_available()
+        for function, argument in (("reach", "a.example/news"), ("words", "the and")):
+            spent = [_timed(lambda f=function, a=argument: query.execute(f, a) and None) for _ in range(count)]  # type: ignore[misc]
+            report.figure(f"request {function}: the first", "ms", spent[:1])
+            report.figure(f"request {function}: the later half of {count}", "ms", spent[count // 2 :])

@@ -80,22 +80,14 @@ def _to_pandas(array: pa.Array, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class VectorRows:
-    """each, map and flat_map with a function over columns.
+class _OfColumns:
+    """A step with a function over columns.
 
     Attributes:
         call: the function.
-        outputs: the fields that it makes, with their types.
-        types: of the outputs.
-        keep: the earlier fields that are needed later.
-        any_length: flat_map: any number of rows may come back.
     """
 
     call: Call
-    outputs: tuple[str, ...]
-    types: tuple[pa.DataType, ...]
-    keep: tuple[str, ...]
-    any_length: bool
 
     @property
     def label(self) -> Label:
@@ -104,6 +96,23 @@ class VectorRows:
     @property
     def user(self) -> Any:
         return self.call.function
+
+
+@dataclass(frozen=True)
+class VectorRows(_OfColumns):
+    """each, map and flat_map with a function over columns.
+
+    Attributes:
+        outputs: the fields that it makes, with their types.
+        types: of the outputs.
+        keep: the earlier fields that are needed later.
+        any_length: flat_map: any number of rows may come back.
+    """
+
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    keep: tuple[str, ...]
+    any_length: bool
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -135,19 +144,10 @@ class VectorRows:
 
 
 @dataclass(frozen=True)
-class VectorKeep:
+class VectorKeep(_OfColumns):
     """filter with a function over columns."""
 
-    call: Call
     keep: tuple[str, ...]
-
-    @property
-    def label(self) -> Label:
-        return self.call.label
-
-    @property
-    def user(self) -> Any:
-        return self.call.function
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -170,18 +170,8 @@ class VectorKeep:
 
 
 @dataclass(frozen=True)
-class VectorPeek:
+class VectorPeek(_OfColumns):
     """peek with a function over columns; what it returns does not matter."""
-
-    call: Call
-
-    @property
-    def label(self) -> Label:
-        return self.call.label
-
-    @property
-    def user(self) -> Any:
-        return self.call.function
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:

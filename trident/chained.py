@@ -16,7 +16,7 @@ from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import WithoutMarker
 from trident.functions import call_site
 from trident.lifecycle import Several
-from trident.lowering import MARKER, OwnOp, decides, groups_step
+from trident.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step
 from trident.meeting_ops import quoted
 from trident.nodes import Aggregation, GroupingNode, Node, OwnNode, SourceNode, picked
 from trident.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
@@ -225,21 +225,10 @@ class NativeChainNode(GroupingNode):
 
 
 @dataclass(frozen=True)
-class NativeChainOp(OwnOp):
+class NativeChainOp(GroupingOp):
     """Several native aggregates by the same keys; without keys one row, also for no input."""
 
-    shuffles = True
-
-    keys: tuple[str, ...]
     links: tuple[Aggregation, ...]
-
-    @property
-    def fills(self) -> bool:  # type: ignore[override]
-        return not self.keys
-
-    @property
-    def spreads(self) -> bool:  # type: ignore[override]
-        return bool(self.keys)
 
     def transform(self, compiler: Any) -> Any:
         values = []

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField, StructType
 from coordinators.errors import FieldError, TopologyError
 from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.functions import call_site
-from trident.lowering import OwnOp
+from trident.lowering import GroupingOp, OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
 from trident.types import check_distinct
@@ -199,21 +199,10 @@ class ColumnAggregateNode(GroupingNode):
 
 
 @dataclass(frozen=True)
-class ColumnAggregateOp(OwnOp):
+class ColumnAggregateOp(GroupingOp):
     """groupBy(keys).agg(columns)."""
 
-    shuffles = True
-
-    keys: tuple[str, ...]
     columns: tuple[Any, ...]
-
-    @property
-    def fills(self) -> bool:  # type: ignore[override]
-        return not self.keys
-
-    @property
-    def spreads(self) -> bool:  # type: ignore[override]
-        return bool(self.keys)
 
     def transform(self, compiler: Any) -> Any:
         keys = [F.col(quoted(name)) for name in self.keys]

@@ -242,6 +242,27 @@ class OwnOp:
 
 
 @dataclass(frozen=True)
+class GroupingOp(OwnOp):
+    """An aggregate by Spark over the batch, or over each group of it.
+
+    Attributes:
+        keys: the grouping columns; none: one row, also for no input.
+    """
+
+    shuffles = True
+
+    keys: tuple[str, ...]
+
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return not self.keys
+
+    @property
+    def spreads(self) -> bool:  # type: ignore[override]
+        return bool(self.keys)
+
+
+@dataclass(frozen=True)
 class MeetOp(OwnOp):
     """Makes one frame of several: always the first operation of its segment."""
 

@@ -441,3 +441,27 @@ def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(s
     with pytest.raises(AttemptCapReached, match="ValueError"):
         query.await_termination(WAIT_SECS)
     assert kept() == before
+
+
+def test_a_lease_may_be_lost_while_a_decision_is_finished(start) -> None:
+    """The first coordinator hangs behind its decision, the second while it finishes it; the third does the rest."""
+
+    def hang_behind(query: TopologyQuery | None) -> TopologyQuery:
+        faults.arm("publish.table:hang:1")
+        following = start(word_count())
+        if query is not None:
+            query._zk._client.stop()
+        end = time.monotonic() + WAIT_SECS
+        while faults.unfired():
+            assert time.monotonic() < end, "never came to publish"
+            time.sleep(0.05)
+        return following
+
+    second = hang_behind(hang_behind(None))
+    third = start(word_count())
+    second._zk._client.stop()
+    third.process_all_available(WAIT_SECS)
+    assert counts(third) == EXPECTED
+    faults.disarm()  # they wake up
+    second.stop(WAIT_SECS)
+    assert second.exception() is None, "it is no leader any more, and nothing else is wrong"

@@ -27,7 +27,7 @@ from states import delta_log
 from states.binding import DELETED_COLUMN, LAST, StateBinding
 from states.compactor import open_plain
 from states.control import DOMAIN, ControlRecord, decode_control
-from states.dead_letters import DEAD_LETTERS
+from states.dead_letters import BESIDE, DEAD_LETTERS, MESSAGES
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.evolution import add_columns, columns_only_added
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
@@ -121,10 +121,17 @@ class DeltaCommitter:
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._warehouse)
-        dead_letters = DEAD_LETTERS.format(topology=self._topology, group=self._group)
-        if dead_letters not in self._bindings and (self._warehouse / dead_letters).exists():
-            paths.append(self._warehouse / dead_letters)
-        return paths
+        beside = [self._warehouse / DEAD_LETTERS.format(topology=self._topology, group=self._group)]
+        beside += self._warehouse.glob(MESSAGES.format(topology=self._topology, stream="*"))
+        return [*paths, *(path for path in beside if path.name not in self._bindings and self._is_own(path))]
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether it is a table of this group."""
+        try:
+            text = self._engine.load(str(path)).control(DOMAIN)
+        except TableMissing:
+            return False
+        return text is not None and decode_control(path, text).group == self._group
 
     def _open_table(self, binding: StateBinding, spec: TableSpec, record: GroupRecord) -> str:
         path = self._warehouse / spec.path
@@ -287,7 +294,10 @@ class DeltaCommitter:
         record: GroupRecord,
     ) -> PreparedBatch:  # fmt: skip
         staged: Mapping[str, list[StagedFile]] = processed.staged
-        tables = tuple(self._part(binding, staged[binding.name], record) for binding in self._bindings.values())
+        tables = tuple(
+            self._part(binding, staged[binding.name], record) for binding in self._bindings.values()
+            if binding.kind not in BESIDE or staged[binding.name]
+        )
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())
         if not any(rows.values()) and not wants_commit:

@@ -1,16 +1,17 @@
-"""The table of what was given up: one row per skipped transaction (SEMANTICS 1).
+"""Tables beside a group's states: what was given up, and how messages ended (SEMANTICS 1 and 6).
 
-It is a participant of the skipping transaction itself, so a transaction is
-either still to be processed or in this table, never both or neither. Other
-transactions do not touch it.
+Both are participants of the transaction that they tell of: a message is in the
+results, or in the dead letters, or still to come, never two of these. They take
+part only in transactions that have rows for them.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -24,49 +25,89 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DEAD_LETTERS = "{topology}__{group}__dead_letters"
+MESSAGES = "{topology}__{stream}__messages"
+# Bindings of these kinds take part in a transaction only where there are rows for them.
+BESIDE = ("dead_letters", "messages")
 
-
-def dead_letter_schema() -> "StructType":
-    """txid, attempt_id, metadata (JSON by stream), error, skipped_at."""
-    from pyspark.sql.types import LongType, StringType, StructType, TimestampType
-
-    return (
-        StructType()
-        .add("txid", LongType())
-        .add("attempt_id", LongType())
-        .add("metadata", StringType())
-        .add("error", StringType())
-        .add("skipped_at", TimestampType())
-    )
+_INSTANT = pa.timestamp("us", tz="UTC")
+_LETTERS = pa.schema(
+    [
+        ("txid", pa.int64()), ("attempt_id", pa.int64()), ("stream", pa.string()), ("metadata", pa.string()),
+        ("message", pa.string()), ("tuples", pa.string()), ("attempts", pa.int32()), ("operation", pa.string()),
+        ("location", pa.string()), ("error", pa.string()), ("traceback", pa.string()), ("given_up_at", _INSTANT),
+    ]
+)  # fmt: skip
+_ENDS = pa.schema(
+    [
+        ("message", pa.string()), ("outcome", pa.string()), ("attempts", pa.int32()), ("txid", pa.int64()),
+        ("settled_at", _INSTANT),
+    ]
+)  # fmt: skip
 
 
 def dead_letter_binding(topology: str, group: str) -> StateBinding:
-    """The dead-letter table of one batch group, as a state of it."""
-    name = DEAD_LETTERS.format(topology=topology, group=group)
+    """The dead-letter table of one batch group, as a state of it.
+
+    A row is a skipped transaction (``metadata``: JSON by stream), or a message
+    that was given up: ``message`` is its id as JSON, ``tuples`` what it was
+    emitted as, ``attempts`` how often it was tried.
+    """
+    return _binding(DEAD_LETTERS.format(topology=topology, group=group), "dead_letters", _LETTERS)
+
+
+def message_binding(topology: str, stream: str) -> StateBinding:
+    """The table of a stream's messages: which id ended how ("acked", "failed", "dead") in which transaction."""
+    return _binding(MESSAGES.format(topology=topology, stream=stream), "messages", _ENDS)
+
+
+def _binding(name: str, kind: str, schema: pa.Schema) -> StateBinding:
     state = SimpleNamespace(name=name, partition_columns=(), adopt=False)
-    schema = dead_letter_schema()
-    return StateBinding(state, "dead_letters", (), schema, tuple(schema.names))
+    return StateBinding(state, kind, (), _spark_schema(schema), tuple(schema.names))
 
 
-def dead_letter_file(
-    root: Path, incarnation: str, attempt: TransactionAttempt, metadata: str, error: str
-) -> StagedFile:
-    """Stages one dead letter; durable when this returns."""
+def _spark_schema(schema: pa.Schema) -> "StructType":
+    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+    kinds: dict[Any, Any] = {
+        pa.int64(): LongType(), pa.int32(): IntegerType(), pa.string(): StringType(), _INSTANT: TimestampType(),
+    }  # fmt: skip
+    return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
+
+
+def stage_letters(
+    root: Path, incarnation: str, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]]
+) -> list[StagedFile]:
+    """Stages dead letters; durable when this returns.
+
+    Args:
+        letters: the columns of the table that are known; those of the attempt are added.
+    """
+    own = {"txid": attempt.txid, "attempt_id": attempt.attempt_id, "given_up_at": _now()}
+    rows = pa.Table.from_pylist([{**letter, **own} for letter in letters], _LETTERS)
+    return _stage(root, incarnation, attempt, "dead_letters", rows)
+
+
+def stage_ends(
+    root: Path, incarnation: str, attempt: TransactionAttempt, messages: Sequence[str], outcomes: Sequence[str],
+    attempts: Sequence[int],
+) -> list[StagedFile]:  # fmt: skip
+    """Stages how messages ended; durable when this returns."""
+    count = len(messages)
+    columns = [
+        pa.array(messages, pa.string()), pa.array(outcomes, pa.string()), pa.array(attempts, pa.int32()),
+        pa.repeat(pa.scalar(attempt.txid, pa.int64()), count), pa.repeat(pa.scalar(_now(), _INSTANT), count),
+    ]  # fmt: skip
+    return _stage(root, incarnation, attempt, "messages", pa.table(columns, schema=_ENDS))
+
+
+def _stage(root: Path, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:
+    if not table.num_rows:
+        return []
     folder = attempt_folder(incarnation, attempt)
-    row = {
-        "txid": attempt.txid,
-        "attempt_id": attempt.attempt_id,
-        "metadata": metadata,
-        "error": error,
-        "skipped_at": datetime.datetime.now(datetime.timezone.utc),
-    }
-    schema = pa.schema(
-        [
-            ("txid", pa.int64()), ("attempt_id", pa.int64()), ("metadata", pa.string()), ("error", pa.string()),
-            ("skipped_at", pa.timestamp("us", tz="UTC")),
-        ]
-    )  # fmt: skip
-    batch = pa.RecordBatch.from_pylist([row], schema=schema)
-    report = next(write_partition(FileTarget("dead_letters", str(root), folder), [batch]))
+    reports = list(write_partition(FileTarget(name, str(root), folder), table.combine_chunks().to_batches()))
     fsync_folders(root, folder)
-    return staged_file(report)
+    return [staged_file(report) for report in reports]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

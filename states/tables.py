@@ -69,7 +69,7 @@ class TableSpec:
 
 def published_table(binding: StateBinding) -> TableSpec | None:
     """The table that publishing commits to; None for a state without one (memory)."""
-    if binding.kind in ("append", "dead_letters"):
+    if binding.kind in ("append", "dead_letters", "messages"):
         return TableSpec(
             binding.name, _schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES
         )

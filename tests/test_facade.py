@@ -23,11 +23,11 @@ FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout Gen
 LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaquePartitionEmitter
 OpaquePartitionedTridentSpout OpaqueValue OperationContext OwnsTable PartitionBatch PartitionEmitter
 PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout RedisMap Reducer RemovableMapState
-SnapshotGet Snapshottable SnapshottableMap Split SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory
-StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery TransactionAttempt
-TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter TupleCollectionGet
-Upsert WindowedStream arrow_function configure_spark errors expr non_transactional opaque pandas_function read
-transactional
+RichSpout SnapshotGet Snapshottable SnapshottableMap Split SpoutCollector SpoutContext SpoutKind SqliteMap SqliteQueue
+State StateFactory StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery
+TransactionAttempt TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter
+TupleCollectionGet Upsert WindowedStream arrow_function configure_spark errors expr non_transactional opaque
+pandas_function read transactional
 """.split()
 
 

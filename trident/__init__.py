@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from trident.queue_spout import QueueSpout
     from trident.rate_spout import GeneratorSpout, RateSpout
     from trident.reading import read
+    from trident.rich_spouts import RichSpout, SpoutCollector
     from trident.session import configure_spark
     from trident.spouts import (
         Backlog,
@@ -70,13 +71,13 @@ if TYPE_CHECKING:
         CommitterTridentSpout,
         Emitted,
         Emitter,
-        OpaquePartitionedTridentSpout,
         OpaquePartitionEmitter,
+        OpaquePartitionedTridentSpout,
         OwnsTable,
         PartitionBatch,
+        PartitionEmitter,
         PartitionedCoordinator,
         PartitionedTridentSpout,
-        PartitionEmitter,
         SpoutContext,
         SpoutKind,
         TridentSpout,
@@ -144,10 +145,12 @@ _HOME = {
     "RedisMap": "states.redis_map",
     "Reducer": "trident.aggregators",
     "RemovableMapState": "states.user_states",
+    "RichSpout": "trident.rich_spouts",
     "SnapshotGet": "trident.state_queries",
     "Snapshottable": "states.user_states",
     "SnapshottableMap": "states.map_states",
     "Split": "trident.builtin_operations",
+    "SpoutCollector": "trident.rich_spouts",
     "SpoutContext": "trident.spouts",
     "SpoutKind": "trident.spouts",
     "SqliteMap": "states.sqlite_map",
@@ -235,10 +238,12 @@ __all__ = [
     "RedisMap",
     "Reducer",
     "RemovableMapState",
+    "RichSpout",
     "SnapshotGet",
     "Snapshottable",
     "SnapshottableMap",
     "Split",
+    "SpoutCollector",
     "SpoutContext",
     "SpoutKind",
     "SqliteMap",

@@ -23,7 +23,7 @@ from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import ZooKeeper
 from states.binding import StateBinding
 from states.committer import DeltaCommitter
-from states.dead_letters import DEAD_LETTERS, dead_letter_binding, dead_letter_file
+from states.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
 from states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from states.kernel import KernelEngine
 from states.names import check_name
@@ -209,8 +209,8 @@ class _SkipRunner:
         targets = self._committer.staging_targets
         staged: dict[str, list[Any]] = {target.name: [] for target in targets}
         letters = targets[-1]
-        text = json.dumps(self._metadata)
-        staged[letters.name] = [dead_letter_file(letters.root, self._incarnation, attempt, text, self._error)]
+        letter = {"metadata": json.dumps(self._metadata), "error": self._error}
+        staged[letters.name] = stage_letters(letters.root, self._incarnation, attempt, [letter])
         spouts = {tx_id: {"spout": "", "kind": "", "metadata": value, "commit_data": None}
                   for tx_id, value in self._metadata.items()}  # fmt: skip
         return ProcessedBatch(staged, spouts)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from trident.arrow_failures import Label, fail
 from trident.arrow_values import Values, WrongValue, cut_repr, python_values, to_arrow
-from trident.lifecycle import prepared
+from trident.lifecycle import prepared, task_number
 
 # A batch is worked on in pieces that are expected to give about so many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
@@ -368,15 +368,34 @@ class Chain:
     Attributes:
         steps: in order.
         schema: of the batches that come out.
+        name: distinct among the passes of a batch.
+        ledger: the folder into which a task writes what its tracked steps have to tell; None: nobody wants it.
     """
 
     steps: tuple[Any, ...]
     schema: pa.Schema
+    name: str = ""
+    ledger: str | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with prepared(self.steps):
+        if any(hasattr(step, "for_task") for step in self.steps):
+            yield from self._tracked(batches)
+        else:
+            yield from self._run(self.steps, batches)
+
+    def _tracked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from trident.arrow_tracking import Ledger
+
+        ledger = Ledger()
+        steps = tuple(step.for_task(ledger) if hasattr(step, "for_task") else step for step in self.steps)
+        yield from self._run(steps, batches)
+        if self.ledger is not None:
+            ledger.write(self.ledger, f"{self.name}-{task_number()}")
+
+    def _run(self, steps: Sequence[Any], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with prepared(steps):
             frames: Iterator[Frame] = _pieces(batches)
-            for step in self.steps:
+            for step in steps:
                 frames = step.run(frames)
             for frame in frames:
                 if frame.length:
@@ -385,9 +404,8 @@ class Chain:
 
     def for_batch(self, info: Any) -> "Chain":
         """The chain with a BatchInfo, for steps that need to know their batch."""
-        return replace(
-            self, steps=tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
-        )
+        steps = tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
+        return replace(self, steps=steps, ledger=getattr(info, "ledger", None))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from coordinators.errors import FieldError, TopologyError
+from trident.anchors import ANCHORS
 from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.functions import call_site
-from trident.lowering import GroupingOp, OwnOp
+from trident.lowering import ANCHORS_FIELD, GroupingOp, OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
 from trident.types import check_distinct
@@ -55,6 +56,11 @@ class SelectNode(OwnNode):
     made: tuple[Made, ...]
 
     @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        # ``*`` would mean the hidden column too.
+        return not any(one.expression is not None and one.expression.all_fields for one in self.made)
+
+    @property
     def repeatable(self) -> bool:  # type: ignore[override]
         return all(one.deterministic for one in self.made)
 
@@ -68,6 +74,8 @@ class SelectNode(OwnNode):
     def lower(self, maker: Any, live: frozenset[str]) -> None:
         made = tuple(one for one in self.made if one.name in live)
         fields = tuple(self.schema[one.name] for one in made)
+        if ANCHORS in live:
+            made, fields = (*made, Made(ANCHORS, ANCHORS, None)), (*fields, ANCHORS_FIELD)
         if any(one.expression is not None and one.expression.all_fields for one in made):
             maker.narrow(tuple(self.parents[0].schema.fields))
         maker.push(SelectColumnsOp(fields, made))

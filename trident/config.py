@@ -52,7 +52,7 @@ def _setting(
 
 
 _RUN, _WHERE, _ZK, _SPARK = "Transactions", "Warehouse", "ZooKeeper", "Spark"
-_HTTP, _SHOW = "Requests over HTTP", "Progress and status"
+_HTTP, _SHOW, _MESSAGES = "Requests over HTTP", "Progress and status", "Messages"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -96,6 +96,43 @@ class TridentConfig:
         seconds(zero=True),
         "Least time between the starts of two new transactions; replays never wait for it.",
         section=_RUN,
+        unit="s",
+    )
+
+    ackers: int = _setting(
+        1,
+        whole(0),
+        "Spark tasks that add up the ledger of a batch whose spout hands out messages. 0: messages are not tracked,"
+        " each is acknowledged when it is emitted.",
+        section=_MESSAGES,
+    )
+    max_pending_messages: int = _setting(
+        10_000,
+        whole(1),
+        "Messages of one spout that may be handed out and not settled; a batch takes its share of them.",
+        section=_MESSAGES,
+        unit="messages",
+    )
+    max_replays: int = _setting(
+        3,
+        whole(0),
+        "How often a message that has failed is tried again; then it is a dead letter.",
+        section=_MESSAGES,
+        unit="replays",
+    )
+    replay_backoff_secs: float = _setting(
+        1.0,
+        seconds(zero=True),
+        "How long after a failure the spout is told of it; doubles with each failure of the same message.",
+        section=_MESSAGES,
+        unit="s",
+    )
+    remember_messages_secs: float = _setting(
+        600.0,
+        seconds(zero=True),
+        "How long a message that is settled is recognised when its source hands it out again; over a restart"
+        " counted back from the last one that was settled.",
+        section=_MESSAGES,
         unit="s",
     )
 

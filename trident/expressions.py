@@ -67,7 +67,9 @@ class Expression:
     @property
     def all_fields(self) -> bool:
         """Whether it must be given exactly the fields of its stream, since it may say ``*``."""
-        return self.analysis is None or self.analysis.all_fields
+        if self.analysis is None:
+            return not isinstance(self.source, Expr) or "*" in self.source.text
+        return self.analysis.all_fields
 
     def columns(self) -> list["Column"]:
         """The Columns to select: the outputs with their names and types."""

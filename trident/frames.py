@@ -23,10 +23,12 @@ from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
 from states.user_tasks import KEY, PARTITION, STORED, BatchInfo
+from trident.anchors import ANCHORS
 from trident.arrow_ops import Chain, SentChain
 from trident.lowering import (
     DELETED,
     MARKER,
+    Branch,
     ByKeyOp,
     CollectOp,
     CombineStoredOp,
@@ -92,6 +94,7 @@ class CompiledGroup:
 
     def __init__(self, lowered: Lowered, session: Any) -> None:
         self._lowered, self.session, self.context = lowered, session, session.sparkContext
+        self._passes = 0
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._transforms = {single: self._compile(lowered.segments, single) for single in variants}
         self._late = self._compile(lowered.late_segments, False)
@@ -137,14 +140,14 @@ class CompiledGroup:
                     frame = frames[segment.anchor]
                 for transform in transforms:
                     frame = transform(frame, batch)
-                self._deliver(segment.target, frame, frames, built)
+                self._deliver(segment, frame, frames, built)
         except BaseException:
             built.release()
             raise
         return built
 
-    def _deliver(self, target: Node, frame: DataFrame, frames: dict[Node, DataFrame], built: BuiltBatch) -> None:
-        used = False
+    def _deliver(self, segment: Segment, frame: DataFrame, frames: dict[Node, DataFrame], built: BuiltBatch) -> None:
+        used, target = False, segment.target
         boundary = self._lowered.boundaries.get(target)
         if target in self._lowered.shared:
             frame = frames[target] = self._once(frame, built) if target in self._lowered.checkpointed else frame
@@ -161,7 +164,7 @@ class CompiledGroup:
         elif isinstance(target, ResultNode):
             built[RESULT] = frame
         elif boundary is not None:
-            built[boundary.name] = frame
+            built[boundary.name] = frame.drop(ANCHORS) if len(segment.fields) > len(boundary.fields) else frame
         elif not used:  # a dangling end: nobody takes its rows, but its functions are to be called
             frame.write.format("noop").mode("overwrite").save()
 
@@ -208,8 +211,10 @@ class CompiledGroup:
 
     def _python_pass(self, ops: Sequence[PyOp]) -> Transform:
         fields = ops[-1].fields
+        self._passes += 1
         chain = Chain(
-            tuple(op.step for op in ops), pa.schema([(field.name, arrow_type(field.dataType)) for field in fields])
+            tuple(op.step for op in ops), pa.schema([(field.name, arrow_type(field.dataType)) for field in fields]),
+            f"pass{self._passes}",
         )
         schema, takes = StructType(list(fields)), sorted(ops[0].takes)
         if any(op.uses_batch_id for op in ops):
@@ -249,7 +254,8 @@ class CompiledGroup:
             return self._aggregate(op)
         if isinstance(op, CollectOp):
             value = F.struct(F.col(_quoted(op.column)).alias("value"))
-            return self._agg((), F.collect_list(value).alias(op.fields[0].name))
+            anchors = [_all_anchors()] if op.fields[-1].name == ANCHORS else []
+            return self._agg((), F.collect_list(value).alias(op.fields[0].name), *anchors)
         if isinstance(op, ByKeyOp):
             return self._by_key(op)
         if isinstance(op, LastOp):
@@ -283,15 +289,15 @@ class CompiledGroup:
         return lambda frame, _: _frame(frame, frame._jdf.filter(condition))
 
     def _aggregate(self, op: NativeAggregateOp) -> Transform:
-        inputs, output = [F.col(_quoted(name)) for name in op.inputs], op.fields[-1]
+        inputs, output = [F.col(_quoted(name)) for name in op.inputs], op.output
         value = op.aggregator.merge(inputs[0]) if op.merges else op.aggregator.partial(inputs)
         zero = op.aggregator.zero()
         if zero is not None and not op.merges:
             value = F.coalesce(value, F.lit(zero).cast(output.dataType))
-        return self._agg(op.keys, value.alias(output.name))
+        return self._agg(op.keys, value.alias(output.name), *([_all_anchors()] if op.gathers_anchors else []))
 
-    def _agg(self, keys: Sequence[str], value: Any) -> Transform:
-        grouping, first, rest = self._seq([F.col(_quoted(name)) for name in keys]), value._jc, self._seq([])
+    def _agg(self, keys: Sequence[str], value: Any, *more: Any) -> Transform:
+        grouping, first, rest = self._seq([F.col(_quoted(name)) for name in keys]), value._jc, self._seq(more)
         return lambda frame, _: _frame(frame, frame._jdf.groupBy(grouping).agg(first, rest))
 
     def _by_key(self, op: ByKeyOp) -> Transform:
@@ -379,6 +385,10 @@ class CompiledGroup:
         placed = self._seq([*columns, F.spark_partition_id().alias(PARTITION)])
         return lambda frame, _: _frame(frame, frame._jdf.repartition(op.count, keys).select(placed))
 
+    def column(self, name: str) -> Any:
+        """A column of a frame by its name, whatever characters are in it."""
+        return F.col(_quoted(name))
+
     def _seq(self, columns: Sequence[Any]) -> Any:
         return _to_seq(self.context, columns, _to_java_column)
 
@@ -389,6 +399,28 @@ def _frame(origin: Any, java: Any) -> "DataFrame":
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _all_anchors() -> Any:
+    """The anchors of all rows of a group."""
+    return F.flatten(F.collect_list(F.col(ANCHORS))).alias(ANCHORS)
+
+
+def branch_column(branch: Branch) -> Any:
+    """The anchors of a row as one branch gets them: the last one's ids close the sum."""
+
+    def own(number: int, id: Any) -> Any:
+        return F.xxhash64(id, F.lit(number))
+
+    def pair(one: Any) -> Any:
+        id = one.getField("id")
+        if branch.number < branch.of - 1:
+            id = own(branch.number, id)
+        else:
+            id = reduce(lambda sum_, number: sum_.bitwiseXOR(own(number, one.getField("id"))), range(branch.of - 1), id)
+        return F.struct(one.getField("root").alias("root"), id.alias("id"))
+
+    return F.transform(F.col(ANCHORS), pair)
 
 
 def _is_single(frame: Any) -> bool:

@@ -66,7 +66,7 @@ def prepared(steps: Sequence[Any]) -> Iterator[None]:
     ready: list[tuple[Label, Any]] = []
     try:
         owners = _owners(steps)
-        context = OperationContext(_task_number()) if owners else None
+        context = OperationContext(task_number()) if owners else None
         for label, owner in owners:
             _call(label, owner, "prepare", context)
             ready.append((label, owner))
@@ -90,7 +90,8 @@ def _owners(steps: Sequence[Any]) -> list[tuple[Label, Any]]:
     return list(owners.values())
 
 
-def _task_number() -> int:
+def task_number() -> int:
+    """The number of the Spark task within its stage; the same when it is tried again."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -11,8 +11,9 @@ they are staged, and the late segments begin (``trident/late_lowering.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, Union
 
 import pyarrow as pa
@@ -23,10 +24,12 @@ from states.binding import DELETED_COLUMN as DELETED
 from states.binding import StateBinding
 from states.user_tasks import PARTITION
 from trident.aggregators import is_plain
+from trident.anchors import ANCHORS
 from trident.arrow_failures import Label
 from trident.arrow_groups import Folded, Groups
 from trident.arrow_ops import CountRows, Keep, Peek, Rows, WithoutMarker
 from trident.arrow_states import QueryRows
+from trident.arrow_tracking import ROW, BeginTrees, EndTrees, Tracked, TrackedGroups
 from trident.arrow_vectors import Call, vector_step
 from trident.expressions import Expression
 from trident.nodes import (
@@ -51,6 +54,8 @@ MARKER = "__trident_marker"
 PARTIAL = "__trident_partial"
 PARTIALS = "__trident_partials"
 PLACE = StructField(PARTITION, IntegerType(), True)
+_PAIR = StructType([StructField("root", LongType(), True), StructField("id", LongType(), True)])
+ANCHORS_FIELD = StructField(ANCHORS, ArrayType(_PAIR, True), True)
 
 Fields = tuple[StructField, ...]
 
@@ -107,6 +112,16 @@ class NativeAggregateOp:
     merges: bool
     fields: Fields
     parts_suffice: bool = False
+
+    @property
+    def output(self) -> StructField:
+        """The field of the result."""
+        return next(field for field in reversed(self.fields) if field.name != ANCHORS)
+
+    @property
+    def gathers_anchors(self) -> bool:
+        """Whether a group has the anchors of all of its rows."""
+        return self.fields[-1].name == ANCHORS
 
 
 @dataclass(frozen=True)
@@ -191,7 +206,7 @@ class IntoPartitionsOp:
 
 @dataclass(frozen=True)
 class CollectOp:
-    """All values of one column as one row with one list, also when there is none."""
+    """All values of one column as one row with one list, also when there is none; and all anchors, where there are."""
 
     column: str
     fields: Fields
@@ -312,6 +327,7 @@ class Lowered:
         boundaries: nodes whose rows are staged for late segments, with the name they are staged under.
         late_segments: what runs in the transaction's turn, in order.
         spreads: source → the Spark partitions that its batches are given, where a hint says so.
+        anchored: sources whose batches must have anchors: something behind them may fail for a row.
     """
 
     segments: tuple[Segment, ...]
@@ -321,6 +337,7 @@ class Lowered:
     late_segments: tuple[Segment, ...] = ()
     passing: frozenset[Node] = frozenset()
     spreads: Mapping[Node, int] = field(default_factory=dict)
+    anchored: frozenset[Node] = frozenset()
 
     @property
     def late_order(self) -> bool:
@@ -367,6 +384,24 @@ class AtMostOp(OwnOp):
         return f"into at most {self.count} partitions"
 
 
+@dataclass(frozen=True)
+class BranchOp(OwnOp):
+    """The rows as one of several branches gets them: with ids that XOR to the rows' own over all branches."""
+
+    branch: "Branch"
+
+    def transform(self, compiler: Any) -> Any:
+        from trident.frames import branch_column
+
+        names = [field.name for field in self.fields if field.name != ANCHORS]
+        columns = [*map(compiler.column, names), branch_column(self.branch).alias(ANCHORS)]
+        # In the order of the fields, of which the anchors are the last.
+        return lambda frame, _: frame.select(*columns)
+
+    def text(self) -> str:
+        return f"branch {self.branch.number + 1} of {self.branch.of}"
+
+
 def spreads_rows(op: Op) -> bool:
     """Whether a batch in one Spark partition may be in several behind the operation."""
     if isinstance(op, (NativeAggregateOp, LastOp)):
@@ -397,15 +432,16 @@ def only_for_several(op: Op) -> bool:
     return isinstance(op, ByKeyOp) or (isinstance(op, NativeAggregateOp) and op.parts_suffice)
 
 
-def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
+def lower(nodes: Sequence[Node], targets: Sequence[Node], tracked: Collection[Node] = ()) -> Lowered:
     """Lowers a group.
 
     Args:
         nodes: those that the targets need, parents first.
         targets: states and dangling ends.
+        tracked: sources whose messages are acknowledged one by one.
     """
-    live = live_fields(nodes)
     late = late_nodes(nodes)
+    live = live_fields(nodes, anchored_nodes(nodes, late, tracked))
     early = [node for node in nodes if node not in late]
     boundaries = _boundaries(early, late, live)
     uses: dict[Node, int] = {node: 1 for node in boundaries if not isinstance(node, PersistNode)}
@@ -418,8 +454,10 @@ def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
     anchors = {node for node in early if isinstance(node, SourceNode)} | shared | passing
     ends = {*targets, *(node for node in boundaries if not isinstance(node, PersistNode))}
     spread = spreads(nodes)
+    branches = _branches(early, anchors, live)
     segments = [
-        _segment(node, anchors, live, spread) for node in early if node in shared or node in passing or node in ends
+        _segment(node, anchors, live, spread, branches)
+        for node in early if node in shared or node in passing or node in ends
     ]  # fmt: skip
     # What several branches use is computed once where it could give them other rows, or costs a shuffle.
     costly = {segment.target for segment in segments if any(map(moves_rows, segment.ops))}
@@ -427,7 +465,7 @@ def lower(nodes: Sequence[Node], targets: Sequence[Node]) -> Lowered:
     of_sources = {node: count for node, count in spread.counts.items() if isinstance(node, SourceNode)}
     lowered = Lowered(
         tuple(segments), frozenset(shared), frozenset(checkpointed), boundaries, passing=frozenset(passing),
-        spreads=of_sources,
+        spreads=of_sources, anchored=frozenset(node for node in tracked if ANCHORS in live.get(node, ())),
     )  # fmt: skip
     if not late:
         return lowered
@@ -514,12 +552,61 @@ def _boundaries(
             if isinstance(node, PersistNode):
                 found[node] = Boundary(node.binding.name, tuple(node.binding.log_schema.fields), own=False)
             else:
-                found[node] = Boundary(f"boundary{len(found)}", tuple(_picked(node, live[node])), own=True)
+                fields = tuple(field for field in _picked(node, live[node]) if field.name != ANCHORS)
+                found[node] = Boundary(f"boundary{len(found)}", fields, own=True)
     return found
 
 
-def live_fields(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
-    """The fields of each node that something behind it reads."""
+def anchored_nodes(nodes: Sequence[Node], late: frozenset[Node], tracked: Collection[Node]) -> frozenset[Node]:
+    """The nodes whose rows can have anchors: from the tracked sources to where rows of several messages meet."""
+    found: set[Node] = set()
+    for node in nodes:  # parents first
+        passes = node.passes_anchors and node not in late and any(parent in found for parent in node.parents)
+        if passes or node in tracked:
+            found.add(node)
+    return frozenset(found)
+
+
+def _wants_anchors(node: Node, live: Mapping[Node, frozenset[str]]) -> bool:
+    """Whether a parent's rows must bring their anchors to the node, where they have any."""
+    return node.takes_anchors or ANCHORS in live[node]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Which of the branches that want anchors one is: each has other ids, which XOR to those of the rows."""
+
+    number: int
+    of: int
+
+
+WHOLE = Branch(0, 1)
+
+
+def _branches(
+    early: Sequence[Node], anchors: Container[Node], live: Mapping[Node, frozenset[str]]
+) -> dict[tuple[Node, int], Branch]:
+    """(node, which of its parents) → its branch, where several nodes take the anchors of one."""
+    edges: dict[Node, list[tuple[Node, int]]] = {}
+    for node in early:
+        for side, parent in enumerate(node.parents):
+            if parent in anchors and ANCHORS in live[parent] and _wants_anchors(node, live):
+                edges.setdefault(parent, []).append((node, side))
+    return {
+        edge: Branch(number, len(found)) for found in edges.values() if len(found) > 1
+        for number, edge in enumerate(found)
+    }  # fmt: skip
+
+
+def live_fields(
+    nodes: Sequence[Node], anchored: frozenset[Node] = frozenset()
+) -> dict[Node, frozenset[str]]:
+    """The fields of each node that something behind it reads.
+
+    Args:
+        nodes: parents first.
+        anchored: those whose rows can have anchors, which are then a field too.
+    """
     live: dict[Node, frozenset[str]] = {node: frozenset() for node in nodes}
     for node in reversed(nodes):
         if isinstance(node, (PersistNode, ResultNode)):
@@ -529,6 +616,8 @@ def live_fields(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
             live[node] = frozenset(node.names[-1:])
         for parent in node.parents:
             live[parent] |= _reads(node, parent, live[node])
+            if parent in anchored and _wants_anchors(node, live):
+                live[parent] |= {ANCHORS}
     return live
 
 
@@ -578,7 +667,10 @@ def _repeats(node: Node) -> bool:
 # --- one segment -------------------------------------------------------------------------
 
 
-def _segment(target: Node, anchors: set[Node], live: dict[Node, frozenset[str]], spread: Spread) -> Segment:
+def _segment(
+    target: Node, anchors: set[Node], live: dict[Node, frozenset[str]], spread: Spread,
+    branches: Mapping[tuple[Node, int], Branch],
+) -> Segment:  # fmt: skip
     wanted = segment_fields(target, live)
     if isinstance(target, SourceNode):  # a boundary right behind a spout
         path, anchor = [], target
@@ -586,9 +678,13 @@ def _segment(target: Node, anchors: set[Node], live: dict[Node, frozenset[str]],
         path, anchor = path_to(target, anchors)
 
     def fields_of(node: Node) -> Fields:
-        return tuple(node.schema.fields) if isinstance(node, SourceNode) else segment_fields(node, live)
+        if not isinstance(node, SourceNode):
+            return segment_fields(node, live)
+        return (*node.schema.fields, ANCHORS_FIELD) if ANCHORS in live[node] else tuple(node.schema.fields)
 
-    maker = _Maker(fields_of(anchor), spread)
+    maker = _Maker(fields_of(anchor), spread, branches)
+    if path and (path[0], 0) in branches and not isinstance(path[0], MeetNode):
+        maker.push(BranchOp(maker.physical, branches[path[0], 0]))
     for node in path:
         maker.add_any(node, live, fields_of)
     maker.finish(wanted)
@@ -617,16 +713,20 @@ def segment_fields(target: Node, live: dict[Node, frozenset[str]]) -> Fields:
 
 
 def _picked(node: Node, names: frozenset[str]) -> list[StructField]:
-    return [field for field in node.schema.fields if field.name in names]
+    return [field for field in (*node.schema.fields, ANCHORS_FIELD) if field.name in names]
 
 
 class _Maker:
     """Adds operations one by one; knows which columns there physically are."""
 
-    def __init__(self, physical: Fields, spread: Spread = Spread({}, frozenset())) -> None:
+    def __init__(
+        self, physical: Fields, spread: Spread = Spread({}, frozenset()),
+        branches: Mapping[tuple[Node, int], Branch] | None = None,
+    ) -> None:  # fmt: skip
         self.ops: list[Op] = []
         self._physical = physical
         self.spread = spread
+        self.branches = branches or {}
 
     @property
     def physical(self) -> Fields:
@@ -646,6 +746,11 @@ class _Maker:
     def narrow(self, fields: Fields) -> None:
         """Drops the other columns."""
         self._narrow(fields)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the rows have anchors here."""
+        return any(field.name == ANCHORS for field in self._physical)
 
     def aggregate(self, aggregation: Aggregation, node: Node, fields: Fields) -> None:
         """An aggregate over the batch, or per group of it."""
@@ -669,7 +774,7 @@ class _Maker:
         elif isinstance(node, NativeNode):
             self._native(node, live[node])
         elif isinstance(node, AggregateNode):
-            self._aggregate(node.aggregation, node, persists=False)
+            self._aggregate(node.aggregation, node, persists=False, goes_on=ANCHORS in live[node])
         elif isinstance(node, PersistNode) and node.aggregation is not None:
             self._aggregate(node.aggregation, node, persists=True)
         elif isinstance(node, PersistNode) and node.binding.kind == "user":
@@ -717,22 +822,34 @@ class _Maker:
         keep = tuple(field.name for field in earlier)
         takes = (*keep, *node.inputs)
         made = tuple(node.schema[name] for name in node.outputs)
+        goes_on = ANCHORS in live
+        step = self._python_step(node, label, made, (*keep, ROW) if goes_on else keep)
+        self._push_rows(step, (*earlier, *made), takes, goes_on)
+
+    def _python_step(self, node: PythonNode, label: Label, made: Fields, keep: tuple[str, ...]) -> Any:
         types = tuple(arrow_type(field.dataType) for field in made)
         if node.function.vectors:
             call = Call(label, node.function.call, node.inputs, node.function.vectors, node.function.table)
-            step = vector_step(node.kind, call, node.outputs, types, keep)
-            self._push_python(step, (*earlier, *made), takes)
-            return
+            return vector_step(node.kind, call, node.outputs, types, keep)
         if node.kind == "filter":
-            self._push_python(Keep(label, node.function.call, node.inputs, keep), earlier, takes)
-            return
+            return Keep(label, node.function.call, node.inputs, keep)
         if node.kind == "peek":
-            self._push_python(Peek(label, node.function.call, node.inputs), earlier, takes)
-            return
-        step = Rows(
+            return Peek(label, node.function.call, node.inputs)
+        return Rows(
             label, node.function.call, node.inputs, node.outputs, types, node.many, keep, drop_none=node.kind != "map",
         )  # fmt: skip
-        self._push_python(step, (*earlier, *made), takes)
+
+    def _push_rows(self, step: Any, fields: Fields, takes: Sequence[str], goes_on: bool) -> None:
+        """Adds a step that calls a function for rows; where they have anchors, what raises fails its row alone.
+
+        Args:
+            goes_on: the anchors are wanted behind it; then the step keeps ROW.
+        """
+        if not self.anchored:
+            self._push_python(step, fields, takes)
+            return
+        fields = (*fields, ANCHORS_FIELD) if goes_on else fields
+        self._push_python(Tracked(step, goes_on), fields, (*takes, ANCHORS), batch_id=True)
 
     def into_partitions(self, keys: tuple[str, ...], count: int) -> None:
         self._push(IntoPartitionsOp(keys, count, (*self._physical, PLACE)))
@@ -752,17 +869,35 @@ class _Maker:
     def _native(self, node: NativeNode, live: frozenset[str]) -> None:
         if node.expression.all_fields:
             self._narrow(tuple(node.parents[0].schema.fields))
+        if ANCHORS in live and not node.one_to_one:
+            # Which rows Spark drops or multiplies nobody sees: the trees end before it and begin anew behind it.
+            label = Label(node.operation, node.location)
+            self._in_python(EndTrees(label))
+            self._native_op(node, live)
+            self._in_python(BeginTrees(label))
+        else:
+            self._native_op(node, live)
+
+    def _native_op(self, node: NativeNode, live: frozenset[str]) -> None:
         if node.kind == "filter":
             self._push(FilterOp(node.expression, self._physical))
             return
-        keep = tuple(field for field in node.schema.fields if field.name in live and field.name not in node.outputs)
+        kept = (*node.schema.fields, ANCHORS_FIELD)
+        keep = tuple(field for field in kept if field.name in live and field.name not in node.outputs)
         fields = (*keep, *(node.schema[name] for name in node.outputs))
         self._push(SelectOp(tuple(field.name for field in keep), node.expression, fields))
 
-    def _aggregate(self, aggregation: Aggregation, node: Node, persists: bool) -> None:
-        self._aggregate_as(aggregation, node, tuple(node.schema.fields), persists)
+    def _in_python(self, step: Any) -> None:
+        self._push_python(step, self._physical, [field.name for field in self._physical], batch_id=True)
+
+    def _aggregate(self, aggregation: Aggregation, node: Node, persists: bool, goes_on: bool = False) -> None:
+        fields = tuple(node.schema.fields)
+        self._aggregate_as(aggregation, node, (*fields, ANCHORS_FIELD) if goes_on else fields, persists)
 
     def _aggregate_as(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
+        if not node.takes_anchors and fields[-1].name != ANCHORS and self.anchored:
+            # Nothing fails here: the trees have ended, or the anchors are another branch's.
+            self._narrow(tuple(field for field in self._physical if field.name != ANCHORS))
         if aggregation.kind == "native":
             self._native_aggregate(aggregation, fields, persists)
         elif aggregation.kind == "combiner":
@@ -774,7 +909,7 @@ class _Maker:
         merges = False
         if (
             isinstance(self._last(), PyOp) and aggregation.keys and aggregation.aggregator.native_name == "count"
-            and all(is_plain(field.dataType) for field in fields)
+            and not self.anchored and all(is_plain(field.dataType) for field in fields)
         ):  # fmt: skip
             step = CountRows(aggregation.keys, aggregation.outputs[0].name)
             self._push_python(step, fields, aggregation.keys)
@@ -786,27 +921,26 @@ class _Maker:
     def _combine(self, aggregation: Aggregation, node: Node, fields: Fields, persists: bool) -> None:
         keys, output = aggregation.keys, aggregation.outputs[0]
         if keys:
-            self._push_python(groups_step(aggregation, node, "combine", aggregation.inputs, output.name), fields,
-                              (*keys, *aggregation.inputs))  # fmt: skip
+            self._groups(aggregation, node, "combine", aggregation.inputs, fields, output.name, merged=not persists)
             if not persists:  # a state combines the parts itself
-                self._push(ByKeyOp(keys, fields))
-                self._push_python(groups_step(aggregation, node, "merge", (output.name,), output.name), fields,
-                                  (*keys, output.name))  # fmt: skip
+                self._push(ByKeyOp(keys, self._physical))
+                self._groups(aggregation, node, "merge", (output.name,), fields, output.name)
             return
         part = StructField(PARTIAL, output.dataType, True)
-        self._push_python(groups_step(aggregation, node, "combine", aggregation.inputs, PARTIAL), (part,),
-                          aggregation.inputs)  # fmt: skip
+        self._groups(aggregation, node, "combine", aggregation.inputs, (part,), PARTIAL, merged=True)
         parts = ArrayType(StructType([StructField("value", output.dataType, True)]), False)
-        self._push(CollectOp(PARTIAL, (StructField(PARTIALS, parts, False),)))
+        anchors = (ANCHORS_FIELD,) if self.anchored else ()
+        self._push(CollectOp(PARTIAL, (StructField(PARTIALS, parts, False), *anchors)))
+        goes_on = fields[-1].name == ANCHORS
         step = Rows(
             Label(node.operation, aggregation.location), Folded(aggregation.aggregator), (PARTIALS,), (output.name,),
-            (arrow_type(output.dataType),), False, (), drop_none=False,
+            (arrow_type(output.dataType),), False, (ROW,) if goes_on else (), drop_none=False,
         )  # fmt: skip
-        self._push_python(step, fields, (PARTIALS,))
+        self._push_rows(step, (output,), (PARTIALS,), goes_on)
 
     def _fold(self, aggregation: Aggregation, node: Node, fields: Fields) -> None:
         keys, mode = aggregation.keys, "reduce" if aggregation.kind == "reducer" else "aggregate"
-        read = {*keys, *aggregation.inputs}
+        read = {*keys, *aggregation.inputs, ANCHORS}
         needed = tuple(field for field in self._physical if field.name in read) or self._physical[:1]
         if keys:
             self._push(ByKeyOp(keys, self._physical))
@@ -815,8 +949,27 @@ class _Maker:
             marked = (*needed, StructField(MARKER, LongType(), False))
             self._push(OnePartitionOp(marked))
             self._push_python(WithoutMarker(MARKER), needed, tuple(field.name for field in marked))
-        step = groups_step(aggregation, node, mode, aggregation.inputs)
-        self._push_python(step, fields, (*keys, *aggregation.inputs), batch_id=mode == "aggregate")
+        self._groups(aggregation, node, mode, aggregation.inputs, fields)
+
+    def _groups(
+        self, aggregation: Aggregation, node: Node, mode: str, inputs: tuple[str, ...], fields: Fields,
+        output: str | None = None, merged: bool = False,
+    ) -> None:  # fmt: skip
+        """Folds rows by key; where they have anchors, a group has those of its rows.
+
+        Args:
+            fields: behind the aggregate; with the anchors, where they are wanted there.
+            merged: the groups are parts, which are merged next: their anchors are wanted in any case.
+        """
+        step = groups_step(aggregation, node, mode, inputs, output)
+        takes, batch_id = (*aggregation.keys, *inputs), mode == "aggregate"
+        fields = tuple(field for field in fields if field.name != ANCHORS or not merged)
+        if self.anchored:
+            goes_on = merged or fields[-1].name == ANCHORS
+            own = {one.name: getattr(step, one.name) for one in dataclass_fields(step)}
+            step, takes, batch_id = TrackedGroups(**own, keeps=goes_on), (*takes, ANCHORS), True
+            fields = (*fields, ANCHORS_FIELD) if merged else fields
+        self._push_python(step, fields, takes, batch_id)
 
     def _narrow(self, fields: Fields) -> None:
         if isinstance(self._last(), PyOp):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from trident.lowering import MeetOp
+from trident.lowering import Branch, MeetOp
 
 _KEY, _HAS = "__trident_key", "__trident_has"
 
@@ -24,15 +24,20 @@ class UnionOp(MeetOp):
 
     Attributes:
         sides: of each frame the columns, in the order of ``fields``.
+        branches: where the last field are the anchors: of each frame which branch of its rows
+            this is, or None where they have no anchors.
     """
 
     spreads = True
 
     sides: tuple[tuple[str, ...], ...]
+    branches: tuple[Branch | None, ...] = ()
 
     def meet(self, compiler: Any) -> Any:
         names = [field.name for field in self.fields]
         chosen = [[F.col(quoted(given)).alias(name) for given, name in zip(side, names)] for side in self.sides]
+        for columns, branch in zip(chosen, self.branches):
+            columns.append(_anchors(self.fields[-1], branch))
 
         def meet(frames: Sequence[Any], _: Any) -> Any:
             return reduce(
@@ -43,6 +48,13 @@ class UnionOp(MeetOp):
 
     def text(self) -> str:
         return f"union -> {', '.join(field.name for field in self.fields)}"
+
+
+def _anchors(field: Any, branch: Branch | None) -> Any:
+    from trident.frames import branch_column
+
+    column = F.array().cast(field.dataType) if branch is None else branch_column(branch)
+    return column.alias(field.name)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
 from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.aggregators import is_groupable
+from trident.anchors import ANCHORS
 from trident.functions import (
     call_site,
     check_arity,
@@ -23,6 +24,7 @@ from trident.functions import (
     describe,
     resolve_outputs,
 )
+from trident.lowering import ANCHORS_FIELD, WHOLE
 from trident.meeting_ops import JoinOp, TaggedUnionOp, UnionOp
 from trident.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
 from trident.types import check_distinct, parse_outputs
@@ -46,6 +48,8 @@ class MergeNode(MeetNode):
         sides: of each parent the fields, in the order of this node's.
     """
 
+    passes_anchors = True
+
     sides: tuple[tuple[str, ...], ...]
 
     def carried(self, side: int, field: str) -> str | None:
@@ -62,7 +66,16 @@ class MergeNode(MeetNode):
         kept = [name for name in self.names if name in live]
         places = [self.names.index(name) for name in kept]
         sides = tuple(tuple(names[place] for place in places) for names in self.sides)
-        maker.push(UnionOp(tuple(self.schema[name] for name in kept), sides))
+        fields = tuple(self.schema[name] for name in kept)
+        if ANCHORS not in live:
+            maker.push(UnionOp(fields, sides))
+            return
+        # A side without messages of its own has rows without anchors.
+        branches = tuple(
+            maker.branches.get((self, side), WHOLE) if any(field.name == ANCHORS for field in given) else None
+            for side, given in enumerate(physical)
+        )
+        maker.push(UnionOp((*fields, ANCHORS_FIELD), sides, branches))
 
 
 def merge(topology: "TridentTopology", streams: Sequence["Stream"], outputs: Any = None) -> "Stream":

@@ -28,7 +28,14 @@ class Node:
         schema: its fields; every one nullable.
         operation: its name in plans and messages.
         location: "file:line" of the call that made it.
+
+    Class attributes:
+        passes_anchors: its rows can have the anchors of those that they are made of (trident.anchors).
+        takes_anchors: it calls a function that may fail for a row, so it needs the anchors of its rows.
     """
+
+    passes_anchors = False
+    takes_anchors = False
 
     parents: tuple["Node", ...]
     schema: StructType
@@ -172,6 +179,13 @@ class PythonNode(Node):
     outputs: tuple[str, ...] = ()
     many: bool | None = None
 
+    takes_anchors = True
+
+    @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        # Of the rows that a function makes of whole columns nobody knows which row they come from.
+        return not (self.kind == "flat_map" and self.function.vectors)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NativeNode(Node):
@@ -181,10 +195,23 @@ class NativeNode(Node):
     expression: Expression
     outputs: tuple[str, ...] = ()
 
+    @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        # ``*`` would mean the hidden column too.
+        return not self.expression.all_fields
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each row certainly gives one row."""
+        found = self.expression.analysis
+        return self.kind == "map" or (self.kind == "each" and found is not None and not found.generates)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProjectNode(Node):
     """Some of the fields."""
+
+    passes_anchors = True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,7 +241,13 @@ class Aggregation:
 class AggregateNode(Node):
     """aggregate: one row per batch, or per group of it."""
 
+    passes_anchors = True
+
     aggregation: Aggregation
+
+    @property
+    def takes_anchors(self) -> bool:  # type: ignore[override]
+        return self.aggregation.kind != "native"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -250,6 +283,10 @@ class PersistNode(Node):
     aggregation: Aggregation | None = None
     mode: str | None = None
     takes: tuple[str, ...] | None = None
+
+    @property
+    def takes_anchors(self) -> bool:  # type: ignore[override]
+        return self.aggregation is not None and self.aggregation.kind == "combiner"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from coordinators.errors import TopologyError
 from coordinators.transactions import TransactionAttempt
 from states.binding import StateBinding
+from states.dead_letters import dead_letter_binding, message_binding
 from states.user_tasks import BatchInfo
 from trident.chained import check_chains
 from trident.lowering import Lowered, lower
@@ -40,6 +41,7 @@ from trident.nodes import (
     SpoutTableNode,
     StateQueryNode,
 )
+from trident.rich_spouts import is_rich_spout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,6 +77,9 @@ class GroupPlan:
         bindings: what is written to which state.
         nodes: of the group, parents first.
         tables: of spouts that own one.
+        tracked: streams whose messages are acknowledged one by one.
+        message_tables: stream → the name of the table of its messages; "" → that of the dead letters; none
+            where nothing is tracked.
     """
 
     name: str
@@ -83,6 +88,8 @@ class GroupPlan:
     nodes: list[Node]
     _lowered: "Lowered" = field(repr=False)
     tables: list[SpoutTableNode] = field(default_factory=list)
+    tracked: frozenset[str] = frozenset()
+    message_tables: dict[str, str] = field(default_factory=dict)
     _compiled: "CompiledGroup | None" = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -135,6 +142,11 @@ class GroupPlan:
         """tx_id → the table that its spout owns."""
         return {node.tx_id: node.binding for node in self.tables}
 
+    @property
+    def anchored(self) -> frozenset[str]:
+        """The tracked streams whose rows need anchors: a function behind them may fail for a row."""
+        return frozenset(node.tx_id for node in self._lowered.anchored if isinstance(node, SourceNode))
+
     def _compile(self, session: Any) -> "CompiledGroup":
         from trident.frames import CompiledGroup
 
@@ -150,8 +162,12 @@ class GroupPlan:
         return self._lowered
 
 
-def plan(topology: "TridentTopology") -> list[GroupPlan]:
+def plan(topology: "TridentTopology", tracking: bool = True) -> list[GroupPlan]:
     """The batch groups of a topology, in the order of their names.
+
+    Args:
+        topology: of the user.
+        tracking: whether the messages of rich spouts are tracked.
 
     Raises:
         TopologyError: there is nothing to do, or a stream leads nowhere.
@@ -160,7 +176,20 @@ def plan(topology: "TridentTopology") -> list[GroupPlan]:
     _check_order(topology._nodes)
     if not topology._sources and not topology._functions:
         raise TopologyError(f"topology {topology.name!r} has no stream", action="begin with new_stream")
-    return [_group_plan(name, nodes) for name, nodes in sorted(_groups(topology).items())]
+    plans = [_group_plan(name, nodes, tracking) for name, nodes in sorted(_groups(topology).items())]
+    for one in plans:
+        _add_message_tables(topology.name, one)
+    return plans
+
+
+def _add_message_tables(topology: str, group: GroupPlan) -> None:
+    """The tables beside the states in which a tracked stream keeps how its messages ended."""
+    if not group.tracked:
+        return
+    tables = {tx_id: message_binding(topology, tx_id) for tx_id in sorted(group.tracked)}
+    tables[""] = dead_letter_binding(topology, group.name)
+    group.bindings += tables.values()
+    group.message_tables = {key: binding.name for key, binding in tables.items()}
 
 
 def _check_order(nodes: Sequence[Node]) -> None:
@@ -211,7 +240,7 @@ def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
     return {min(node.tx_id for node in nodes if isinstance(node, SourceNode)): nodes for nodes in members.values()}
 
 
-def _group_plan(name: str, nodes: list[Node]) -> GroupPlan:
+def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
     tables = [node for node in nodes if isinstance(node, SpoutTableNode)]
     sinks = [node for node in nodes if isinstance(node, PersistNode) and node not in tables]
     targets = sinks + _dangling(nodes)
@@ -225,9 +254,12 @@ def _group_plan(name: str, nodes: list[Node]) -> GroupPlan:
     if lonely:
         raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
     spouts = {node.tx_id: node.spout for node in used if isinstance(node, SourceNode)}
-    lowered = lower(used, targets)
+    tracked = [
+        node for node in used if isinstance(node, SourceNode) and tracking and is_rich_spout(node.spout)
+    ]  # fmt: skip
+    lowered = lower(used, targets, tracked)
     bindings = [sink.binding for sink in [*sinks, *tables]]
-    return GroupPlan(name, spouts, bindings, used, lowered, tables)
+    return GroupPlan(name, spouts, bindings, used, lowered, tables, frozenset(node.tx_id for node in tracked))
 
 
 def _dangling(nodes: list[Node]) -> list[Node]:

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from trident.topology import TridentTopology
 
 log = logging.getLogger("trident.query")
+_SPOUT_SETTINGS = (
+    "max_spout_pending", "ackers", "max_pending_messages", "max_replays", "replay_backoff_secs",
+    "remember_messages_secs",
+)  # fmt: skip
 _STATUS_POLL_SECS = 0.5
 
 
@@ -114,7 +118,7 @@ def start_topology(
         IdentityMismatch: another topology has this name.
     """
     config = (config or TridentConfig()).replace(**settings)
-    plans = plan(topology)
+    plans = plan(topology, tracking=config.ackers > 0)
     warehouse = Path(config.warehouse).resolve()
     if "://" in config.warehouse:
         raise TopologyError(
@@ -284,7 +288,9 @@ class TopologyQuery:
             for group in groups:
                 group.host.refresh()
             if (groups or not self._plans) and all(group.driver.wait_idle(deadline) for group in groups):
-                return
+                if not any(group.host.unsettled for group in groups):
+                    return
+                time.sleep(0.01)  # a message that has failed waits to be handed out again
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} did not process all available data within {timeout_secs} s")
             if self._done.wait(0.01):
@@ -568,7 +574,7 @@ class TopologyQuery:
         stored = StoredFrames(self._spark, self._engine, self._warehouse)
         runner = SparkBatchRunner(
             self._spark, self._topology.name, plan_, host, committer.staging_targets, committer.folder, stored,
-            self._incarnation, committer.epoch, self._config.batch_partitions,
+            self._incarnation, committer.epoch, self._config.batch_partitions, self._config.ackers,
         )  # fmt: skip
         compactor = self._make_compactor(plan_)
         observer = _GroupObserver(self, plan_.name, compactor)
@@ -605,7 +611,10 @@ class TopologyQuery:
         folder.mkdir(parents=True, exist_ok=True)
         return SpoutContext(
             self._spark, self._topology.name, tx_id, folder, self._incarnation,
-            {"max_spout_pending": self._config.max_spout_pending, "epoch": self._epoch},
+            {
+                "epoch": self._epoch, "warehouse": str(self._warehouse),
+                **{name: getattr(self._config, name) for name in _SPOUT_SETTINGS},
+            },
         )  # fmt: skip
 
     def _limits(self) -> Limits:

@@ -34,6 +34,8 @@ class PassNode(OwnNode):
         parallelism: how many Spark partitions the rows are to be in; None: not said.
     """
 
+    passes_anchors = True
+
     parallelism: int | None = None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
@@ -64,6 +66,10 @@ class RepartitionNode(OwnNode):
     @property
     def calls_user(self) -> bool:  # type: ignore[override]
         return self.function is not None
+
+    @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        return self.kind in ("shuffle", "partition_by", "global")
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live | frozenset(self.keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -105,14 +105,43 @@ def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructTy
     return _create(spark, pa.table(columns, schema=target), schema)
 
 
+def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table":
+    """Rows that were checked to have a value per field, as a table.
+
+    Raises:
+        SourceError: a value does not fit its field.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    target = to_arrow_schema(schema, timezone="UTC")
+    values = list(zip(*rows)) if rows else [()] * len(target)
+    columns = [_column(list(column), field, schema.fields[at]) for at, (column, field) in enumerate(zip(values, target))]
+    return pa.table(columns, schema=target)
+
+
+def _column(values: list[Any], field: "pyarrow.Field", of: Any) -> "pyarrow.Array":
+    import pyarrow as pa
+    from pyspark.sql.types import TimestampType
+
+    if isinstance(of.dataType, TimestampType):
+        # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
+        values = [v.astimezone() if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
+    try:
+        column = pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+        raise _bad_value(values, field.type, of, error) from error
+    if column.null_count and not field.nullable:
+        raise SourceError(f"the field {field.name!r} of a spout's batch holds None", expected="none, by its schema")
+    return column
+
+
 def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType") -> "DataFrame":
     return spark.createDataFrame(table if table.num_rows else [], schema)
 
 
 def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType") -> "DataFrame":
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     width = len(schema.fields)
     rows = []
@@ -128,21 +157,7 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
         return spark.createDataFrame([], schema)
     if any(isinstance(field.dataType, (ArrayType, MapType, StructType)) for field in schema.fields):
         return _verified(spark, rows, schema)
-    target = to_arrow_schema(schema, timezone="UTC")
-    columns = []
-    for position, field in enumerate(target):
-        values = [row[position] for row in rows]
-        if isinstance(schema.fields[position].dataType, TimestampType):
-            # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
-            values = [v.astimezone() if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
-        try:
-            column = pa.array(values, field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
-            raise _bad_value(values, field.type, schema.fields[position], error) from error
-        if column.null_count and not field.nullable:
-            raise SourceError(f"the field {field.name!r} of a spout's batch holds None", expected="none, by its schema")
-        columns.append(column)
-    return _create(spark, pa.table(columns, schema=target), schema)
+    return _create(spark, arrow_rows(rows, schema), schema)
 
 
 def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> SourceError:

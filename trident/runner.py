@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,13 @@ from trident.file_reading import source_failure
 from trident.functions import translate_failure
 from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
+from trident.lowering import ANCHORS_FIELD
 from trident.planner import BuiltBatch
 from trident.rows import to_dataframe
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind
+from trident.tracked_batches import TrackedBatches
 from trident.window_spec import Unit
 
 if TYPE_CHECKING:
@@ -70,19 +72,29 @@ class SparkBatchRunner:
         incarnation: of the topology.
         epoch: of the lease.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
+        ackers: Spark tasks that add up the ledger of a tracked batch.
     """
 
     def __init__(
         self, spark: "SparkSession", topology: str, plan: "GroupPlan", host: TridentSpoutHost,
         targets: Sequence[StagingTarget], folder: Path, reader: Callable[..., "DataFrame"], incarnation: str,
-        epoch: int, batch_partitions: int | None = None,
+        epoch: int, batch_partitions: int | None = None, ackers: int = 1,
     ) -> None:  # fmt: skip
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
         self._boundaries = [StagingTarget(name, folder / "boundaries" / name) for name in boundaries_of(plan.lowered)]
+        beside = set(plan.message_tables.values())
         self._late = [target for target in targets if target.name in plan.late_states]
-        self._early = [target for target in targets if target.name not in plan.late_states] + self._boundaries
+        self._early = [
+            target for target in targets if target.name not in plan.late_states and target.name not in beside
+        ] + self._boundaries
+        self._tracked: TrackedBatches | None = None
+        if plan.message_tables:
+            self._tracked = TrackedBatches(
+                spark, {tx_id: host.executors[tx_id] for tx_id in plan.tracked}, plan.anchored, self._tracked_frame,
+                [*targets, *self._boundaries], plan.message_tables, folder, ackers, incarnation,
+            )  # fmt: skip
         self._config = {"topology": topology, "group": plan.name}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._context = spark.sparkContext
@@ -144,22 +156,23 @@ class SparkBatchRunner:
         counts: list[int | None] = []
         for tx_id, executor in self._host.executors.items():
             spout = self._plan.spouts[tx_id]
+            if tx_id in self._plan.tracked:
+                spouts[tx_id] = _described(spout, metadata[tx_id], None)
+                counts.append(metadata[tx_id]["rows"])
+                continue
             emitted = executor.emit_batch(attempt, metadata[tx_id])
             if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:
                 raise SourceError(
                     f"stream {tx_id!r} gives rows for a table that its spout does not own", found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )  # fmt: skip
-            inputs[tx_id] = self._frame(emitted, spout)
+            inputs[tx_id] = self._frame(emitted, spout.output_schema)
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
                 # Such a source may give other rows when a task is tried again, or to the next state.
                 inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
                 kept.checkpoints.append(inputs[tx_id])
-            spouts[tx_id] = {
-                "spout": type(spout).__name__, "kind": kind_of(spout).value,
-                "metadata": metadata[tx_id], "commit_data": emitted.commit_data,
-            }  # fmt: skip
+            spouts[tx_id] = _described(spout, metadata[tx_id], emitted.commit_data)
             opaque = executor.opaque_metadata(metadata[tx_id])
             if opaque is not None:
                 spouts[tx_id]["opaque"] = dict(opaque)
@@ -167,14 +180,22 @@ class SparkBatchRunner:
             if binding is not None:
                 rows = emitted.table_rows if emitted.table_rows is not None else []
                 tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
-        emitted_at = time.monotonic()
-        frames = self._plan.build(inputs, attempt, self._info(attempt))
-        frames.update(tables)
-        built_at = time.monotonic()
-        try:
-            staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
-        finally:
-            frames.release()
+        emitted_at = built_at = time.monotonic()
+
+        def run(frames_of: Mapping[str, "DataFrame"], ledger: str | None) -> dict[str, list[Any]]:
+            nonlocal built_at
+            frames = self._plan.build(frames_of, attempt, self._info(attempt, ledger))
+            frames.update(tables)
+            built_at = time.monotonic()
+            try:
+                return stage(frames, self._early, self._incarnation, attempt, self._codec)
+            finally:
+                frames.release()
+
+        if self._tracked is None:
+            staged = run(inputs, None)
+        else:
+            staged = self._tracked.process(attempt, inputs, run, lambda: self._given_up(attempt))
         for executor in self._host.executors.values():
             executor.prepare(attempt)
         done_at = time.monotonic()
@@ -190,8 +211,14 @@ class SparkBatchRunner:
             },
         )
 
-    def _info(self, attempt: TransactionAttempt) -> BatchInfo:
-        return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
+    def _info(self, attempt: TransactionAttempt, ledger: str | None = None) -> BatchInfo:
+        return BatchInfo(attempt, self._incarnation, self._epoch, self._config, ledger=ledger)
+
+    def _given_up(self, attempt: TransactionAttempt) -> bool:
+        """Whether the attempt was cancelled, or is over its time."""
+        with self._lock:
+            running = self._running.get(attempt)
+        return running is None or running.cancelled or running.timed_out
 
     # --- what reads states (DESIGN 2.3) -------------------------------------------------------
 
@@ -200,7 +227,25 @@ class SparkBatchRunner:
     ) -> ProcessedBatch:
         if not self._plan.is_late:
             return processed
-        return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve(attempt, processed))
+        return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve_or_blame(attempt, processed))
+
+    def _resolve_or_blame(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
+        try:
+            return self._resolve(attempt, processed)
+        except Exception as error:
+            # Other streams' rows of this batch are gone: then the attempt fails as it does without messages.
+            if self._tracked is not None and set(self._plan.spouts) == set(self._plan.tracked):
+                self._tracked.blame_late(attempt, partial(self._run_late, attempt), error, lambda: self._given_up(attempt))
+            raise
+
+    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], ledger: str) -> dict[str, Any]:
+        """A batch up to the end of its turn, for nothing but to see whether it fails."""
+        frames = self._plan.build(inputs, attempt, self._info(attempt, ledger))
+        try:
+            staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
+        finally:
+            frames.release()
+        return dict(self._resolve(attempt, ProcessedBatch(staged)).staged)
 
     def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         started = time.monotonic()
@@ -252,8 +297,12 @@ class SparkBatchRunner:
     def _stored_as_of(self, txid: int) -> "Stored":
         return lambda binding, keys: self._reader(binding, keys, txid)
 
-    def _frame(self, emitted: Emitted, spout: Any) -> "DataFrame":
-        frame = to_dataframe(self._spark, emitted.data, spout.output_schema)
+    def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
+        schema = self._plan.spouts[tx_id].output_schema
+        return self._frame(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
+
+    def _frame(self, emitted: Emitted, schema: StructType) -> "DataFrame":
+        frame = to_dataframe(self._spark, emitted.data, schema)
         wanted = self._batch_partitions or emitted.partitions
         if wanted is None:
             return frame
@@ -296,6 +345,13 @@ class SparkBatchRunner:
 
     def _has_tasks(self, running: _Running) -> bool:
         return has_tasks(self._context, running.job_group)
+
+
+def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
+    """What the manifest says of a stream's part in the batch."""
+    return {
+        "spout": type(spout).__name__, "kind": kind_of(spout).value, "metadata": metadata, "commit_data": commit_data,
+    }  # fmt: skip
 
 
 def _input_rows(metadata: Mapping[str, Json]) -> int | None:

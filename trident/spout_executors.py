@@ -25,6 +25,7 @@ from coordinators.errors import SourceError
 from coordinators.transactions import TransactionAttempt
 from trident.partition_emission import Emission, PartitionEmission
 from trident.partition_tasks import AGAIN, NEW, OPAQUE, Request
+from trident.rich_spouts import is_rich_spout
 from trident.spouts import (
     Backlog,
     BatchCoordinator,
@@ -114,6 +115,10 @@ def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
         opaque = spout.kind is SpoutKind.OPAQUE
         cls = OpaquePartitionedTridentSpoutExecutor if opaque else PartitionedTridentSpoutExecutor
         return cls(spout, context)
+    if is_rich_spout(spout):
+        from trident.message_executor import MessageSpoutExecutor
+
+        return MessageSpoutExecutor(spout, context)
     if is_batch_spout(spout):
         spout = BatchSpoutExecutor(spout)
     return TridentSpoutExecutor(spout, context)
@@ -126,6 +131,8 @@ def is_batch_spout(spout: Any) -> bool:
 
 def kind_of(spout: Any) -> SpoutKind:
     """What a spout counts as; a batch spout that says nothing is non-transactional."""
+    if is_rich_spout(spout):
+        return SpoutKind.OPAQUE  # a message may come again in another batch
     return getattr(spout, "kind", SpoutKind.NON_TRANSACTIONAL if is_batch_spout(spout) else SpoutKind.TRANSACTIONAL)
 
 

@@ -75,6 +75,11 @@ class TridentSpoutHost:
         if errors:
             raise errors[0]
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether a message that was handed out is neither acknowledged nor given up."""
+        return any(getattr(executor, "unsettled", 0) for executor in self.executors.values())
+
     def backlog(self) -> dict[str, Any]:
         """Rows, bytes and files waiting, over all streams that know."""
         total: dict[str, int] = {}

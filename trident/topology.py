@@ -17,6 +17,7 @@ from trident.guarantees import warn_if_not_exactly_once
 from trident.meetings import JoinType
 from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode
 from trident.persisting import TridentState
+from trident.rich_spouts import is_rich_spout
 from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.state_kinds import check_append, state_kind
@@ -77,7 +78,8 @@ class TridentTopology:
                 f"stream {tx_id!r} has no spout",
                 found=repr(spout),
                 expected="an object with output_schema (a StructType), get_coordinator and get_emitter; or with "
-                "get_partition_emitter, for a source in partitions; or a BatchSpout (open, emit_batch, ack, close)",
+                "get_partition_emitter, for a source in partitions; or a BatchSpout (open, emit_batch, ack, close); "
+                "or a RichSpout (open, next_tuple, ack, fail)",
             )
         kind = kind_of(spout)
         if not isinstance(kind, SpoutKind):
@@ -282,4 +284,4 @@ def _several(streams: Sequence[Any]) -> list[Any]:
 
 def _is_spout(spout: Any) -> bool:
     whole = hasattr(spout, "get_emitter") and hasattr(spout, "get_coordinator")
-    return whole or isinstance(spout, PartitionedTridentSpout) or is_batch_spout(spout)
+    return whole or isinstance(spout, PartitionedTridentSpout) or is_batch_spout(spout) or is_rich_spout(spout)

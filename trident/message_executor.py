@@ -1,0 +1,323 @@
+"""A rich spout as the source of a Trident stream (SEMANTICS 6).
+
+The executor takes messages from the spout and puts them into batches. A batch
+keeps its messages over all attempts of its transaction in this process, so a
+replay of the transaction is the same batch. How each message ended is stored
+with the transaction, in the table of the stream's messages, and told to the spout when the
+transaction has succeeded: ``ack`` of what is in the results or in the dead
+letters, ``fail`` of what is to come again. After a crash between the two the
+source hands messages out again that are settled; they are recognised by their
+ids, of which a window is remembered, and acknowledged then.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from coordinators.transactions import TransactionAttempt
+from states.stored_values import dumps
+from trident.anchors import ANCHORS, make_anchors
+from trident.ledger import Failure
+from trident.message_table import Settled, settled_messages
+from trident.replays import ReplayRequests
+from trident.rich_spouts import Message, RichSpout, SpoutCollector, message_key
+from trident.rows import arrow_rows
+from trident.spout_executors import Known
+from trident.spouts import Backlog, Emitted, Json, SpoutContext
+
+log = logging.getLogger("trident.messages")
+ACKED, FAILED, DEAD = "acked", "failed", "dead"
+# A spout is asked for messages for so long at a time; what it has then may become a batch.
+_POLL_SECS = 0.2
+_SMALL_ROWS = 100_000
+
+
+@dataclass
+class Tracked:
+    """A message that is handed out and not settled.
+
+    Attributes:
+        key: its id as text; "" for one that is not tracked.
+        root: of its tree.
+        ids: of its tuples.
+        attempts: how often it has failed.
+        request: the replay request that it comes from, instead of the spout; "".
+    """
+
+    message: Message
+    key: str
+    root: int
+    ids: list[int]
+    attempts: int = 0
+    request: str = ""
+
+
+@dataclass
+class Outcome:
+    """What becomes of the messages of an attempt, if it is the one that counts.
+
+    Attributes:
+        failures: key → why; those of the others are acknowledged.
+    """
+
+    ends: list[tuple[Tracked, str]] = field(default_factory=list)
+    letters: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MessageSpoutExecutor:
+    """The executor of a stream whose spout hands out messages one by one.
+
+    Args:
+        spout: of the user.
+        context: of its stream; with the settings of messages among its options.
+    """
+
+    pins = False
+
+    def __init__(self, spout: RichSpout, context: SpoutContext) -> None:
+        options = context.options
+        self._spout, self._context, self._tx_id = spout, context, context.tx_id
+        self._schema = spout.output_schema
+        self._collector = SpoutCollector({"default": len(self._schema.names)})
+        self._pending_max: int = options["max_pending_messages"]
+        self._share = -(-self._pending_max // options["max_spout_pending"])
+        self._max_replays: int = options["max_replays"]
+        self._backoff_secs: float = options["replay_backoff_secs"]
+        self._remember_secs: float = options["remember_messages_secs"]
+        self.tracking = options["ackers"] > 0
+        self._lock = threading.RLock()  # the spout's calls come one at a time
+        self._opened = False
+        self._waiting: deque[Tracked] = deque()  # handed out, in no batch
+        self._batches: dict[int, list[Tracked]] = {}
+        self._outcomes: dict[TransactionAttempt, Outcome] = {}
+        self._suspects: dict[int, dict[int, Failure]] = {}
+        self._out: set[str] = set()  # keys of what is handed out
+        self._attempts: dict[str, int] = {}
+        self._settled = Settled(self._remember_secs)
+        self._delayed: list[tuple[float, Tracked]] = []  # when the spout is told that it failed
+        self._requests = ReplayRequests(context.state_folder, self._schema)
+
+    # --- taking messages -----------------------------------------------------------------------
+
+    def is_ready(self, txid: int) -> bool:
+        with self._lock:
+            self._poll()
+            return bool(self._waiting)
+
+    def _open(self) -> None:
+        """Not before it is asked for a transaction: now a pending decision is finished, and its messages are known."""
+        if self._opened:
+            return
+        if self.tracking:
+            self._settled, self._attempts = settled_messages(
+                self._context, self._remember_secs, self._requests.unfinished()
+            )
+        self._spout.collector, self._spout.context = self._collector, self._context
+        self._spout.open()
+        self._opened = True
+
+    def _poll(self) -> None:
+        """Takes what the spout has, within bounds, and tells it what has failed long enough ago."""
+        self._open()
+        now = time.monotonic()
+        due = [one for at, one in self._delayed if at <= now]
+        self._delayed = [(at, one) for at, one in self._delayed if at > now]
+        for one in due:
+            self._again(one)
+        for request, message in self._requests.poll():
+            self._accept(message, request)
+        while len(self._out) < self._pending_max and time.monotonic() - now < _POLL_SECS:
+            self._spout.next_tuple()
+            messages = self._collector.drain()
+            if not messages:
+                break
+            for message in messages:
+                self._accept(message)
+
+    def _accept(self, message: Message, request: str = "") -> None:
+        if message.message_id is None or not self.tracking:
+            if message.message_id is not None:
+                self._spout.ack(message.message_id)  # nobody will look after it
+            self._waiting.append(Tracked(message, "", 0, []))
+            return
+        key = message_key(message.message_id)
+        if request:
+            key = f"replay {request} {key}"
+        if key in self._out:
+            return  # handed out twice: the first one counts
+        if self._settled.knows(key):
+            self._tell_ack(Tracked(message, key, 0, [], request=request))
+            return
+        self._out.add(key)
+        ids = [secrets.randbits(64) for _ in message.rows]
+        attempts = self._attempts.get(key, 0)
+        self._waiting.append(Tracked(message, key, secrets.randbits(64), ids, attempts, request))
+
+    def _again(self, one: Tracked) -> None:
+        """A message that failed is to come again."""
+        self._out.discard(one.key)
+        if one.request:
+            self._accept(one.message, one.request)
+        else:
+            self._spout.fail(one.message.message_id)
+
+    # --- as the host drives it -------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """The spout is asked each time."""
+
+    def backlog(self) -> Backlog:
+        with self._lock:
+            return Backlog(rows=sum(len(one.message.rows) for one in self._waiting))
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that are handed out and not settled, those that wait to be handed out again among them."""
+        with self._lock:
+            return len(self._out) + len(self._waiting)
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """The source knows itself what is not settled."""
+
+    def initialize(self, known: Known) -> Json:
+        """Which messages are in the transaction."""
+        txid = known.attempt.txid
+        with self._lock:
+            self._open()
+            batch = self._batches.get(txid)
+            if batch is None:
+                batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
+            elif known.shrink and len(batch) > 1:
+                batch, rest = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+                self._waiting.extendleft(reversed(rest))
+            self._batches[txid] = batch
+            return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows without anchors; tracked batches use :meth:`emit`."""
+        return self.emit(attempt, frozenset(), anchors=False)
+
+    def emit(self, attempt: TransactionAttempt, without: "frozenset[int]", anchors: bool) -> Emitted:
+        """The rows of the attempt's messages, except those of some roots.
+
+        Args:
+            without: roots.
+            anchors: with the hidden column.
+        """
+        messages = [one for one in self.messages(attempt) if one.root not in without or not one.key]
+        rows = [row for one in messages for row in one.message.rows]
+        table = arrow_rows(rows, self._schema)
+        if anchors:
+            table = table.append_column(ANCHORS, _anchors_of(messages))
+        return Emitted(table, partitions=1 if len(rows) <= _SMALL_ROWS else None)
+
+    def messages(self, attempt: TransactionAttempt) -> list[Tracked]:
+        """Those of the attempt's transaction."""
+        with self._lock:
+            return list(self._batches.get(attempt.txid, ()))
+
+    def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
+        """Messages of the transaction that an earlier attempt at it found to fail."""
+        with self._lock:
+            return dict(self._suspects.get(attempt.txid, {}))
+
+    def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
+        with self._lock:
+            self._suspects.setdefault(attempt.txid, {}).update(failures)
+
+    def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
+        """How the messages of the attempt end if it counts; kept until that is known."""
+        found = Outcome()
+        for one in self.messages(attempt):
+            if not one.key:
+                continue
+            failure = failures.get(one.root)
+            if failure is None:
+                found.ends.append((one, ACKED))
+            elif one.attempts < self._max_replays:
+                found.ends.append((one, FAILED))
+            else:
+                found.ends.append((one, DEAD))
+                found.letters.append(self._letter(one, failure))
+        with self._lock:
+            self._outcomes[attempt] = found
+        return found
+
+    def _letter(self, one: Tracked, failure: Failure) -> dict[str, Any]:
+        return {
+            "stream": self._tx_id, "message": message_key(one.message.message_id),
+            "tuples": dumps([list(row) for row in one.message.rows]), "attempts": one.attempts + 1,
+            "operation": failure.operation, "location": failure.location,
+            "error": " ".join(filter(None, (failure.error, failure.place))), "traceback": failure.traceback,
+        }  # fmt: skip
+
+    def prepare(self, attempt: TransactionAttempt) -> None:
+        """Messages stay with their source until they are acknowledged."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
+        raise AssertionError("messages have no commit data")
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """The transaction is durable: the spout hears how its messages ended."""
+        with self._lock:
+            outcome = self._outcomes.pop(attempt, None)
+            self._batches.pop(attempt.txid, None)
+            self._suspects.pop(attempt.txid, None)
+            self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
+            for one, end in outcome.ends if outcome is not None else ():
+                self._end(one, end)
+            self._requests.done()
+
+    def _end(self, one: Tracked, end: str) -> None:
+        if end == FAILED:
+            one.attempts += 1
+            self._attempts[one.key] = one.attempts
+            delay = self._backoff_secs * 2 ** (one.attempts - 1)
+            self._delayed.append((time.monotonic() + delay, one))
+            return
+        self._attempts.pop(one.key, None)
+        self._settled.add(one.key)
+        self._out.discard(one.key)
+        self._tell_ack(one)
+
+    def _tell_ack(self, one: Tracked) -> None:
+        if one.request:
+            self._requests.settle(one.request, one.key)
+            return
+        try:
+            self._spout.ack(one.message.message_id)
+        except Exception as error:  # it comes again and is recognised
+            log.warning("the spout of stream %r could not acknowledge %r: %s", self._tx_id, one.message.message_id, error)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The batch stays that of its transaction."""
+        with self._lock:
+            self._outcomes.pop(attempt, None)
+
+    def cancel_all(self) -> None:
+        """Its jobs are those of the batch."""
+
+    def opaque_metadata(self, metadata: Json) -> None:
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened:
+                self._spout.close()
+
+
+def _anchors_of(messages: Sequence[Tracked]) -> pa.Array:
+    counts = np.array([int(bool(one.key)) for one in messages for _ in one.message.rows], np.int64)
+    roots = np.array([one.root for one in messages if one.key for _ in one.message.rows], np.uint64)
+    ids = np.array([id for one in messages if one.key for id in one.ids], np.uint64)
+    return make_anchors(counts, roots, ids)

@@ -1,0 +1,90 @@
+"""Dead letters that are to be tried again: requests, as files in the stream's folder (SEMANTICS 6).
+
+``trident dead-letters replay`` writes a request; the running topology, or the
+next one, takes its messages into batches like those of the spout, and removes it when all are
+settled. A message of a request is another than the spout's of the same id, so
+each request counts once, whatever is killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from states.stored_values import loads
+from trident.rich_spouts import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_FOLDER = "replays"
+_LOOK_SECS = 0.5
+
+
+def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> str:
+    """Asks for dead letters to be tried again; durable when this returns.
+
+    Args:
+        state_folder: of the stream.
+        letters: with ``message`` and ``tuples`` as in the dead-letter table.
+
+    Returns:
+        the request's name.
+    """
+    name = uuid.uuid4().hex
+    folder = state_folder / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([{"message": one["message"], "tuples": one["tuples"]} for one in letters])
+    written = folder / f"_{name}"
+    with open(written, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(written, folder / f"{name}.json")
+    return name
+
+
+class ReplayRequests:
+    """The requests of one stream, as its executor sees them."""
+
+    def __init__(self, state_folder: Path, schema: "StructType") -> None:
+        self._folder, self._width = state_folder / _FOLDER, len(schema.names)
+        self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
+        self._looked_at = -_LOOK_SECS
+
+    def unfinished(self) -> list[str]:
+        """The names of the requests that there are."""
+        return sorted(path.stem for path in self._folder.glob("*.json")) if self._folder.is_dir() else []
+
+    def poll(self) -> Iterator[tuple[str, Message]]:
+        """(request, message) of requests that were not seen yet."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECS:
+            return
+        self._looked_at = now
+        for name in self.unfinished():
+            if name not in self._left:
+                yield from [(name, message) for message in self._read(name)]
+
+    def _read(self, name: str) -> list[Message]:
+        letters = json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
+        self._left[name] = {f"replay {name} {letter['message']}" for letter in letters}
+        messages = []
+        for letter in letters:
+            rows = tuple(tuple(row) for row in loads(letter["tuples"]))
+            messages.append(Message(json.loads(letter["message"]), rows))
+        return messages
+
+    def settle(self, name: str, key: str) -> None:
+        self._left.get(name, set()).discard(key)
+
+    def done(self) -> None:
+        """Removes the requests all of whose messages are settled."""
+        for name in [name for name, left in self._left.items() if not left]:
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
+            del self._left[name]

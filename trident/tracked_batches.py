@@ -1,0 +1,215 @@
+"""Batches whose messages are tracked: what fails leaves them before they are staged for good (SEMANTICS 6).
+
+A batch is run; its ledger says which messages have failed; without these it is
+run again, until none fails. What nobody can tell from the rows (a worker that
+dies, a function behind a join or in the transaction's turn) is found by
+running parts of the batch: each time the half that fails is halved again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinators.errors import FailedException, UserFunctionError
+from coordinators.transactions import TransactionAttempt
+from states.dead_letters import stage_ends, stage_letters
+from states.staging import StagingTarget
+from trident.functions import translate_failure
+from trident.ledger import BatchLedger, Failure, drop_old
+from trident.message_executor import MessageSpoutExecutor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("trident.messages")
+Staged = dict[str, list[Any]]
+# (the frames by stream, the ledger's folder) → what was staged
+Run = Callable[[Mapping[str, "DataFrame"], str], Staged]
+
+
+class TrackedBatches:
+    """The tracked streams of a batch group.
+
+    Args:
+        spark: the session.
+        executors: of the tracked streams.
+        anchored: those whose rows need anchors: a function behind them may fail for a row.
+        to_frame: what an executor emitted, with or without anchors, as a DataFrame.
+        targets: where results are staged; the streams' tables among them.
+        tables: stream → the name of its table of messages; "" → that of the dead letters.
+        folder: of the group.
+        ackers: Spark tasks that add up a ledger.
+        incarnation: of the topology.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", executors: Mapping[str, MessageSpoutExecutor], anchored: Collection[str],
+        to_frame: Callable[[str, Any, bool], "DataFrame"], targets: Sequence[StagingTarget],
+        tables: Mapping[str, str], folder: Path, ackers: int, incarnation: str,
+    ) -> None:  # fmt: skip
+        self._spark, self._executors, self._anchored, self._to_frame = spark, executors, anchored, to_frame
+        self._roots = {target.name: target.root for target in targets}
+        self._tables, self._ackers, self._incarnation = tables, ackers, incarnation
+        self._ledgers = folder / "ledgers"
+        drop_old(self._ledgers)
+
+    def process(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, given_up: Callable[[], bool]
+    ) -> Staged:
+        """Runs the attempt until no message fails; what is staged then is without those that did.
+
+        Args:
+            inputs: of the streams that are not tracked.
+            run: stages the batch.
+            given_up: whether nobody waits for the attempt any more.
+
+        Raises:
+            Exception: the batch fails, and not because of some of its messages.
+        """
+        failures = self._suspects(attempt)
+        while True:
+            try:
+                staged, found = self._once(attempt, inputs, failures, run)
+            except Exception as error:
+                found = self._blame(attempt, inputs, failures, run, error, given_up)
+            else:
+                if not found:
+                    break
+                self._discard(staged)
+            failures.update(found)
+            log.info("%d messages of attempt %s failed, the batch is run without them: %s",
+                     len(found), attempt, next(iter(found.values())))  # fmt: skip
+        return {**staged, **self._ends(attempt, failures)}
+
+    def blame_late(
+        self, attempt: TransactionAttempt, run: Run, error: Exception, given_up: Callable[[], bool]
+    ) -> None:
+        """Finds the messages for which the attempt failed in its transaction's turn; the next attempt is without them."""
+        failures = self._suspects(attempt)
+        found = self._blame(attempt, {}, failures, run, error, given_up)
+        for tx_id, executor in self._executors.items():
+            own = {one.root for one in executor.messages(attempt)}
+            executor.suspect(attempt, {root: failure for root, failure in found.items() if root in own})
+            log.info("messages of stream %s that failed attempt %s: %d", tx_id, attempt, len(found))
+
+    # --- one run -------------------------------------------------------------------------------
+
+    def _once(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], without: Collection[int], run: Run
+    ) -> tuple[Staged, dict[int, Failure]]:
+        """What was staged without some messages, and which others have failed."""
+        ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
+        try:
+            frames = {**inputs, **self._frames(attempt, frozenset(without), ledger)}
+            staged = run(frames, ledger.path)
+            return staged, ledger.failures() if self._anchored else {}
+        finally:
+            ledger.drop()
+
+    def _frames(
+        self, attempt: TransactionAttempt, without: frozenset[int], ledger: BatchLedger
+    ) -> dict[str, "DataFrame"]:
+        frames = {}
+        for tx_id, executor in self._executors.items():
+            anchors = tx_id in self._anchored
+            frames[tx_id] = self._to_frame(tx_id, executor.emit(attempt, without, anchors), anchors)
+            if anchors:
+                kept = [one for one in executor.messages(attempt) if one.key and one.root not in without]
+                roots = [one.root for one in kept for _ in one.ids]
+                ledger.init(np.array(roots, np.uint64), np.array([id for one in kept for id in one.ids], np.uint64))
+        return frames
+
+    def _suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
+        found: dict[int, Failure] = {}
+        for executor in self._executors.values():
+            found.update(executor.suspects(attempt))
+        return found
+
+    # --- whose fault it is ---------------------------------------------------------------------
+
+    def _blame(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
+        run: Run, error: Exception, given_up: Callable[[], bool],
+    ) -> dict[int, Failure]:  # fmt: skip
+        """One message without which the batch does better, and alone does not.
+
+        Raises:
+            Exception: the error itself: it is not that of a task, or not of some messages.
+        """
+        everything = [
+            one.root for executor in self._executors.values() for one in executor.messages(attempt)
+            if one.key and one.root not in failures
+        ]  # fmt: skip
+
+        def fails(roots: Sequence[int]) -> Exception | None:
+            without = {*failures, *(set(everything) - set(roots))}
+            if given_up():
+                raise error
+            try:
+                self._discard(self._once(attempt, inputs, without, run)[0])
+            except Exception as found:
+                return found
+            return None
+
+        if not everything or not _is_of_a_task(error) or given_up():
+            raise error
+        suspected, some_pass = everything, False
+        while len(suspected) > 1:
+            half = suspected[: len(suspected) // 2]
+            if fails(half) is None:
+                some_pass, half = True, suspected[len(half) :]
+            suspected = half
+        # A failure that comes with any rows, or with none, is not a message's.
+        if not some_pass and fails([root for root in everything if root not in suspected]) is not None:
+            raise error
+        alone = fails(suspected)
+        if alone is None:
+            raise error
+        return {suspected[0]: _failure_of(alone, attempt)}
+
+    # --- how it ends -----------------------------------------------------------------------------
+
+    def _ends(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Staged:
+        staged: Staged = {}
+        letters: list[dict[str, Any]] = []
+        for tx_id, executor in self._executors.items():
+            outcome = executor.outcome(attempt, failures)
+            name = self._tables[tx_id]
+            staged[name] = stage_ends(
+                self._roots[name], self._incarnation, attempt, [one.key for one, _ in outcome.ends],
+                [end for _, end in outcome.ends],
+                [one.attempts + (end != "acked") for one, end in outcome.ends],
+            )  # fmt: skip
+            letters += outcome.letters
+        name = self._tables[""]
+        staged[name] = stage_letters(self._roots[name], self._incarnation, attempt, letters)
+        return staged
+
+    def _discard(self, staged: Staged) -> None:
+        """Files of a run that does not count; what stays goes with the attempt's folder."""
+        for name, files in staged.items():
+            for file in files:
+                (self._roots[name] / file.path).unlink(missing_ok=True)
+
+
+def _is_of_a_task(error: Exception) -> bool:
+    """Whether rows may be the reason: a function raised, or Spark gave a task up."""
+    text = str(error)
+    return isinstance(error, (UserFunctionError, FailedException)) or any(
+        known in text for known in ("<<trident-failure:", "Job aborted", "Python worker exited", "TASK_FAILED")
+    )
+
+
+def _failure_of(error: Exception, attempt: TransactionAttempt) -> Failure:
+    translated = translate_failure(error, attempt)
+    if isinstance(translated, UserFunctionError):
+        first = str(translated).splitlines()[0]
+        return Failure(translated.operation or "", translated.location or "", first)
+    lines = [line for line in str(translated).splitlines() if line.strip()] or [type(error).__name__]
+    died = next((line.strip() for line in lines if "Python worker exited" in line or "crashed" in line), lines[0])
+    return Failure("", "", died[:2_000], str(translated)[:8_000])

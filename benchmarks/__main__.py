@@ -19,7 +19,9 @@ from benchmarks.bench import Bench
 from benchmarks.report import Report
 
 # The order in which all of them run: what needs a young JVM first, the large table last.
-NAMES = ("word-count", "commit-path", "catch-up", "zookeeper", "restart", "kinds", "stream-api", "state-size")
+NAMES = (
+    "word-count", "commit-path", "catch-up", "zookeeper", "restart", "kinds", "stream-api", "tracking", "state-size",
+)  # fmt: skip
 JSON_SCHEMA = 1
 
 

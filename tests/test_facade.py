@@ -19,15 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = """
 Aggregator BackingMap Backlog BatchCoordinator BatchSpout ChainedAggregation Combiner Commits CommitterTridentSpout
 Count DataSourceSpout Debug DeltaAppend DeltaMapState DeltaSpout DirectoryQueueSpout Emitted Emitter Equals
-FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout GeneratorSpout GroupedStream JoinType
-LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning OpaquePartitionEmitter
-OpaquePartitionedTridentSpout OpaqueValue OperationContext OwnsTable PartitionBatch PartitionEmitter
-PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout RedisMap Reducer RemovableMapState
-RichSpout SnapshotGet Snapshottable SnapshottableMap Split SpoutCollector SpoutContext SpoutKind SqliteMap SqliteQueue
-State StateFactory StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery
-TransactionAttempt TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter
-TupleCollectionGet Upsert WindowedStream arrow_function configure_spark errors expr non_transactional opaque
-pandas_function read transactional
+FailedException FencedBackingMap FileSpout FilterNull FirstN FixedBatchSpout GeneratorSpout GroupedStream
+InProcessQueue InProcessQueueSpout JoinType LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate
+NotExactlyOnceWarning OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OperationContext OwnsTable
+PartitionBatch PartitionEmitter PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout
+RedisListQueue RedisListSpout RedisMap Reducer RemovableMapState RichSpout SnapshotGet Snapshottable SnapshottableMap
+Split SpoutCollector SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory StateUpdater StaticMap Stream
+StructuredStreamSpout Sum TakingCoordinator TopologyQuery TransactionAttempt TransactionalValue TridentConfig
+TridentError TridentSpout TridentState TridentTopology TrueFilter TupleCollectionGet Upsert WindowedStream
+arrow_function configure_spark errors expr non_transactional opaque pandas_function read transactional
 """.split()
 
 

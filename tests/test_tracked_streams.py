@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from coordinators import faults
+from coordinators.errors import AttemptCapReached, TopologyError
 from tests.message_helpers import Messages
-from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from trident import Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.query import TopologyQuery, start_topology
 
 WAIT_SECS = 90.0
@@ -66,3 +71,178 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
     assert (letter.message, letter.attempts, letter.stream) == ("3", 3, "lines")
     assert letter.operation == "each(split)" and "ValueError: this word is poison" in letter.error
     assert "raise ValueError" in letter.traceback and letter.tuples is not None
+
+
+def test_a_worker_that_dies_fails_the_message_for_which_it_dies(start, table) -> None:
+    def deadly(line: str) -> Iterator[str]:
+        if "deadly" in line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from line.split()
+
+    lines = {f"m{n}": f"a b{n}{' deadly' if n == 5 else ''}" for n in range(9)}
+    spout = Messages("line string", lines.items())
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", spout).each("line", deadly, "word string")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    query = start(topology, max_replays=1, max_attempts=2)
+    query.process_all_available(WAIT_SECS)
+    expected = Counter(word for name, line in lines.items() if name != "m5" for word in line.split())
+    assert {row.word: row["count"] for row in query.snapshot("counts").collect()} == expected
+    (letter,) = table("words__lines__dead_letters")
+    assert (letter.message, letter.attempts) == ('"m5"', 2) and "Python worker exited" in letter.error
+    assert sorted(spout.acked) == sorted(lines)
+
+
+class Longest(Reducer):
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, longest: str, word: str) -> str:
+        if word == "poison":
+            raise ValueError("this word is poison")
+        return max(longest, word, key=lambda one: (len(one), one))
+
+
+def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table) -> None:
+    lines = {1: "a bbb", 2: "x poison", 3: "cc dddd", 4: "e"}
+    spout = Messages("line string", lines.items())
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", spout).each("line", str.split, "word string")
+    words.each("word", lambda word: word[:0], "key string").group_by("key").persistent_aggregate(
+        DeltaMapState("longest"), "word", Longest(), "longest string"
+    )
+    query = start(topology, max_replays=1)
+    query.process_all_available(WAIT_SECS)
+    assert [row.longest for row in query.snapshot("longest").collect()] == ["dddd"]
+    (letter,) = table("words__lines__dead_letters")
+    assert letter.message == "2" and "this word is poison" in letter.error and sorted(spout.acked) == [1, 2, 3, 4]
+
+
+def test_a_failure_that_is_no_messages_fault_fails_the_batch(start) -> None:
+    """Whatever rows the batch has, its table cannot be written: nobody is given up for that."""
+
+    class Broken:
+        def prepare(self, context: Any) -> None:
+            raise ConnectionError("the service is down")
+
+        def __call__(self, line: str) -> str:
+            return line
+
+    spout = Messages("line string", {n: "a" for n in range(4)}.items())
+    topology = TridentTopology("words")
+    topology.new_stream("lines", spout).each("line", Broken(), "same string").partition_persist(DeltaAppend("seen"))
+    query = start(topology, max_attempts=2)
+    with pytest.raises(AttemptCapReached, match="the service is down"):
+        query.process_all_available(WAIT_SECS)
+    assert spout.acked == [] and spout.failed == [] and len(spout.kept) == 4
+
+
+def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(start, table) -> None:
+    spout = Messages("line string", {n: f"w{n}" for n in range(6)}.items())
+    spout.unread = True  # the transaction is durable, the broker does not hear of it
+
+    def topology() -> TridentTopology:
+        made = TridentTopology("words")
+        words = made.new_stream("lines", spout).each("line", split, "word")
+        words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+        return made
+
+    first = start(topology())
+    first.process_all_available(WAIT_SECS)
+    first.stop(WAIT_SECS)
+    assert spout.acked == [] and len(spout.kept) == 6
+    spout.unread = False
+    spout.put("new", "w0")
+    second = start(topology())
+    second.process_all_available(WAIT_SECS)
+    assert {row.word: row["count"] for row in second.snapshot("counts").collect()} == {
+        "w0": 2, **{f"w{n}": 1 for n in range(1, 6)}
+    }  # fmt: skip
+    assert Counter(spout.acked) == Counter([*range(6), "new"]) and not spout.kept
+    assert Counter(row.message for row in table("words__lines__messages")) == Counter([*map(str, range(6)), '"new"'])
+
+
+def test_tries_are_counted_over_restarts(start, table) -> None:
+    spout = Messages("line string", {1: "poison", 2: "fine"}.items())
+
+    def topology() -> TridentTopology:
+        made = TridentTopology("words")
+        made.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
+        return made
+
+    first = start(topology(), max_replays=2, replay_backoff_secs=600)
+    with pytest.raises(TimeoutError):
+        first.process_all_available(6)
+    first.stop(WAIT_SECS)
+    assert spout.failed == [] and spout.acked == [2], "the spout hears of a failure when its time has come"
+    query = start(topology(), max_replays=2)
+    query.process_all_available(WAIT_SECS)
+    (letter,) = table("words__lines__dead_letters")
+    assert (letter.message, letter.attempts) == ("1", 3) and spout.failed == [1]
+    assert [row.word for row in query.snapshot("seen").collect()] == ["fine"]
+
+
+def test_without_ackers_messages_are_acknowledged_when_they_are_emitted(start, tmp_path: Path) -> None:
+    spout = Messages("line string", {n: f"w{n}" for n in range(3)}.items())
+    topology = TridentTopology("words")
+    topology.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
+    query = start(topology, ackers=0, max_attempts=2)
+    query.process_all_available(WAIT_SECS)
+    assert spout.acked == [0, 1, 2] and query.snapshot("seen").count() == 3
+    assert not list((tmp_path / "warehouse").glob("*__messages")), "nothing is kept of what nobody tracks"
+    spout.put("bad", "poison")
+    with pytest.raises(AttemptCapReached):
+        query.process_all_available(WAIT_SECS)
+
+
+def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start) -> None:
+    class Nameless(Messages):
+        def next_tuple(self) -> None:
+            if self._waiting:
+                self.collector.emit_many(self.kept[self._waiting.popleft()])
+
+    spout = Nameless("line string", {1: "a", 2: "b"}.items())
+    topology = TridentTopology("words")
+    topology.new_stream("lines", spout).each("line", split, "word").partition_persist(DeltaAppend("seen"), "word")
+    query = start(topology, max_attempts=2)
+    query.process_all_available(WAIT_SECS)
+    assert sorted(row.word for row in query.snapshot("seen").collect()) == ["a", "b"] and spout.acked == []
+    spout.put(3, "poison")
+    with pytest.raises(AttemptCapReached, match="this word is poison"):
+        query.process_all_available(WAIT_SECS)
+
+
+def test_dead_letters_are_listed_and_tried_again(start, spark, table, tmp_path: Path) -> None:
+    from trident.dead_letter_admin import dead_letters, replay
+
+    def topology(function: Callable, spout: Messages) -> TridentTopology:
+        made = TridentTopology("words")
+        words = made.new_stream("lines", spout).each("line", function, "word string")
+        words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+        return made
+
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"))
+    spout = Messages("line string", {1: "poison a", "two": ["poison b", "c"], 3: "d"}.items())
+    first = start(topology(split, spout), max_replays=0)
+    first.process_all_available(WAIT_SECS)
+    found = dead_letters("words", config, spark)
+    assert [(one.message, one.attempts, one.replay) for one in found] == [("1", 1, ""), ('"two"', 1, "")]
+    assert "ValueError: this word is poison" in found[0].line() and "raise ValueError" in found[0].traceback
+    with pytest.raises(TopologyError, match="no such dead letter"):
+        replay("words", config, messages=["7"], spark=spark)
+    assert "1 to be tried again" in replay("words", config, messages=['"two"'], spark=spark)
+    assert dead_letters("words", config, spark)[1].replay == "asked for"
+    first.stop(WAIT_SECS)
+    assert len(table("words__lines__dead_letters")) in (2, 3)  # the running topology may have tried it already
+    corrected = start(topology(str.split, spout), max_replays=0)
+    corrected.process_all_available(WAIT_SECS)
+    replay("words", config, spark=spark)
+    deadline = time.monotonic() + WAIT_SECS
+    while dead_letters("words", config, spark)[0].replay != "acked":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert {one.replay for one in dead_letters("words", config, spark)} == {"acked"}
+    assert {row.word: row["count"] for row in corrected.snapshot("counts").collect()} == {
+        "poison": 2, "a": 1, "b": 1, "c": 1, "d": 1,
+    }  # fmt: skip
+    assert "no dead letter is to be replayed" in replay("words", config, spark=spark)

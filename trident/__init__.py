@@ -56,11 +56,13 @@ if TYPE_CHECKING:
     from trident.lifecycle import OperationContext
     from trident.live_attempts import LiveAttempts, TakingCoordinator
     from trident.meetings import JoinType, MultiReducer
+    from trident.message_queue import InProcessQueue, InProcessQueueSpout
     from trident.persisting import TridentState
     from trident.query import TopologyQuery
     from trident.queue_spout import QueueSpout
     from trident.rate_spout import GeneratorSpout, RateSpout
     from trident.reading import read
+    from trident.redis_list_spout import RedisListQueue, RedisListSpout
     from trident.rich_spouts import RichSpout, SpoutCollector
     from trident.session import configure_spark
     from trident.spouts import (
@@ -120,6 +122,8 @@ _HOME = {
     "FixedBatchSpout": "trident.fixed_batch_spout",
     "GeneratorSpout": "trident.rate_spout",
     "GroupedStream": "trident.grouped_stream",
+    "InProcessQueue": "trident.message_queue",
+    "InProcessQueueSpout": "trident.message_queue",
     "JoinType": "trident.meetings",
     "LiveAttempts": "trident.live_attempts",
     "MapGet": "trident.state_queries",
@@ -142,6 +146,8 @@ _HOME = {
     "QueryFunction": "states.user_states",
     "QueueSpout": "trident.queue_spout",
     "RateSpout": "trident.rate_spout",
+    "RedisListQueue": "trident.redis_list_spout",
+    "RedisListSpout": "trident.redis_list_spout",
     "RedisMap": "states.redis_map",
     "Reducer": "trident.aggregators",
     "RemovableMapState": "states.user_states",
@@ -213,6 +219,8 @@ __all__ = [
     "FixedBatchSpout",
     "GeneratorSpout",
     "GroupedStream",
+    "InProcessQueue",
+    "InProcessQueueSpout",
     "JoinType",
     "LiveAttempts",
     "MapGet",
@@ -235,6 +243,8 @@ __all__ = [
     "QueryFunction",
     "QueueSpout",
     "RateSpout",
+    "RedisListQueue",
+    "RedisListSpout",
     "RedisMap",
     "Reducer",
     "RemovableMapState",

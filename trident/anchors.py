@@ -74,7 +74,7 @@ def children_of(anchors: Any, index: np.ndarray) -> pa.Array:
     first[1:] = index[1:] != index[:-1]
     last = np.ones(len(index), bool)
     last[:-1] = first[1:]
-    if not first.all():
+    if total and not first.all():
         number = np.arange(len(index)) - np.maximum.accumulate(np.where(first, np.arange(len(index)), 0))
         kept_ids = _shared_out(kept_ids, origin, np.repeat(number, of_child), np.repeat(last, of_child))
     return make_anchors(of_child, roots[origin], kept_ids)

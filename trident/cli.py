@@ -1,4 +1,4 @@
-"""The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``reset``, ``zookeeper``.
+"""The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``dead-letters``, ``reset``, …
 
 Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
 3 HALT (a person must look), 4 ZooKeeper unreachable. Beside these 70 for an
@@ -218,6 +218,43 @@ def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) ->
     from trident import admin
 
     _say(admin.reset(name, drop_tables=drop_tables, config=config))
+
+
+@main.group("dead-letters")
+def dead_letters() -> None:
+    """Messages that were given up, and skipped transactions: list them, or have messages tried again."""
+
+
+@dead_letters.command("list")
+@click.argument("name", callback=_name)
+@click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON, one object a line.")
+@_command
+def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
+    """Show the dead letters of topology NAME, the oldest first."""
+    import dataclasses
+
+    from trident.dead_letter_admin import dead_letters
+
+    found = dead_letters(name, _config(settings))
+    for letter in found:
+        click.echo(json.dumps(dataclasses.asdict(letter), default=str) if as_json else letter.line())
+    if not found and not as_json:
+        click.echo(f"{name} has no dead letter")
+
+
+@dead_letters.command("replay")
+@click.argument("name", callback=_name)
+@click.option("--stream", help="Only messages of this stream.")
+@click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; may be given again.")
+@click.option("--again", is_flag=True, help="Also those of which a replay was asked for already.")
+@_command
+def replay_letters(
+    name: str, stream: str | None, messages: tuple[str, ...], again: bool, settings: tuple[str, ...]
+) -> None:
+    """Have messages of topology NAME tried again, by the running topology or its next start."""
+    from trident.dead_letter_admin import replay
+
+    _say(replay(name, _config(settings), stream, messages, again))
 
 
 @main.group()

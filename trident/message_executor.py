@@ -101,6 +101,7 @@ class MessageSpoutExecutor:
         self._batches: dict[int, list[Tracked]] = {}
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._suspects: dict[int, dict[int, Failure]] = {}
+        self._taken = 0
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
@@ -136,7 +137,8 @@ class MessageSpoutExecutor:
             self._again(one)
         for request, message in self._requests.poll():
             self._accept(message, request)
-        while len(self._out) < self._pending_max and time.monotonic() - now < _POLL_SECS:
+        self._requests.done()
+        while self._open_messages() < self._pending_max and time.monotonic() - now < _POLL_SECS:
             self._spout.next_tuple()
             messages = self._collector.drain()
             if not messages:
@@ -144,7 +146,11 @@ class MessageSpoutExecutor:
             for message in messages:
                 self._accept(message)
 
+    def _open_messages(self) -> int:
+        return len(self._out) if self.tracking else len(self._waiting)
+
     def _accept(self, message: Message, request: str = "") -> None:
+        self._taken += 1
         if message.message_id is None or not self.tracking:
             if message.message_id is not None:
                 self._spout.ack(message.message_id)  # nobody will look after it
@@ -156,7 +162,7 @@ class MessageSpoutExecutor:
         if key in self._out:
             return  # handed out twice: the first one counts
         if self._settled.knows(key):
-            self._tell_ack(Tracked(message, key, 0, [], request=request))
+            self._tell_acks([Tracked(message, key, 0, [], request=request)])
             return
         self._out.add(key)
         ids = [secrets.randbits(64) for _ in message.rows]
@@ -180,11 +186,12 @@ class MessageSpoutExecutor:
         with self._lock:
             return Backlog(rows=sum(len(one.message.rows) for one in self._waiting))
 
-    @property
-    def unsettled(self) -> int:
-        """Messages that are handed out and not settled, those that wait to be handed out again among them."""
+    def counts(self) -> tuple[int, int]:
+        """Messages that were handed out so far, and those of them that are not settled: in no batch, in one, or waiting
+        to be handed out again."""
         with self._lock:
-            return len(self._out) + len(self._waiting)
+            nameless = sum(not one.key for one in self._waiting)
+            return self._taken, len(self._out) + nameless
 
     def resume(self, txid: int, metadata: Json) -> None:
         """The source knows itself what is not settled."""
@@ -274,30 +281,38 @@ class MessageSpoutExecutor:
             self._batches.pop(attempt.txid, None)
             self._suspects.pop(attempt.txid, None)
             self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
-            for one, end in outcome.ends if outcome is not None else ():
-                self._end(one, end)
+            settled = [one for one, end in (outcome.ends if outcome is not None else ()) if not self._failed(one, end)]
+            for one in settled:
+                self._attempts.pop(one.key, None)
+                self._settled.add(one.key)
+                self._out.discard(one.key)
+            self._tell_acks(settled)
             self._requests.done()
 
-    def _end(self, one: Tracked, end: str) -> None:
-        if end == FAILED:
-            one.attempts += 1
-            self._attempts[one.key] = one.attempts
-            delay = self._backoff_secs * 2 ** (one.attempts - 1)
-            self._delayed.append((time.monotonic() + delay, one))
-            return
-        self._attempts.pop(one.key, None)
-        self._settled.add(one.key)
-        self._out.discard(one.key)
-        self._tell_ack(one)
+    def _failed(self, one: Tracked, end: str) -> bool:
+        """Whether it is to come again: when its time has come, the spout is told."""
+        if end != FAILED:
+            return False
+        one.attempts += 1
+        self._attempts[one.key] = one.attempts
+        delay = self._backoff_secs * 2 ** (one.attempts - 1)
+        self._delayed.append((time.monotonic() + delay, one))
+        return True
 
-    def _tell_ack(self, one: Tracked) -> None:
-        if one.request:
-            self._requests.settle(one.request, one.key)
-            return
+    def _tell_acks(self, settled: Sequence[Tracked]) -> None:
+        """What the spout does not hear, because its broker is away, comes again and is recognised."""
+        for one in settled:
+            if one.request:
+                self._requests.settle(one.request, one.key)
+        ids = [one.message.message_id for one in settled if not one.request]
         try:
-            self._spout.ack(one.message.message_id)
-        except Exception as error:  # it comes again and is recognised
-            log.warning("the spout of stream %r could not acknowledge %r: %s", self._tx_id, one.message.message_id, error)
+            if callable(getattr(self._spout, "ack_many", None)):
+                self._spout.ack_many(ids)
+            else:
+                for message_id in ids:
+                    self._spout.ack(message_id)
+        except Exception as error:
+            log.warning("the spout of stream %r could not acknowledge %d messages: %s", self._tx_id, len(ids), error)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""

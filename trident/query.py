@@ -287,10 +287,12 @@ class TopologyQuery:
                 groups = list(self._groups)
             for group in groups:
                 group.host.refresh()
+            # A spout that has handed out as much as it may, or waits before a replay, says no although there is more:
+            # then messages are open, or others come meanwhile.
+            before = [group.host.messages() for group in groups]
             if (groups or not self._plans) and all(group.driver.wait_idle(deadline) for group in groups):
-                if not any(group.host.unsettled for group in groups):
+                if before == [group.host.messages() for group in groups] and not any(unsettled for _, unsettled in before):
                     return
-                time.sleep(0.01)  # a message that has failed waits to be handed out again
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} did not process all available data within {timeout_secs} s")
             if self._done.wait(0.01):

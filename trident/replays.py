@@ -61,6 +61,17 @@ class ReplayRequests:
         """The names of the requests that there are."""
         return sorted(path.stem for path in self._folder.glob("*.json")) if self._folder.is_dir() else []
 
+    @staticmethod
+    def asked(state_folder: Path) -> list[str]:
+        """The ids, as JSON, of the messages of requests that are not finished."""
+        found = []
+        for path in (state_folder / _FOLDER).glob("*.json"):
+            try:
+                found += [letter["message"] for letter in json.loads(path.read_text(encoding="utf-8"))]
+            except FileNotFoundError:
+                pass  # finished meanwhile
+        return found
+
     def poll(self) -> Iterator[tuple[str, Message]]:
         """(request, message) of requests that were not seen yet."""
         now = time.monotonic()

@@ -120,6 +120,9 @@ class RichSpout:
     source until ``ack``; it may be emitted again after ``fail``, or by the
     spout of another process after a crash, with the same id.
 
+    A spout with ``ack_many(ids)`` is told so, instead of with ``ack``, where
+    several messages end at once, as those of a transaction do.
+
     Attributes:
         fields: the fields of its tuples, ``"line string, n long"`` or a StructType.
             In a tuple topology types may be left out, and a mapping gives the

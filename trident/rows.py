@@ -116,7 +116,7 @@ def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table"
 
     target = to_arrow_schema(schema, timezone="UTC")
     values = list(zip(*rows)) if rows else [()] * len(target)
-    columns = [_column(list(column), field, schema.fields[at]) for at, (column, field) in enumerate(zip(values, target))]
+    columns = [_column(list(column), field, of) for column, field, of in zip(values, target, schema.fields)]
     return pa.table(columns, schema=target)
 
 

@@ -235,7 +235,8 @@ class SparkBatchRunner:
         except Exception as error:
             # Other streams' rows of this batch are gone: then the attempt fails as it does without messages.
             if self._tracked is not None and set(self._plan.spouts) == set(self._plan.tracked):
-                self._tracked.blame_late(attempt, partial(self._run_late, attempt), error, lambda: self._given_up(attempt))
+                run = partial(self._run_late, attempt)
+                self._tracked.blame_late(attempt, run, error, lambda: self._given_up(attempt))
             raise
 
     def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], ledger: str) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class TridentSpoutHost:
         if errors:
             raise errors[0]
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether a message that was handed out is neither acknowledged nor given up."""
-        return any(getattr(executor, "unsettled", 0) for executor in self.executors.values())
+    def messages(self) -> tuple[int, int]:
+        """How many messages single-message spouts have handed out so far, and how many of them are not settled."""
+        counts = [executor.counts() for executor in self.executors.values() if hasattr(executor, "counts")]
+        return sum(taken for taken, _ in counts), sum(unsettled for _, unsettled in counts)
 
     def backlog(self) -> dict[str, Any]:
         """Rows, bytes and files waiting, over all streams that know."""

@@ -89,7 +89,7 @@ class TrackedBatches:
     def blame_late(
         self, attempt: TransactionAttempt, run: Run, error: Exception, given_up: Callable[[], bool]
     ) -> None:
-        """Finds the messages for which the attempt failed in its transaction's turn; the next attempt is without them."""
+        """Finds a message for which the attempt failed in its transaction's turn; the next one is without it."""
         failures = self._suspects(attempt)
         found = self._blame(attempt, {}, failures, run, error, given_up)
         for tx_id, executor in self._executors.items():

@@ -1,0 +1,104 @@
+"""What tracking messages costs: the same topology with and without, and the memory of an acker."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import words
+from benchmarks.bench import Bench, Recorder, advanced_at, rounds
+from benchmarks.report import Goal, Report
+from trident import RichSpout
+
+if TYPE_CHECKING:
+    from trident import TridentTopology
+
+TITLE = "messages of one line of 10 words into exactly-once counts, tracked and not"
+_STORM_BYTES = 20
+
+
+class _Lines(RichSpout):
+    """So many messages; it keeps them until they are acknowledged, in a dict."""
+
+    fields = "value string"
+
+    def __init__(self, count: int) -> None:
+        pick = random.Random(1).randrange
+        lines = [" ".join(f"w{pick(words.VOCABULARY):05d}" for _ in range(words.WORDS_PER_LINE)) for _ in range(5_000)]
+        self._lines, self._count, self._next = lines, count, 0
+        self._pending: dict[int, str] = {}
+
+    def next_tuple(self) -> None:
+        if self._next < self._count:
+            line = self._lines[self._next % len(self._lines)]
+            self._pending[self._next] = line
+            self.collector.emit((line,), self._next)
+            self._next += 1
+
+    def ack(self, message_id: int) -> None:
+        self._pending.pop(message_id, None)
+
+    def fail(self, message_id: int) -> None:
+        raise AssertionError("nothing fails here")
+
+
+def _topology(count: int) -> "TridentTopology":
+    from trident import Count, DeltaMapState, TridentTopology
+
+    topology = TridentTopology("tracking")
+    split = topology.new_stream("lines", _Lines(count)).each("value", words.split, "word")
+    split.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    return topology
+
+
+def run(bench: Bench, report: Report) -> None:
+    """Small and large batches, one and several in flight; then an acker's bytes."""
+    for messages, batches in ((bench.size(5_000, 50), bench.size(24, 4)), (bench.size(100_000, 100), bench.size(6, 3))):
+        for in_flight in (1, 4) if not bench.quick else (4,):
+            _compare(bench, report, messages, batches, in_flight)
+    _memory(bench, report)
+
+
+def _compare(bench: Bench, report: Report, messages: int, batches: int, in_flight: int) -> None:
+    contenders: dict[str, Callable[[int], float]] = {
+        "tracked": lambda _: _run(bench, messages, batches, in_flight, 1),
+        "not tracked": lambda _: _run(bench, messages, batches, in_flight, 0),
+    }
+    found = rounds(1 if bench.quick else 3, contenders, bench.said, warm_up=not bench.quick)
+    what = f"{messages:,} messages, {in_flight} in flight"
+    figures = {who: report.figure(f"{what}: {who}", "ms", values) for who, values in found.items()}
+    report.ratio(f"{what}: tracked / not tracked", figures["tracked"], figures["not tracked"], Goal(at_most=1.35))
+
+
+def _run(bench: Bench, messages: int, batches: int, in_flight: int, ackers: int) -> float:
+    """Milliseconds for so many messages."""
+    settings: dict[str, Any] = {"ackers": ackers, "max_pending_messages": messages * in_flight}
+    with bench.running(_topology(messages * batches), bench.fresh("tracking"), in_flight, **settings) as query:
+        with Recorder(query) as recorder:
+            query.process_all_available()
+        counted = query.snapshot("counts").groupBy().sum("count").first()[0]
+    if counted != messages * batches * words.WORDS_PER_LINE:
+        raise AssertionError(f"{counted} words were counted")
+    records, warm = recorder.records, max(1, len(recorder.records) // 6)
+    span = advanced_at(records[-1]) - advanced_at(records[warm - 1])
+    return span / sum(record["num_input_rows"] for record in records[warm:]) * messages * 1000
+
+
+def _memory(bench: Bench, report: Report) -> None:
+    from coordinators.acker import Acker
+
+    for pending in (10_000, bench.size(1_000_000, 20_000)):
+        acker, pick = Acker(), random.Random(2).getrandbits
+        started = time.perf_counter()
+        for _ in range(pending):
+            acker.init(pick(64), pick(64), 1)
+        micros = (time.perf_counter() - started) / pending * 1e6
+        report.figure(f"an acker with {pending:,} pending roots", "bytes/root", [acker.nbytes / pending])
+        report.figure(f"an acker with {pending:,} pending roots: init", "µs", [micros])
+    entries = {pick(64): (pick(64), 1) for _ in range(10_000)}
+    objects = sum(sys.getsizeof(part) for key, value in entries.items() for part in (key, value, value[0]))
+    report.figure("a dict with 10,000", "bytes/root", [(sys.getsizeof(entries) + objects) / len(entries)])
+    report.note(f"Storm's figure is about {_STORM_BYTES} bytes a tree; here 20 a place, of which 53 to 80 % are in use")

@@ -238,6 +238,11 @@ class Ackers:
         return sum(len(acker) for acker in self._ackers)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(acker.nbytes for acker in self._ackers)
+
+    @property
     def tracking(self) -> bool:
         """Whether there is an acker."""
         return bool(self._ackers)

@@ -27,7 +27,7 @@ from states import delta_log
 from states.binding import DELETED_COLUMN, LAST, StateBinding
 from states.compactor import open_plain
 from states.control import DOMAIN, ControlRecord, decode_control
-from states.dead_letters import BESIDE, DEAD_LETTERS, MESSAGES
+from states.dead_letters import BESIDE, tables_beside
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.evolution import add_columns, columns_only_added
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
@@ -121,17 +121,8 @@ class DeltaCommitter:
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._warehouse)
-        beside = [self._warehouse / DEAD_LETTERS.format(topology=self._topology, group=self._group)]
-        beside += self._warehouse.glob(MESSAGES.format(topology=self._topology, stream="*"))
-        return [*paths, *(path for path in beside if path.name not in self._bindings and self._is_own(path))]
-
-    def _is_own(self, path: Path) -> bool:
-        """Whether it is a table of this group."""
-        try:
-            text = self._engine.load(str(path)).control(DOMAIN)
-        except TableMissing:
-            return False
-        return text is not None and decode_control(path, text).group == self._group
+        beside = tables_beside(self._warehouse, self._topology)
+        return [*paths, *(path for path, group in beside if group == self._group and path.name not in self._bindings)]
 
     def _open_table(self, binding: StateBinding, spec: TableSpec, record: GroupRecord) -> str:
         path = self._warehouse / spec.path

@@ -8,15 +8,18 @@ part only in transactions that have rows for them.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from coordinators.errors import TableError
 from coordinators.transactions import TransactionAttempt
 from states.binding import StateBinding
+from states.control import DOMAIN
+from states.log_entries import newest_version, read_commit
 from states.parquet_files import FileTarget, write_partition
 from states.staged import StagedFile
 from states.staging import attempt_folder, fsync_folders, staged_file
@@ -61,7 +64,8 @@ def message_binding(topology: str, stream: str) -> StateBinding:
 
 
 def _binding(name: str, kind: str, schema: pa.Schema) -> StateBinding:
-    state = SimpleNamespace(name=name, partition_columns=(), adopt=False)
+    # A topology that begins again goes on with its own dead letters.
+    state = SimpleNamespace(name=name, partition_columns=(), adopt=True)
     return StateBinding(state, kind, (), _spark_schema(schema), tuple(schema.names))
 
 
@@ -72,6 +76,36 @@ def _spark_schema(schema: pa.Schema) -> "StructType":
         pa.int64(): LongType(), pa.int32(): IntegerType(), pa.string(): StringType(), _INSTANT: TimestampType(),
     }  # fmt: skip
     return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
+
+
+def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESIDE) -> list[tuple[Path, str]]:
+    """The folders of a topology's tables of these kinds, each with the batch group that writes it.
+
+    Their names alone do not say whose they are: a topology's name may begin with another's.
+    """
+    stems = {"dead_letters": DEAD_LETTERS.format(topology=topology, group="*"),
+             "messages": MESSAGES.format(topology=topology, stream="*")}  # fmt: skip
+    found = []
+    for kind in kinds:
+        for path in sorted(warehouse.glob(stems[kind])):
+            owner = _owner(path)
+            if owner is not None and owner[0] == topology:
+                found.append((path, owner[1]))
+    return found
+
+
+def _owner(path: Path) -> tuple[str, str] | None:
+    """Topology and batch group of a table, by the newest commit that says so."""
+    if not (path / "_delta_log").is_dir():
+        return None
+    for version in range(newest_version(str(path)), -1, -1):
+        try:
+            control = read_commit(str(path), version).control.get(DOMAIN)
+        except TableError:
+            return None  # cleaned up that far: nobody has written to it for long
+        if isinstance(control, Mapping):
+            return str(control.get("topology")), str(control.get("group"))
+    return None
 
 
 def stage_letters(

@@ -212,6 +212,8 @@ def test_memory_is_the_same_for_a_tree_of_any_size() -> None:
     for _ in range(50_000):  # a tree that grows
         acker.ack(0, rng.getrandbits(64))
     assert acker.nbytes == before and before / 10_000 <= 38
+    shared = Ackers(3)
+    assert shared.nbytes == 3 * Acker().nbytes
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_secs": 0}, {"buckets": 1}])

@@ -23,7 +23,7 @@ from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import ZooKeeper
 from states.binding import StateBinding
 from states.committer import DeltaCommitter
-from states.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
+from states.dead_letters import BESIDE, DEAD_LETTERS, dead_letter_binding, stage_letters, tables_beside
 from states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from states.kernel import KernelEngine
 from states.names import check_name
@@ -263,6 +263,9 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         zk.close()
     if not known and not descriptors and not folder.exists():
         raise TopologyError(f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper")
+    # What was settled before says nothing of what comes now; what was given up is kept like any table.
+    for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else ("messages",)):
+        shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     for descriptor in descriptors:
         if drop_tables:

@@ -102,14 +102,16 @@ class TridentConfig:
     ackers: int = _setting(
         1,
         whole(0),
-        "Spark tasks that add up the ledger of a batch whose spout hands out messages. 0: messages are not tracked,"
-        " each is acknowledged when it is emitted.",
+        "Of a stream of messages: Spark tasks that add up the ledger of a batch, where it is large. Of a tuple"
+        " topology: tables that share the pending messages. 0: messages are not tracked, each is acknowledged when it"
+        " is emitted.",
         section=_MESSAGES,
     )
     max_pending_messages: int = _setting(
         10_000,
         whole(1),
-        "Messages of one spout that may be handed out and not settled; a batch takes its share of them.",
+        "Messages of one spout (in a tuple topology: of one spout task) that may be handed out and not settled; a batch"
+        " takes its share of them.",
         section=_MESSAGES,
         unit="messages",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinators.errors import TopologyError
-from states.dead_letters import DEAD_LETTERS, MESSAGES
+from states.dead_letters import MESSAGES, tables_beside
 from states.names import check_name
 from trident.config import TridentConfig
 from trident.query import spark_settings
@@ -80,7 +80,7 @@ def dead_letters(
     """
     config = config or TridentConfig()
     warehouse = _warehouse(name, config)
-    paths = [path for path in warehouse.glob(DEAD_LETTERS.format(topology=name, group="*")) if _is_table(path)]
+    paths = [path for path, _ in tables_beside(warehouse, name, ("dead_letters",))]
     if not paths:
         return []
     spark = spark or make_session(f"trident dead-letters {name}", spark_settings(config))

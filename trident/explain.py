@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from trident.arrow_groups import Groups
 from trident.arrow_ops import CountRows, WithoutMarker
+from trident.arrow_tracking import BeginTrees, EndTrees, Tracked, TrackedGroups
 from trident.drpc_plan import DrpcPlan, drpc_plans
 from trident.lowering import (
     ByKeyOp,
@@ -130,8 +132,13 @@ def _python_step(op: PyOp) -> str:
         return f"count by {', '.join(step.keys)}"
     if isinstance(step, WithoutMarker):
         return ""
+    if isinstance(step, (EndTrees, BeginTrees)):
+        return f"{'end' if isinstance(step, EndTrees) else 'begin'} trees"
+    if isinstance(step, Tracked):
+        return f"{_python_step(replace(op, step=step.step))} (tracked)"
     if isinstance(step, Groups):
-        return f"{step.label.operation}: {step.mode}{' by ' if step.keys else ''}{', '.join(step.keys)}"
+        tracked = " (tracked)" if isinstance(step, TrackedGroups) else ""
+        return f"{step.label.operation}: {step.mode}{' by ' if step.keys else ''}{', '.join(step.keys)}{tracked}"
     return str(step.label.operation)
 
 

@@ -40,6 +40,8 @@ ACKED, FAILED, DEAD = "acked", "failed", "dead"
 # A spout is asked for messages for so long at a time; what it has then may become a batch.
 _POLL_SECS = 0.2
 _SMALL_ROWS = 100_000
+# Four attempts from 3,000 messages to the one that hangs.
+_SHRINK = 8
 
 
 @dataclass
@@ -204,11 +206,19 @@ class MessageSpoutExecutor:
             batch = self._batches.get(txid)
             if batch is None:
                 batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
-            elif known.shrink and len(batch) > 1:
-                batch, rest = batch[: len(batch) // 2], batch[len(batch) // 2 :]
-                self._waiting.extendleft(reversed(rest))
+            elif known.shrink:
+                batch = self._less(txid, batch)
             self._batches[txid] = batch
             return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
+
+    def _less(self, txid: int, batch: list[Tracked]) -> list[Tracked]:
+        """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
+        if len(batch) == 1 and batch[0].key:
+            late = Failure("", "", "processing this message alone took longer than message_timeout_secs")
+            self._suspects.setdefault(txid, {})[batch[0].root] = late
+        kept = max(1, len(batch) // _SHRINK)
+        self._waiting.extendleft(reversed(batch[kept:]))
+        return batch[:kept]
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         """The rows without anchors; tracked batches use :meth:`emit`."""

@@ -1,0 +1,289 @@
+"""Tuple topologies on Spark: every message is told how it ended, and acknowledged only when all of its tree is."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from collections import Counter, defaultdict
+from decimal import Decimal
+from functools import reduce
+from operator import xor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from coordinators.acker import Ackers
+from coordinators.errors import TridentError, UserFunctionError
+from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
+from trident.tuple_bolts import BasicBolt, RichBolt
+from trident.tuple_query import TupleQuery, start_tuple_topology
+from trident.tuple_topology import TupleTopology
+
+# The bolts below travel whole, as those of a script do: a worker need not import pytest for them.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+WAIT_SECS = 60.0
+
+
+@pytest.fixture
+def start(spark: SparkSession, tmp_path: Path):
+    queries: list[TupleQuery] = []
+
+    def run(topology: TupleTopology, ackers: Ackers | None = None, **settings: Any) -> TupleQuery:
+        query = start_tuple_topology(topology, spark, ackers=ackers, warehouse=str(tmp_path / "warehouse"), **settings)
+        queries.append(query)
+        return query
+
+    yield run
+    for query in queries:
+        query.stop(WAIT_SECS)
+        assert not query.is_active
+
+
+def sums(messages: list[tuple[str, int, int]]) -> dict[int, int]:
+    by_root = defaultdict(list)
+    for _, root, value in messages:
+        by_root[root].append(value)
+    return {root: reduce(xor, values) for root, values in by_root.items()}
+
+
+def test_the_names_of_example_6_1(start, tmp_path: Path) -> None:
+    spout, ackers = Listed([("msg1", ["刘备 关羽 张飞", "曹操 郭嘉 荀彧"])]), Recorded(now=time.monotonic())
+    topology = TupleTopology("names")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("split", Split(), parallelism=2).shuffle_grouping("texts")
+    topology.set_bolt("last", Write(tmp_path / "out"), parallelism=2).fields_grouping("split", "name")
+    query = start(topology, ackers)
+    query.process_all_available(WAIT_SECS)
+    assert spout.told == [("ack", "msg1")]
+    assert values_written(tmp_path / "out") == sorted("刘备 关羽 张飞 曹操 郭嘉 荀彧".split())
+    kinds = Counter(kind for kind, *_ in ackers.messages)
+    # Not one message a tuple, as in Storm, but one a task: two splitters, and one or two last bolts.
+    assert kinds["init"] == 1 and kinds["ack"] in (3, 4) and "fail" not in kinds
+    assert list(sums(ackers.messages).values()) == [0]
+    assert query.status | {"acker_bytes": 0} == {
+        "pending": 0, "emitted": 1, "acked": 1, "failed": 0, "timed_out": 0, "acker_bytes": 0, "rounds": 1,
+    }  # fmt: skip
+    assert query.status["acker_bytes"] > 0
+
+
+class Three(BasicBolt):
+    fields = "n"
+
+    def execute(self, tuple, collector) -> None:
+        for n in range(3):
+            collector.emit(n)
+
+
+def test_the_arithmetic_of_example_6_2(start, tmp_path: Path) -> None:
+    spout, ackers = Listed([("m", ["t"])]), Recorded(now=time.monotonic())
+    topology = TupleTopology("arithmetic")
+    topology.set_spout("spout", spout)
+    topology.set_bolt("bolt1", Three()).shuffle_grouping("spout")
+    topology.set_bolt("bolt2", Write(tmp_path / "two")).shuffle_grouping("spout")
+    topology.set_bolt("bolt3", Write(tmp_path / "three")).shuffle_grouping("bolt1")
+    start(topology, ackers).process_all_available(WAIT_SECS)
+    assert [kind for kind, *_ in ackers.messages] == ["init", "ack", "ack", "ack"]
+    (_, _, init), *_, (_, _, third) = ackers.messages
+    one, two = sorted(value for _, _, value in ackers.messages[1:3])
+    assert init ^ one ^ two == third != 0, "what is left after bolts 1 and 2 is T3 ⊕ T4 ⊕ T5"
+    assert list(sums(ackers.messages).values()) == [0]
+    assert spout.told == [("ack", "m")]
+    assert values_written(tmp_path / "two") == ["t"] and values_written(tmp_path / "three") == [0, 1, 2]
+
+
+def test_groupings_streams_and_a_diamond(start, tmp_path: Path) -> None:
+    words = [f"w{number % 7}" for number in range(40)]
+
+    class Sides(BasicBolt):
+        fields = {"left": "word", "right": "word, n"}
+
+        def execute(self, tuple, collector) -> None:
+            collector.emit(tuple["value"], stream="left")
+            collector.emit((tuple["value"], 1), stream="right")
+
+    topology = TupleTopology("diamond")
+    spout = Listed([(number, [word]) for number, word in enumerate(words)])
+    topology.set_spout("words", spout)
+    topology.set_bolt("sides", Sides(), 2).shuffle_grouping("words")
+    topology.set_bolt("far", Write(tmp_path / "far", "word"), 3).all_grouping("sides", "left")
+    joined = topology.set_bolt("joined", Write(tmp_path / "joined"), 2)
+    joined.fields_grouping("sides", "word", "right").fields_grouping("words", "value").shuffle_grouping("far")
+    chosen = topology.set_bolt("custom", Write(tmp_path / "custom"), 3)
+    chosen.custom_grouping("words", lambda values, tasks: [tasks[2]])
+    topology.set_bolt("one", Write(tmp_path / "one"), 2).global_grouping("sides", "left")
+    start(topology).process_all_available(WAIT_SECS)
+    assert spout.acked() == list(range(40))
+    far = written(tmp_path / "far")
+    assert sorted((task, len(rows)) for task, rows in far) == [(0, 40), (1, 40), (2, 40)]
+    ends = written(tmp_path / "joined")
+    assert len(ends) == 2, "one instance a task, with near and far input"
+    assert sum(len(rows) for _, rows in ends) == 80
+    homes = defaultdict(set)
+    for task, rows in ends:
+        for row in rows:
+            homes[row[1]].add(task)
+    assert all(len(tasks) == 1 for tasks in homes.values()), "a key is at one task, whoever emitted it"
+    assert [(task, len(rows)) for task, rows in written(tmp_path / "custom")] == [(2, 40)]
+    assert [(task, len(rows)) for task, rows in written(tmp_path / "one")] == [(0, 40)]
+
+
+class FailsOnce(RichBolt):
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def execute(self, tuple) -> None:
+        if tuple["value"] == "bad":
+            try:
+                with open(self.marker, "x"):
+                    self.collector.fail(tuple, "not this time")
+                    return
+            except FileExistsError:
+                pass
+        self.collector.ack(tuple)
+
+
+def test_a_failed_message_comes_again_and_only_that(start, tmp_path: Path) -> None:
+    spout = Listed([(1, ["good"]), (2, ["bad", "good"]), (3, ["good"])])
+    topology = TupleTopology("once")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("last", FailsOnce(tmp_path / "marker"), 2).shuffle_grouping("texts")
+    query = start(topology)
+    query.process_all_available(WAIT_SECS)
+    assert Counter(spout.told) == {("ack", 1): 1, ("ack", 2): 1, ("ack", 3): 1, ("fail", 2): 1}
+    assert [(one.message_id, one.bolt, one.error) for one in query.last_errors] == [(2, "last", "not this time")]
+    status = query.status
+    assert (status["emitted"], status["acked"], status["failed"], status["rounds"]) == (4, 3, 1, 2)
+    query.stop()
+    assert len(spout.threads) == 1 and spout.closed == 1, "all calls come from one thread"
+    assert query.await_termination(1) and query.exception() is None
+    with pytest.raises(TridentError, match="was stopped before"):
+        query.process_all_available(1)
+
+
+def test_messages_that_time_out_come_again(start, tmp_path: Path) -> None:
+    class ForgetsOnce(FailsOnce):
+        def execute(self, tuple) -> None:
+            try:
+                open(self.marker, "x").close()
+            except FileExistsError:
+                self.collector.ack(tuple)
+
+    spout = Listed([(1, ["a"])])
+    topology = TupleTopology("forgets")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("last", ForgetsOnce(tmp_path / "marker")).shuffle_grouping("texts")
+    query = start(topology, message_timeout_secs=2)
+    query.process_all_available(WAIT_SECS)
+    assert spout.told == [("fail", 1), ("ack", 1)]
+    assert (query.status["timed_out"], query.status["failed"]) == (1, 0)
+    assert "timed out" in query.last_errors[0].error
+
+
+def test_a_round_that_hangs_is_cancelled_and_its_messages_come_again_in_smaller_ones(start, tmp_path: Path) -> None:
+    class HangsOnce(FailsOnce):
+        def execute(self, tuple) -> None:
+            try:
+                open(self.marker, "x").close()
+                time.sleep(600)
+            except FileExistsError:
+                self.collector.ack(tuple)
+
+    spout = Listed([(number, ["a"]) for number in range(8)])
+    topology = TupleTopology("hangs")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("last", HangsOnce(tmp_path / "marker")).shuffle_grouping("texts")
+    query = start(topology, message_timeout_secs=2)
+    query.process_all_available(WAIT_SECS)
+    assert spout.told[:8] == [("fail", number) for number in range(8)] and spout.acked() == list(range(8))
+    assert "took longer than message_timeout_secs" in query.last_errors[0].error
+    assert query.status["rounds"] > 3
+
+
+def test_a_bolt_that_cannot_be_prepared_ends_the_topology_after_max_attempts(start) -> None:
+    class Unprepared(Split):
+        def prepare(self, context) -> None:
+            raise OSError("no database")
+
+    spout = Listed([(1, ["a"])])
+    topology = TupleTopology("unprepared")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("split", Unprepared()).shuffle_grouping("texts")
+    query = start(topology, max_attempts=2)
+    with pytest.raises(UserFunctionError, match="bolt split failed .*in prepare: OSError: no database"):
+        query.process_all_available(WAIT_SECS)
+    with pytest.raises(UserFunctionError):
+        query.await_termination(1)
+    assert isinstance(query.exception(), UserFunctionError)
+    assert (spout.told, spout.closed) == ([("fail", 1)] * 2, 1)
+
+
+def test_stop_cancels_a_round_that_takes_long_and_tells_the_spout_nothing(start, tmp_path: Path, monkeypatch) -> None:
+    class Hangs(RichBolt):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def execute(self, tuple) -> None:
+            open(self.path, "w").close()
+            time.sleep(600)
+
+    monkeypatch.setattr("trident.tuple_query._GRACE_SECS", 0.5)
+    spout = Listed([(1, ["a"])])
+    topology = TupleTopology("stopped")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("hangs", Hangs(str(tmp_path / "begun"))).shuffle_grouping("texts")
+    query = start(topology)
+    with pytest.raises(TimeoutError, match="stopped did not process all"):
+        query.process_all_available(0.2)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.05)
+    query.stop(WAIT_SECS)
+    assert not query.is_active and query.exception() is None
+    assert (spout.told, spout.closed) == ([], 1)
+
+
+def test_what_a_round_kept_in_spark_is_freed(start, spark: SparkSession, tmp_path: Path) -> None:
+    def kept() -> int:
+        return spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+
+    before = kept()
+    spout = Listed([(number, ["a b"]) for number in range(5)])
+    topology = TupleTopology("freed")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("split", Split()).shuffle_grouping("texts")
+    topology.set_bolt("last", Write(tmp_path / "out"), 2).shuffle_grouping("split")
+    start(topology).process_all_available(WAIT_SECS)
+    assert kept() <= before
+
+
+def test_values_keep_their_types_between_bolts(start, tmp_path: Path) -> None:
+    class Types(RichBolt):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def execute(self, tuple) -> None:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(repr(tuple.values) + "\n")
+            self.collector.ack(tuple)
+
+    row = (1, 2**70, "é\ud800", b"\0", None, Decimal("1.10"), datetime.date(2024, 1, 2), {"a": [1, (2,)]}, Point(1, 2))
+    spout = Listed([(1, [row])], "a, b, c, d, e, f, g, h, i")
+    topology = TupleTopology("types")
+    topology.set_spout("rows", spout)
+    topology.set_bolt("last", Types(str(tmp_path / "out"))).shuffle_grouping("rows")
+    query = start(topology)
+    query.process_all_available(WAIT_SECS)
+    assert (tmp_path / "out").read_text(encoding="utf-8") == repr(row) + "\n", query.last_errors
+
+
+class Point:
+    """A class that workers do not import: it travels whole."""
+
+    def __init__(self, x: int, y: int) -> None:
+        self.x, self.y = x, y
+
+    def __repr__(self) -> str:
+        return f"Point({self.x}, {self.y})"

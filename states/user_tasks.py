@@ -33,7 +33,6 @@ class BatchInfo:
         epoch: of the coordinator.
         config: what make_state and make_backing are given.
         as_of: of a request, which is no transaction: state name → the transaction that it reads that state as of.
-        ledger: of a tracked batch: the folder into which tasks write what becomes of its messages.
     """
 
     attempt: Any
@@ -41,7 +40,6 @@ class BatchInfo:
     epoch: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     as_of: Mapping[str, int] | None = None
-    ledger: str | None = None
 
     @property
     def fence(self) -> int | None:

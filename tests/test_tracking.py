@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from coordinators.transactions import TransactionAttempt
-from states.user_tasks import BatchInfo
 from tests.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
 from trident.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
@@ -80,14 +79,17 @@ class Batch:
             ledger.init(roots, ids)
             columns[ANCHORS] = make_anchors(np.ones(len(roots), np.int64), roots, ids)
         frame = spark.createDataFrame(pa.table(columns)).repartition(2).limit(len(roots) - lose)
-        built = plan.build({node.tx_id: frame for node in sources}, ATTEMPT, BatchInfo(ATTEMPT, ledger=ledger.path))
+        built = None
         try:
-            self.rows = sorted(tuple(row) for row in built[RESULT].collect())
+            with ledger.told_to_tasks():
+                built = plan.build({node.tx_id: frame for node in sources}, ATTEMPT)
+                self.rows = sorted(tuple(row) for row in built[RESULT].collect())
             self.failures = ledger.failures() if self.anchored else {}
             if self.anchored and by_spark:
                 assert ledger.failures(small_bytes=0).keys() == self.failures.keys()
         finally:
-            built.release()
+            if built is not None:
+                built.release()
             ledger.drop()
         self.failed = {root - 1000 for root in self.failures}
 

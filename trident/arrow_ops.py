@@ -369,13 +369,11 @@ class Chain:
         steps: in order.
         schema: of the batches that come out.
         name: distinct among the passes of a batch.
-        ledger: the folder into which a task writes what its tracked steps have to tell; None: nobody wants it.
     """
 
     steps: tuple[Any, ...]
     schema: pa.Schema
     name: str = ""
-    ledger: str | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if any(hasattr(step, "for_task") for step in self.steps):
@@ -384,13 +382,12 @@ class Chain:
             yield from self._run(self.steps, batches)
 
     def _tracked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from trident.arrow_tracking import Ledger
+        from trident.arrow_tracking import Ledger, ledger_folder
 
-        ledger = Ledger()
+        ledger, folder = Ledger(), ledger_folder()
         steps = tuple(step.for_task(ledger) if hasattr(step, "for_task") else step for step in self.steps)
         yield from self._run(steps, batches)
-        if self.ledger is not None:
-            ledger.write(self.ledger, f"{self.name}-{task_number()}")
+        ledger.write(folder, f"{self.name}-{task_number()}")
 
     def _run(self, steps: Sequence[Any], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with prepared(steps):
@@ -405,7 +402,7 @@ class Chain:
     def for_batch(self, info: Any) -> "Chain":
         """The chain with a BatchInfo, for steps that need to know their batch."""
         steps = tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
-        return replace(self, steps=steps, ledger=getattr(info, "ledger", None))
+        return replace(self, steps=steps)
 
 
 @dataclass(frozen=True)

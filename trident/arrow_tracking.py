@@ -38,6 +38,22 @@ _TRACEBACK_CHARS = 8_000
 _MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
 
 
+# The local property of Spark under which tasks are told where their ledger is: so a pass is the same for every batch,
+# and need not be pickled anew.
+LEDGER_PROPERTY = "trident.ledger"
+
+
+def ledger_folder() -> str:
+    """Where this task's ledger is to be written."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    folder = context.getLocalProperty(LEDGER_PROPERTY) if context is not None else None
+    if not folder:
+        raise AssertionError("a tracked batch runs without a ledger")
+    return folder
+
+
 # --- the ledger of one Spark task ----------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ class JobWatch:
                     began = time.monotonic()
                 if began is not None and time.monotonic() - began > self._timeout_secs:
                     self.timed_out = True
-                    self._context.cancelJobGroup(self._job_group)
+                    cancel_group(self._context, self._job_group)
                     return
             except Exception as error:  # a session that is being stopped
                 log.debug("cannot look at %s: %s", self._job_group, error)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 
 from coordinators import faults
 from trident.anchors import sums_by_root
-from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_SCHEMA
+from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,10 +76,15 @@ class BatchLedger:
         self._folder = folder / uuid.uuid4().hex
         self._folder.mkdir(parents=True)
 
-    @property
-    def path(self) -> str:
-        """What the tasks are told."""
-        return str(self._folder)
+    @contextmanager
+    def told_to_tasks(self) -> Iterator[None]:
+        """Jobs that this thread starts meanwhile write to this ledger."""
+        context = self._spark.sparkContext
+        context.setLocalProperty(LEDGER_PROPERTY, str(self._folder))
+        try:
+            yield
+        finally:
+            context.setLocalProperty(LEDGER_PROPERTY, None)
 
     def init(self, roots: np.ndarray, values: np.ndarray) -> None:
         """What the messages of the batch begin with: of each row its root and its id."""

@@ -849,7 +849,7 @@ class _Maker:
             self._push_python(step, fields, takes)
             return
         fields = (*fields, ANCHORS_FIELD) if goes_on else fields
-        self._push_python(Tracked(step, goes_on), fields, (*takes, ANCHORS), batch_id=True)
+        self._push_python(Tracked(step, goes_on), fields, (*takes, ANCHORS))
 
     def into_partitions(self, keys: tuple[str, ...], count: int) -> None:
         self._push(IntoPartitionsOp(keys, count, (*self._physical, PLACE)))
@@ -888,7 +888,7 @@ class _Maker:
         self._push(SelectOp(tuple(field.name for field in keep), node.expression, fields))
 
     def _in_python(self, step: Any) -> None:
-        self._push_python(step, self._physical, [field.name for field in self._physical], batch_id=True)
+        self._push_python(step, self._physical, [field.name for field in self._physical])
 
     def _aggregate(self, aggregation: Aggregation, node: Node, persists: bool, goes_on: bool = False) -> None:
         fields = tuple(node.schema.fields)
@@ -967,7 +967,7 @@ class _Maker:
         if self.anchored:
             goes_on = merged or fields[-1].name == ANCHORS
             own = {one.name: getattr(step, one.name) for one in dataclass_fields(step)}
-            step, takes, batch_id = TrackedGroups(**own, keeps=goes_on), (*takes, ANCHORS), True
+            step, takes = TrackedGroups(**own, keeps=goes_on), (*takes, ANCHORS)
             fields = (*fields, ANCHORS_FIELD) if merged else fields
         self._push_python(step, fields, takes, batch_id)
 

@@ -182,9 +182,9 @@ class SparkBatchRunner:
                 tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
         emitted_at = built_at = time.monotonic()
 
-        def run(frames_of: Mapping[str, "DataFrame"], ledger: str | None) -> dict[str, list[Any]]:
+        def run(frames_of: Mapping[str, "DataFrame"]) -> dict[str, list[Any]]:
             nonlocal built_at
-            frames = self._plan.build(frames_of, attempt, self._info(attempt, ledger))
+            frames = self._plan.build(frames_of, attempt, self._info(attempt))
             frames.update(tables)
             built_at = time.monotonic()
             try:
@@ -193,7 +193,7 @@ class SparkBatchRunner:
                 frames.release()
 
         if self._tracked is None:
-            staged = run(inputs, None)
+            staged = run(inputs)
         else:
             staged = self._tracked.process(attempt, inputs, run, lambda: self._given_up(attempt))
         for executor in self._host.executors.values():
@@ -211,8 +211,8 @@ class SparkBatchRunner:
             },
         )
 
-    def _info(self, attempt: TransactionAttempt, ledger: str | None = None) -> BatchInfo:
-        return BatchInfo(attempt, self._incarnation, self._epoch, self._config, ledger=ledger)
+    def _info(self, attempt: TransactionAttempt) -> BatchInfo:
+        return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
 
     def _given_up(self, attempt: TransactionAttempt) -> bool:
         """Whether the attempt was cancelled, or is over its time."""
@@ -239,9 +239,9 @@ class SparkBatchRunner:
                 self._tracked.blame_late(attempt, run, error, lambda: self._given_up(attempt))
             raise
 
-    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], ledger: str) -> dict[str, Any]:
+    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"]) -> dict[str, Any]:
         """A batch up to the end of its turn, for nothing but to see whether it fails."""
-        frames = self._plan.build(inputs, attempt, self._info(attempt, ledger))
+        frames = self._plan.build(inputs, attempt, self._info(attempt))
         try:
             staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
         finally:
@@ -342,7 +342,7 @@ class SparkBatchRunner:
         began = running.first_task_at
         if began is not None and now - began > running.timeout_secs and not running.timed_out:
             running.timed_out = True
-            self._context.cancelJobGroup(running.job_group)
+            cancel_group(self._context, running.job_group)
 
     def _has_tasks(self, running: _Running) -> bool:
         return has_tasks(self._context, running.job_group)

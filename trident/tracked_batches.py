@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.messages")
 Staged = dict[str, list[Any]]
-# (the frames by stream, the ledger's folder) → what was staged
-Run = Callable[[Mapping[str, "DataFrame"], str], Staged]
+# The frames by stream → what was staged.
+Run = Callable[[Mapping[str, "DataFrame"]], Staged]
 
 
 class TrackedBatches:
@@ -106,7 +106,8 @@ class TrackedBatches:
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
         try:
             frames = {**inputs, **self._frames(attempt, frozenset(without), ledger)}
-            staged = run(frames, ledger.path)
+            with ledger.told_to_tasks():
+                staged = run(frames)
             return staged, ledger.failures() if self._anchored else {}
         finally:
             ledger.drop()

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coordinators import faults
-from coordinators.errors import AttemptCapReached, TopologyError
+from coordinators.errors import AttemptCapReached, FailedException, TopologyError
 from tests.message_helpers import Messages
-from trident import Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
+from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
 from trident.query import TopologyQuery, start_topology
 
 WAIT_SECS = 90.0
@@ -54,6 +54,21 @@ def split(sentence: str) -> Iterator[str]:
         yield word
 
 
+class Letters(Combiner):
+    """How many letters the words of a group have; breaks at one of them."""
+
+    def init(self, word: str) -> int:
+        if word == "b6":
+            raise ValueError("this word cannot be counted")
+        return len(word)
+
+    def combine(self, a: int, b: int) -> int:
+        return a + b
+
+    def zero(self) -> int:
+        return 0
+
+
 def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, table) -> None:
     lines = {n: f"a b{n} {'poison' if n == 3 else 'c'} d" for n in range(8)}
     spout = Messages("line string", lines.items())
@@ -61,13 +76,18 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
     words = topology.new_stream("lines", spout).each("line", split, "word")
     words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
     words.partition_persist(DeltaAppend("seen"), "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("letters"), "word", Letters(), "n")
     query = start(topology, max_replays=2)
     query.process_all_available(WAIT_SECS)
-    expected = Counter(word for n, line in lines.items() if n != 3 for word in line.split())
+    expected = Counter(word for n, line in lines.items() if n not in (3, 6) for word in line.split())
     assert {row.word: row["count"] for row in query.snapshot("counts").collect()} == expected
     assert Counter(row.word for row in query.snapshot("seen").collect()) == expected
-    assert sorted(spout.acked) == list(range(8)) and spout.failed == [3, 3]
-    (letter,) = table("words__lines__dead_letters")
+    assert {row.word: row.n for row in query.snapshot("letters").collect()} == {
+        word: len(word) * count for word, count in expected.items()
+    }  # fmt: skip
+    assert sorted(spout.acked) == list(range(8)) and sorted(spout.failed) == [3, 3, 6, 6]
+    letter, other = sorted(table("words__lines__dead_letters"), key=lambda one: one.message)
+    assert other.message == "6" and "this word cannot be counted" in other.error and "Letters" in other.operation
     assert (letter.message, letter.attempts, letter.stream) == ("3", 3, "lines")
     assert letter.operation == "each(split)" and "ValueError: this word is poison" in letter.error
     assert "raise ValueError" in letter.traceback and letter.tuples is not None
@@ -118,19 +138,31 @@ def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table)
     assert letter.message == "2" and "this word is poison" in letter.error and sorted(spout.acked) == [1, 2, 3, 4]
 
 
-def test_a_failure_that_is_no_messages_fault_fails_the_batch(start) -> None:
-    """Whatever rows the batch has, its table cannot be written: nobody is given up for that."""
+class Broken:
+    """Cannot be opened, whatever the rows."""
 
-    class Broken:
-        def prepare(self, context: Any) -> None:
-            raise ConnectionError("the service is down")
+    def prepare(self, context: Any) -> None:
+        raise ConnectionError("the service is down")
 
-        def __call__(self, line: str) -> str:
-            return line
+    def __call__(self, line: str) -> str:
+        return line
 
-    spout = Messages("line string", {n: "a" for n in range(4)}.items())
+
+class Down:
+    """Says of a row that it is not the row's fault."""
+
+    def __call__(self, line: str) -> str:
+        if line == "c":
+            raise FailedException("the service is down")
+        return line
+
+
+@pytest.mark.parametrize("function", [Broken(), Down()])
+def test_a_failure_that_is_no_messages_fault_fails_the_batch(start, function: Any) -> None:
+    """Nobody is given up for a service that is down."""
+    spout = Messages("line string", {n: "abcd"[n] for n in range(4)}.items())
     topology = TridentTopology("words")
-    topology.new_stream("lines", spout).each("line", Broken(), "same string").partition_persist(DeltaAppend("seen"))
+    topology.new_stream("lines", spout).each("line", function, "same string").partition_persist(DeltaAppend("seen"))
     query = start(topology, max_attempts=2)
     with pytest.raises(AttemptCapReached, match="the service is down"):
         query.process_all_available(WAIT_SECS)

@@ -77,9 +77,10 @@ class Ledger:
 
     def fail(self, roots: Sequence[int], error: UserCodeFailed) -> None:
         """A row of these roots has failed. A row without any has nobody who would replay it: it fails the batch."""
-        if not len(roots):
-            raise error
         report = report_of(error)
+        # FailedException says that the batch is to fail: a service is down, and no row is to blame.
+        if not len(roots) or report.pop("kind") == "failed":
+            raise error
         self.failures += [{"root": int(root), "value": 0, "failed": True, **report} for root in dict.fromkeys(roots)]
 
     def table(self) -> pa.Table | None:
@@ -118,7 +119,7 @@ def report_of(error: UserCodeFailed) -> dict[str, str]:
     cause = error.__cause__ or error.__context__
     lines = traceback.format_exception(cause) if cause is not None else []
     return {
-        "operation": report.get("operation", ""), "location": report.get("location", ""),
+        "kind": report.get("kind", ""), "operation": report.get("operation", ""), "location": report.get("location", ""),
         "error": report.get("error", str(error)), "traceback": "".join(lines)[-_TRACEBACK_CHARS:],
         "place": report.get("place", ""),
     }  # fmt: skip
@@ -192,7 +193,7 @@ class Tracked:
             self.ledger.ack(anchors.filter(pa.array(~alive)))
 
     def _failed(self, frame: Frame, error: UserCodeFailed) -> Iterator[Frame]:
-        if frame.length == 1:
+        if frame.length == 1 or report_of(error)["kind"] == "failed":
             assert self.ledger is not None, "for_task comes first"
             self.ledger.fail(_roots(frame.array(ANCHORS)), error)
             return

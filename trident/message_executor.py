@@ -103,7 +103,7 @@ class MessageSpoutExecutor:
         self._batches: dict[int, list[Tracked]] = {}
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._suspects: dict[int, dict[int, Failure]] = {}
-        self._taken = 0
+        self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
@@ -140,6 +140,7 @@ class MessageSpoutExecutor:
         for request, message in self._requests.poll():
             self._accept(message, request)
         self._requests.done()
+        known = self._recognised
         while self._open_messages() < self._pending_max and time.monotonic() - now < _POLL_SECS:
             self._spout.next_tuple()
             messages = self._collector.drain()
@@ -147,6 +148,9 @@ class MessageSpoutExecutor:
                 break
             for message in messages:
                 self._accept(message)
+        if self._recognised > known:
+            log.info("stream %r: %d messages were settled before: acknowledged, not processed again",
+                     self._tx_id, self._recognised - known)  # fmt: skip
 
     def _open_messages(self) -> int:
         return len(self._out) if self.tracking else len(self._waiting)
@@ -164,6 +168,7 @@ class MessageSpoutExecutor:
         if key in self._out:
             return  # handed out twice: the first one counts
         if self._settled.knows(key):
+            self._recognised += 1
             self._tell_acks([Tracked(message, key, 0, [], request=request)])
             return
         self._out.add(key)

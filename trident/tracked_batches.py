@@ -82,6 +82,8 @@ class TrackedBatches:
                     break
                 self._discard(staged)
             failures.update(found)
+            # When the time is up before all are found, the next attempt need not find these again.
+            self._suspect(attempt, found)
             log.info("%d messages of attempt %s failed, the batch is run without them: %s",
                      len(found), attempt, next(iter(found.values())))  # fmt: skip
         return {**staged, **self._ends(attempt, failures)}
@@ -92,10 +94,8 @@ class TrackedBatches:
         """Finds a message for which the attempt failed in its transaction's turn; the next one is without it."""
         failures = self._suspects(attempt)
         found = self._blame(attempt, {}, failures, run, error, given_up)
-        for tx_id, executor in self._executors.items():
-            own = {one.root for one in executor.messages(attempt)}
-            executor.suspect(attempt, {root: failure for root, failure in found.items() if root in own})
-            log.info("messages of stream %s that failed attempt %s: %d", tx_id, attempt, len(found))
+        self._suspect(attempt, found)
+        log.info("a message failed attempt %s in its turn: %s", attempt, next(iter(found.values())))
 
     # --- one run -------------------------------------------------------------------------------
 
@@ -131,6 +131,11 @@ class TrackedBatches:
             found.update(executor.suspects(attempt))
         return found
 
+    def _suspect(self, attempt: TransactionAttempt, found: Mapping[int, Failure]) -> None:
+        for executor in self._executors.values():
+            own = {one.root for one in executor.messages(attempt)}
+            executor.suspect(attempt, {root: failure for root, failure in found.items() if root in own})
+
     # --- whose fault it is ---------------------------------------------------------------------
 
     def _blame(
@@ -157,7 +162,7 @@ class TrackedBatches:
                 return found
             return None
 
-        if not everything or not _is_of_a_task(error) or given_up():
+        if not everything or given_up() or not _may_be_of_a_row(error, attempt):
             raise error
         suspected, some_pass = everything, False
         while len(suspected) > 1:
@@ -198,11 +203,13 @@ class TrackedBatches:
                 (self._roots[name] / file.path).unlink(missing_ok=True)
 
 
-def _is_of_a_task(error: Exception) -> bool:
-    """Whether rows may be the reason: a function raised, or Spark gave a task up."""
-    text = str(error)
-    return isinstance(error, (UserFunctionError, FailedException)) or any(
-        known in text for known in ("<<trident-failure:", "Job aborted", "Python worker exited", "TASK_FAILED")
+def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:
+    """Whether rows may be the reason: a function raised, and not to fail the batch, or Spark gave a task up."""
+    translated = translate_failure(error, attempt)
+    if isinstance(translated, FailedException):
+        return False
+    return isinstance(translated, UserFunctionError) or any(
+        known in str(error) for known in ("Job aborted", "Python worker exited", "TASK_FAILED")
     )
 
 

@@ -1,0 +1,176 @@
+"""The executor of a stream of messages by itself: what is handed out, what is in which batch, what the spout hears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinators.errors import SourceError
+from coordinators.transactions import TransactionAttempt
+from tests.message_helpers import Messages
+from trident.anchors import ANCHORS, read_anchors
+from trident.ledger import Failure
+from trident.message_executor import MessageSpoutExecutor
+from trident.message_table import Settled
+from trident.replays import request_replay
+from trident.rich_spouts import SpoutCollector, message_key
+from trident.spout_executors import Known
+from trident.spouts import SpoutContext
+
+OPTIONS: dict[str, Any] = {
+    "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 10, "max_replays": 1, "replay_backoff_secs": 0.0,
+    "remember_messages_secs": 60.0,
+}  # fmt: skip
+BROKEN = Failure("each(f)", "f.py:1", "ValueError: broken")
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    def executor(spout: Messages, **options: Any) -> MessageSpoutExecutor:
+        given = {**OPTIONS, "warehouse": str(tmp_path), **options}
+        return MessageSpoutExecutor(spout, SpoutContext(None, "t", "s", tmp_path, "i", given))
+
+    return executor
+
+
+def begin(executor: MessageSpoutExecutor, txid: int, attempt_id: int = 0, shrink: bool = False) -> TransactionAttempt:
+    attempt = TransactionAttempt(txid, attempt_id)
+    executor.initialize(Known(attempt, shrink=shrink))
+    return attempt
+
+
+def ids(executor: MessageSpoutExecutor, attempt: TransactionAttempt) -> list:
+    return [one.message.message_id for one in executor.messages(attempt)]
+
+
+def finish(executor: MessageSpoutExecutor, attempt: TransactionAttempt, *failed: Any) -> list[str]:
+    roots = {one.root: BROKEN for one in executor.messages(attempt) if one.message.message_id in failed}
+    letters = executor.outcome(attempt, roots).letters
+    executor.success(attempt)
+    return [letter["message"] for letter in letters]
+
+
+def test_each_message_is_in_one_batch_and_stays_there_over_all_attempts(make) -> None:
+    spout = Messages("n int", {n: (n,) for n in range(20)}.items())
+    executor = make(spout)
+    assert executor.is_ready(1)
+    first, second = begin(executor, 1), begin(executor, 2)
+    assert (ids(executor, first), ids(executor, second)) == ([*range(5)], [*range(5, 10)])
+    assert not executor.is_ready(3), "ten messages are out: as many as may be"
+    again = begin(executor, 1, 1)
+    assert ids(executor, again) == [*range(5)] and ids(executor, begin(executor, 2, 1)) == [*range(5, 10)]
+    assert finish(executor, again) == [] and spout.acked == [*range(5)]
+    assert executor.is_ready(3) and ids(executor, begin(executor, 3)) == [*range(10, 15)]
+    assert executor.counts() == (15, 10)
+
+
+def test_the_rows_of_a_batch_have_their_messages_as_roots(make) -> None:
+    executor = make(Messages("n int", {"a": [(1,), (2,)], "b": [], "c": [(3,)]}.items()))
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    table = executor.emit(attempt, frozenset(), anchors=True).data
+    assert isinstance(table, pa.Table) and table.column("n").to_pylist() == [1, 2, 3]
+    counts, roots, values = read_anchors(table.column(ANCHORS).combine_chunks())
+    assert counts.tolist() == [1, 1, 1] and roots[0] == roots[1] != roots[2] and len(set(values.tolist())) == 3
+    without = executor.emit(attempt, frozenset([int(roots[0])]), anchors=True).data
+    assert without.column("n").to_pylist() == [3]
+    assert finish(executor, attempt) == [] and executor.counts() == (3, 0), "b, without a tuple, is acknowledged too"
+
+
+def test_a_message_that_is_handed_out_twice_counts_once(make) -> None:
+    spout = Messages("n int", {1: (1,)}.items())
+    executor = make(spout)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    spout.put(1, (1,))  # the source was impatient: it is in a batch
+    assert not executor.is_ready(2)
+    finish(executor, attempt)
+    spout.put(1, (1,))  # and again when it is settled already
+    assert not executor.is_ready(2) and spout.acked == [1, 1] and not spout.kept
+
+
+def test_what_fails_comes_again_and_is_given_up_in_the_end(make) -> None:
+    spout = Messages("n int", {1: (1,), 2: (2,)}.items())
+    executor = make(spout)
+    executor.is_ready(1)
+    assert finish(executor, begin(executor, 1), 2) == [] and (spout.acked, spout.failed) == ([1], [])
+    assert executor.is_ready(2) and spout.failed == [2]
+    attempt = begin(executor, 2)
+    assert ids(executor, attempt) == [2]
+    assert finish(executor, attempt, 2) == ["2"] and spout.acked == [1, 2] and executor.counts()[1] == 0
+
+
+def test_the_spout_hears_of_a_failure_when_its_time_has_come(make) -> None:
+    spout = Messages("n int", {1: (1,)}.items())
+    executor = make(spout, replay_backoff_secs=600.0)
+    executor.is_ready(1)
+    finish(executor, begin(executor, 1), 1)
+    assert not executor.is_ready(2) and spout.failed == [] and executor.counts()[1] == 1
+
+
+def test_an_attempt_that_does_not_count_settles_nothing(make) -> None:
+    spout = Messages("n int", {1: (1,), 2: (2,)}.items())
+    executor = make(spout)
+    executor.is_ready(1)
+    first = begin(executor, 1)
+    executor.outcome(first, {executor.messages(first)[0].root: BROKEN})
+    executor.cancel(first)
+    assert finish(executor, begin(executor, 1, 1)) == [] and spout.acked == [1, 2] and spout.failed == []
+
+
+def test_a_batch_that_takes_too_long_becomes_smaller_and_a_single_message_is_the_reason(make) -> None:
+    spout = Messages("n int", {n: (n,) for n in range(20)}.items())
+    executor = make(spout, max_pending_messages=40)
+    executor.is_ready(1)
+    begin(executor, 1)
+    assert ids(executor, begin(executor, 1, 1, shrink=True)) == [0, 1]
+    last = begin(executor, 1, 2, shrink=True)
+    assert ids(executor, last) == [0] and executor.suspects(last) == {}
+    last = begin(executor, 1, 3, shrink=True)
+    (failure,) = executor.suspects(last).values()
+    assert "longer than message_timeout_secs" in failure.error
+    assert ids(executor, begin(executor, 2)) == [*range(1, 20)], "the others are handed out in their order"
+
+
+def test_dead_letters_are_tried_again_once_a_request(make, tmp_path: Path) -> None:
+    spout = Messages("n int, t string")
+    executor = make(spout)
+    name = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"],[2,"b"]]'}])
+    assert executor.is_ready(1)
+    attempt = begin(executor, 1)
+    (one,) = executor.messages(attempt)
+    assert (one.message.message_id, one.message.rows) == ("x", ((1, "a"), (2, "b"))) and one.request == name
+    assert finish(executor, attempt) == [] and spout.acked == [], "the spout has long been told"
+    assert not list((tmp_path / "replays").iterdir())
+    again = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"]]'}])
+    executor._requests._looked_at = -1.0
+    assert executor.is_ready(2) and executor.messages(begin(executor, 2))[0].request == again
+
+
+def test_what_is_settled_is_forgotten_after_a_while() -> None:
+    settled = Settled(100.0)
+    settled.add("old", ago_secs=101.0)
+    settled.add("new")
+    assert not settled.knows("old") and settled.knows("new") and len(settled) == 1
+
+
+@pytest.mark.parametrize("wrong", [object(), {1, 2}, float("nan")])
+def test_a_message_id_that_could_not_be_recognised_is_refused(wrong: Any) -> None:
+    with pytest.raises(SourceError, match="message id"):
+        SpoutCollector({"default": 1}).emit("a", wrong)
+
+
+def test_ids_are_distinct_as_json_is() -> None:
+    assert message_key(1) != message_key("1") and message_key([1, "a"]) == message_key((1, "a"))
+
+
+def test_a_tuple_must_have_a_value_per_field() -> None:
+    collector = SpoutCollector({"default": 2})
+    with pytest.raises(SourceError, match="2 values"):
+        collector.emit("a", 1)
+    with pytest.raises(SourceError, match="no stream 'other'"):
+        collector.emit(("a", "b"), 1, "other")
+    assert collector.drain() == []

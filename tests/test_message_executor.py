@@ -174,3 +174,42 @@ def test_a_tuple_must_have_a_value_per_field() -> None:
     with pytest.raises(SourceError, match="no stream 'other'"):
         collector.emit(("a", "b"), 1, "other")
     assert collector.drain() == []
+
+
+def test_what_the_broker_could_not_hear_it_is_told_again(make) -> None:
+    class Away(Messages):
+        away = False
+
+        def ack(self, message_id: Any) -> None:
+            if self.away:
+                raise ConnectionError("the broker is away")
+            super().ack(message_id)
+
+        def fail(self, message_id: Any) -> None:
+            if self.away:
+                raise ConnectionError("the broker is away")
+            super().fail(message_id)
+
+    spout = Away("n int", {n: (n,) for n in range(5)}.items())
+    executor = make(spout)
+    executor.is_ready(1)
+    spout.away = True
+    finish(executor, begin(executor, 1), 0, 1, 2)
+    assert not executor.is_ready(2) and (spout.acked, spout.failed) == ([], [])
+    spout.away, executor._tell_at = False, 0.0
+    assert executor.is_ready(2)
+    assert sorted(spout.acked) == [3, 4] and sorted(spout.failed) == [0, 1, 2]
+    attempt = begin(executor, 2)
+    assert sorted(ids(executor, attempt)) == [0, 1, 2]
+    finish(executor, attempt)
+    assert executor.counts()[1] == 0 and not spout.kept
+
+
+def test_a_message_that_does_not_fit_its_fields_fails_by_itself(make) -> None:
+    executor = make(Messages("n long", {1: (1,), 2: ("not a number",), 3: (3,)}.items()), max_replays=0)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    suspects = executor.suspects(attempt)
+    assert len(suspects) == 1 and "'n'" in next(iter(suspects.values())).error
+    assert executor.emit(attempt, frozenset(suspects), anchors=False).data.column("n").to_pylist() == [1, 3]
+    assert executor.outcome(attempt, suspects).letters[0]["message"] == "2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,7 +34,7 @@ class DeadLetter:
         operation, location, error, traceback: why the last try failed.
         metadata: of a skipped transaction, JSON by stream.
         given_up_at: when.
-        replay: "" or what became of the last replay: "asked for", "acked", "dead" or "failed".
+        replay: "" or what became of its replay: "asked for", "acked" or "dead".
     """
 
     txid: int
@@ -86,11 +87,17 @@ def dead_letters(
     spark = spark or make_session(f"trident dead-letters {name}", spark_settings(config))
     replays = _replays(spark, warehouse, name)
     fields = [field for field in DeadLetter.__dataclass_fields__ if field != "replay"]
-    found = []
-    for path in sorted(paths):
-        for row in _read(spark, path).select(fields).collect():
-            found.append(DeadLetter(**row.asDict(), replay=replays.get((row.stream, row.message), "")))
-    return sorted(found, key=lambda letter: (letter.txid, letter.given_up_at))
+    rows = [row for path in sorted(paths) for row in _read(spark, path).select(fields).collect()]
+    return [
+        DeadLetter(**row.asDict(), replay=_replayed(replays.get((row.stream, row.message), []), row.txid))
+        for row in sorted(rows, key=lambda row: (row.txid, row.given_up_at))
+    ]
+
+
+def _replayed(replays: list[tuple[float, str]], txid: int) -> str:
+    """What became of a letter: of its message's replays the first that ended behind it, since that one was its own."""
+    later = [outcome for ended_in, outcome in replays if ended_in > txid and outcome != "failed"]
+    return later[0] if later else ""
 
 
 def replay(
@@ -118,16 +125,16 @@ def replay(
     """
     config = config or TridentConfig()
     warehouse = _warehouse(name, config)
-    wanted: dict[str, dict[str, Any]] = {}
-    known: set[str] = set()
-    for letter in dead_letters(name, config, spark):
-        if letter.stream is None or (stream is not None and letter.stream != stream):
-            continue
-        assert letter.message is not None
-        known.add(letter.message)
-        if (not messages or letter.message in messages) and (again or letter.replay not in ("asked for", "acked")):
-            # Of one message only once, whatever often it was given up.
-            wanted.setdefault(letter.stream, {})[letter.message] = {"message": letter.message, "tuples": letter.tuples}
+    # Of one message only the newest letter counts, however often it was given up.
+    newest = {
+        (letter.stream, letter.message): letter for letter in dead_letters(name, config, spark)
+        if letter.stream is not None and stream in (None, letter.stream)
+    }  # fmt: skip
+    known = {str(message) for _, message in newest}
+    wanted: dict[str, list[dict[str, Any]]] = {}
+    for (of_stream, message), letter in newest.items():
+        if (not messages or message in messages) and (again or letter.replay not in ("asked for", "acked")):
+            wanted.setdefault(str(of_stream), []).append({"message": message, "tuples": letter.tuples})
     missing = sorted(set(messages) - known)
     if missing:
         raise TopologyError(
@@ -139,7 +146,7 @@ def replay(
         return f"{name}: no dead letter is to be replayed"
     lines = []
     for one, letters in sorted(wanted.items()):
-        request_replay(warehouse / "_trident" / name / "streams" / one, list(letters.values()))
+        request_replay(warehouse / "_trident" / name / "streams" / one, letters)
         lines.append(f"{one}: {len(letters)} to be tried again, by the running topology or its next start")
     return "\n".join(lines)
 
@@ -163,16 +170,17 @@ def _read(spark: "SparkSession", path: Path) -> "DataFrame":
     return spark.read.format("delta").load(str(path))
 
 
-def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[str, str], str]:
-    """(stream, message) → how its last replay ended, or that one was asked for."""
+def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
+    """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
     from pyspark.sql import functions as F
 
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for folder in (warehouse / "_trident" / name / "streams").glob("*"):
         path = warehouse / MESSAGES.format(topology=name, stream=folder.name)
         if _is_table(path):
             rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
-            found |= {(folder.name, row.message.split(" ", 2)[2]): row.outcome for row in rows}
+            for row in rows:
+                found.setdefault((folder.name, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
         for message in ReplayRequests.asked(folder):
-            found[folder.name, message] = "asked for"
+            found.setdefault((folder.name, message), []).append((math.inf, "asked for"))
     return found

@@ -38,7 +38,7 @@ from states.user_tasks import BatchInfo
 from trident.arrow_states import NewerThanAsked
 from trident.drpc_plan import DrpcPlan
 from trident.drpc_values import arguments
-from trident.functions import _find_report
+from trident.functions import find_report
 from trident.job_watch import cancel_group
 from trident.results import RESULT
 from trident.rows import to_dataframe
@@ -276,7 +276,7 @@ def _job_group(request_id: str) -> str:
 
 def _translated(error: Exception, function: str, request: RequestId) -> Exception:
     """What a failed job means: a user's function raised, or a map has gone on; else the error itself."""
-    report = _find_report(error)
+    report = find_report(error)
     if report is None:
         return error
     if report["error"].startswith(f"{NewerThanAsked.__name__}:"):

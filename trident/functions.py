@@ -355,7 +355,7 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
         a UserFunctionError or FailedException with ``attempt`` set when a
         user's function raised on a worker; else exc itself.
     """
-    report = _find_report(exc)
+    report = find_report(exc)
     if report is None:
         return exc
     error: FailedException | UserFunctionError
@@ -375,7 +375,8 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
     return error
 
 
-def _find_report(exc: BaseException) -> dict[str, str] | None:
+def find_report(exc: BaseException) -> dict[str, str] | None:
+    """What a worker told of a user's function that raised (trident.arrow_failures), from what Spark raised here."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:

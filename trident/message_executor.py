@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from coordinators.errors import SourceError
 from coordinators.transactions import TransactionAttempt
 from states.stored_values import dumps
 from trident.anchors import ANCHORS, make_anchors
@@ -40,6 +41,7 @@ ACKED, FAILED, DEAD = "acked", "failed", "dead"
 # A spout is asked for messages for so long at a time; what it has then may become a batch.
 _POLL_SECS = 0.2
 _SMALL_ROWS = 100_000
+_TELL_AGAIN_SECS = 1.0
 # Four attempts from 3,000 messages to the one that hangs.
 _SHRINK = 8
 
@@ -108,6 +110,9 @@ class MessageSpoutExecutor:
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
         self._delayed: list[tuple[float, Tracked]] = []  # when the spout is told that it failed
+        self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
+        self._tell_at = 0.0  # not before
+        self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
         self._requests = ReplayRequests(context.state_folder, self._schema)
 
     # --- taking messages -----------------------------------------------------------------------
@@ -133,10 +138,7 @@ class MessageSpoutExecutor:
         """Takes what the spout has, within bounds, and tells it what has failed long enough ago."""
         self._open()
         now = time.monotonic()
-        due = [one for at, one in self._delayed if at <= now]
-        self._delayed = [(at, one) for at, one in self._delayed if at > now]
-        for one in due:
-            self._again(one)
+        self._tell_again(now)
         for request, message in self._requests.poll():
             self._accept(message, request)
         self._requests.done()
@@ -176,13 +178,24 @@ class MessageSpoutExecutor:
         attempts = self._attempts.get(key, 0)
         self._waiting.append(Tracked(message, key, secrets.randbits(64), ids, attempts, request))
 
-    def _again(self, one: Tracked) -> None:
-        """A message that failed is to come again."""
-        self._out.discard(one.key)
-        if one.request:
-            self._accept(one.message, one.request)
-        else:
-            self._spout.fail(one.message.message_id)
+    def _tell_again(self, now: float) -> None:
+        """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
+        if now < self._tell_at:
+            return
+        try:
+            self._tell_acks([])
+            for at, one in sorted(self._delayed, key=lambda delayed: delayed[0]):
+                if at > now:
+                    break
+                if not one.request:
+                    self._spout.fail(one.message.message_id)
+                self._delayed.remove((at, one))
+                self._out.discard(one.key)
+                if one.request:
+                    self._accept(one.message, one.request)
+        except Exception as error:  # they stay in the list
+            log.warning("the spout of stream %r could not be told of a failed message: %s", self._tx_id, error)
+            self._tell_at = now + _TELL_AGAIN_SECS
 
     # --- as the host drives it -------------------------------------------------------------------
 
@@ -211,10 +224,27 @@ class MessageSpoutExecutor:
             batch = self._batches.get(txid)
             if batch is None:
                 batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
+                self._convert(txid, batch)
             elif known.shrink:
                 batch = self._less(txid, batch)
+                self._tables.pop(txid, None)
             self._batches[txid] = batch
             return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
+
+    def _convert(self, txid: int, batch: Sequence[Tracked]) -> None:
+        """Messages whose values do not fit their fields have failed before anything is made of them."""
+        rows = [row for one in batch for row in one.message.rows]
+        try:
+            self._tables[txid] = arrow_rows(rows, self._schema)
+            return
+        except SourceError:
+            pass
+        for one in batch:
+            try:
+                arrow_rows(one.message.rows, self._schema)
+            except SourceError as error:
+                if one.key:  # else the batch fails: nobody would hear of it
+                    self._suspects.setdefault(txid, {})[one.root] = Failure("the spout", self._tx_id, str(error))
 
     def _less(self, txid: int, batch: list[Tracked]) -> list[Tracked]:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
@@ -237,11 +267,12 @@ class MessageSpoutExecutor:
             anchors: with the hidden column.
         """
         messages = [one for one in self.messages(attempt) if one.root not in without or not one.key]
-        rows = [row for one in messages for row in one.message.rows]
-        table = arrow_rows(rows, self._schema)
+        table = None if without else self._tables.get(attempt.txid)
+        if table is None:
+            table = arrow_rows([row for one in messages for row in one.message.rows], self._schema)
         if anchors:
             table = table.append_column(ANCHORS, _anchors_of(messages))
-        return Emitted(table, partitions=1 if len(rows) <= _SMALL_ROWS else None)
+        return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
     def messages(self, attempt: TransactionAttempt) -> list[Tracked]:
         """Those of the attempt's transaction."""
@@ -295,6 +326,7 @@ class MessageSpoutExecutor:
             outcome = self._outcomes.pop(attempt, None)
             self._batches.pop(attempt.txid, None)
             self._suspects.pop(attempt.txid, None)
+            self._tables.pop(attempt.txid, None)
             self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
             settled = [one for one, end in (outcome.ends if outcome is not None else ()) if not self._failed(one, end)]
             for one in settled:
@@ -315,19 +347,23 @@ class MessageSpoutExecutor:
         return True
 
     def _tell_acks(self, settled: Sequence[Tracked]) -> None:
-        """What the spout does not hear, because its broker is away, comes again and is recognised."""
+        """What the spout does not hear now, because its broker is away, it is told later."""
         for one in settled:
             if one.request:
                 self._requests.settle(one.request, one.key)
-        ids = [one.message.message_id for one in settled if not one.request]
+        self._untold += [one.message.message_id for one in settled if not one.request]
+        ack_many = getattr(self._spout, "ack_many", None)
         try:
-            if callable(getattr(self._spout, "ack_many", None)):
-                self._spout.ack_many(ids)
-            else:
-                for message_id in ids:
-                    self._spout.ack(message_id)
+            if ack_many is not None and self._untold:
+                ack_many(list(self._untold))
+                self._untold.clear()
+            while self._untold:
+                self._spout.ack(self._untold[0])
+                self._untold.popleft()
         except Exception as error:
-            log.warning("the spout of stream %r could not acknowledge %d messages: %s", self._tx_id, len(ids), error)
+            self._tell_at = time.monotonic() + _TELL_AGAIN_SECS
+            log.warning("the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
+                        self._tx_id, len(self._untold), error)  # fmt: skip
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""

@@ -115,6 +115,10 @@ def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table"
     from pyspark.sql.pandas.types import to_arrow_schema
 
     target = to_arrow_schema(schema, timezone="UTC")
+    wrong = next((row for row in rows if len(row) != len(target)), None)
+    if wrong is not None:
+        raise SourceError("a row of a spout's batch cannot be used", found=repr(wrong)[:200],
+                          expected=f"a tuple of {len(target)}: {', '.join(target.names)}")  # fmt: skip
     values = list(zip(*rows)) if rows else [()] * len(target)
     columns = [_column(list(column), field, of) for column, field, of in zip(values, target, schema.fields)]
     return pa.table(columns, schema=target)

@@ -19,7 +19,7 @@ from coordinators.errors import FailedException, UserFunctionError
 from coordinators.transactions import TransactionAttempt
 from states.dead_letters import stage_ends, stage_letters
 from states.staging import StagingTarget
-from trident.functions import translate_failure
+from trident.functions import find_report, translate_failure
 from trident.ledger import BatchLedger, Failure, drop_old
 from trident.message_executor import MessageSpoutExecutor
 
@@ -142,10 +142,10 @@ class TrackedBatches:
         self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
         run: Run, error: Exception, given_up: Callable[[], bool],
     ) -> dict[int, Failure]:  # fmt: skip
-        """One message without which the batch does better, and alone does not.
+        """One message for which the batch fails, also alone.
 
         Raises:
-            Exception: the error itself: it is not that of a task, or not of some messages.
+            Exception: the error itself: no row can be the reason, or the batch fails without any too.
         """
         everything = [
             one.root for executor in self._executors.values() for one in executor.messages(attempt)
@@ -153,11 +153,10 @@ class TrackedBatches:
         ]  # fmt: skip
 
         def fails(roots: Sequence[int]) -> Exception | None:
-            without = {*failures, *(set(everything) - set(roots))}
             if given_up():
                 raise error
             try:
-                self._discard(self._once(attempt, inputs, without, run)[0])
+                self._discard(self._once(attempt, inputs, {*failures, *(set(everything) - set(roots))}, run)[0])
             except Exception as found:
                 return found
             return None
@@ -170,11 +169,10 @@ class TrackedBatches:
             if fails(half) is None:
                 some_pass, half = True, suspected[len(half) :]
             suspected = half
-        # A failure that comes with any rows, or with none, is not a message's.
-        if not some_pass and fails([root for root in everything if root not in suspected]) is not None:
+        if not some_pass and fails([]) is not None:
             raise error
         alone = fails(suspected)
-        if alone is None:
+        if alone is None or not _may_be_of_a_row(alone, attempt):
             raise error
         return {suspected[0]: _failure_of(alone, attempt)}
 
@@ -204,13 +202,13 @@ class TrackedBatches:
 
 
 def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:
-    """Whether rows may be the reason: a function raised, and not to fail the batch, or Spark gave a task up."""
-    translated = translate_failure(error, attempt)
-    if isinstance(translated, FailedException):
+    """Whether a row may be the reason: a function raised for one, and not to fail the batch, or a worker died."""
+    if isinstance(translate_failure(error, attempt), FailedException):
         return False
-    return isinstance(translated, UserFunctionError) or any(
-        known in str(error) for known in ("Job aborted", "Python worker exited", "TASK_FAILED")
-    )
+    report = find_report(error)
+    if report is not None:
+        return report["place"] not in ("in prepare", "in cleanup")
+    return any(known in str(error) for known in ("Python worker exited", "ExecutorLostFailure"))
 
 
 def _failure_of(error: Exception, attempt: TransactionAttempt) -> Failure:

@@ -361,6 +361,7 @@ class MessageSpoutExecutor:
                 self._spout.ack(self._untold[0])
                 self._untold.popleft()
         except Exception as error:
+            self._untold.rotate(-1)  # one that can never be acknowledged does not stand before the others
             self._tell_at = time.monotonic() + _TELL_AGAIN_SECS
             log.warning("the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
                         self._tx_id, len(self._untold), error)  # fmt: skip

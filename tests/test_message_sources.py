@@ -28,7 +28,8 @@ from coordinators.errors import (
 )
 from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
 from trident.message_queue import InProcessQueue, InProcessQueueSpout
-from trident.redis_list_spout import RedisListQueue, RedisListSpout, new_owner
+from trident.redis_list_queue import RedisListQueue, new_owner
+from trident.redis_list_spout import RedisListSpout
 from trident.rich_spouts import SpoutCollector, is_rich_spout
 
 ROOT = Path(__file__).resolve().parent.parent

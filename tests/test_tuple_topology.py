@@ -164,6 +164,25 @@ def test_a_failed_message_comes_again_and_only_that(start, tmp_path: Path) -> No
         query.process_all_available(1)
 
 
+def test_a_spout_whose_source_is_away_for_a_moment_is_asked_again(start, tmp_path: Path) -> None:
+    class Away(Listed):
+        asked = 0
+
+        def next_tuple(self) -> None:
+            self.asked += 1
+            if self.asked in (1, 2):
+                raise OSError("the source is away")
+            super().next_tuple()
+
+    spout = Away([(1, ["a"])])
+    topology = TupleTopology("away")
+    topology.set_spout("texts", spout)
+    topology.set_bolt("split", Split()).shuffle_grouping("texts")
+    query = start(topology, max_attempts=3)
+    query.process_all_available(WAIT_SECS)
+    assert query.is_active and spout.told == [("ack", 1)]
+
+
 def test_messages_that_time_out_come_again(start, tmp_path: Path) -> None:
     class ForgetsOnce(FailsOnce):
         def execute(self, tuple) -> None:

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from trident.queue_spout import QueueSpout
     from trident.rate_spout import GeneratorSpout, RateSpout
     from trident.reading import read
-    from trident.redis_list_spout import RedisListQueue, RedisListSpout
+    from trident.redis_list_queue import RedisListQueue
+    from trident.redis_list_spout import RedisListSpout
     from trident.rich_spouts import RichSpout, SpoutCollector
     from trident.session import configure_spark
     from trident.spouts import (
@@ -89,6 +90,10 @@ if TYPE_CHECKING:
     from trident.stream import Stream
     from trident.stream_spout import StructuredStreamSpout
     from trident.topology import TridentTopology
+    from trident.tuple_bolts import BasicBolt, BasicOutputCollector, BoltContext, OutputCollector, RichBolt, Tuple
+    from trident.tuple_query import TupleQuery
+    from trident.tuple_spouts import TupleFailure
+    from trident.tuple_topology import TupleTopology
     from trident.upsert import Upsert
     from trident.vectors import arrow_function, pandas_function
     from trident.windows import WindowedStream
@@ -98,8 +103,11 @@ _HOME = {
     "Aggregator": "trident.aggregators",
     "BackingMap": "states.user_states",
     "Backlog": "trident.spouts",
+    "BasicBolt": "trident.tuple_bolts",
+    "BasicOutputCollector": "trident.tuple_bolts",
     "BatchCoordinator": "trident.spouts",
     "BatchSpout": "trident.spouts",
+    "BoltContext": "trident.tuple_bolts",
     "ChainedAggregation": "trident.chained",
     "Combiner": "trident.aggregators",
     "Commits": "trident.spouts",
@@ -138,6 +146,7 @@ _HOME = {
     "OpaquePartitionedTridentSpout": "trident.spouts",
     "OpaqueValue": "states.stored_values",
     "OperationContext": "trident.lifecycle",
+    "OutputCollector": "trident.tuple_bolts",
     "OwnsTable": "trident.spouts",
     "PartitionBatch": "trident.spouts",
     "PartitionEmitter": "trident.spouts",
@@ -146,11 +155,12 @@ _HOME = {
     "QueryFunction": "states.user_states",
     "QueueSpout": "trident.queue_spout",
     "RateSpout": "trident.rate_spout",
-    "RedisListQueue": "trident.redis_list_spout",
+    "RedisListQueue": "trident.redis_list_queue",
     "RedisListSpout": "trident.redis_list_spout",
     "RedisMap": "states.redis_map",
     "Reducer": "trident.aggregators",
     "RemovableMapState": "states.user_states",
+    "RichBolt": "trident.tuple_bolts",
     "RichSpout": "trident.rich_spouts",
     "SnapshotGet": "trident.state_queries",
     "Snapshottable": "states.user_states",
@@ -178,7 +188,11 @@ _HOME = {
     "TridentState": "trident.persisting",
     "TridentTopology": "trident.topology",
     "TrueFilter": "trident.builtin_operations",
+    "Tuple": "trident.tuple_bolts",
     "TupleCollectionGet": "trident.state_queries",
+    "TupleFailure": "trident.tuple_spouts",
+    "TupleQuery": "trident.tuple_query",
+    "TupleTopology": "trident.tuple_topology",
     "Upsert": "trident.upsert",
     "WindowedStream": "trident.windows",
     "arrow_function": "trident.vectors",
@@ -195,8 +209,11 @@ __all__ = [
     "Aggregator",
     "BackingMap",
     "Backlog",
+    "BasicBolt",
+    "BasicOutputCollector",
     "BatchCoordinator",
     "BatchSpout",
+    "BoltContext",
     "ChainedAggregation",
     "Combiner",
     "Commits",
@@ -235,6 +252,7 @@ __all__ = [
     "OpaquePartitionedTridentSpout",
     "OpaqueValue",
     "OperationContext",
+    "OutputCollector",
     "OwnsTable",
     "PartitionBatch",
     "PartitionEmitter",
@@ -248,6 +266,7 @@ __all__ = [
     "RedisMap",
     "Reducer",
     "RemovableMapState",
+    "RichBolt",
     "RichSpout",
     "SnapshotGet",
     "Snapshottable",
@@ -275,7 +294,11 @@ __all__ = [
     "TridentState",
     "TridentTopology",
     "TrueFilter",
+    "Tuple",
     "TupleCollectionGet",
+    "TupleFailure",
+    "TupleQuery",
+    "TupleTopology",
     "Upsert",
     "WindowedStream",
     "arrow_function",

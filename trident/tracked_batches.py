@@ -3,7 +3,7 @@
 A batch is run; its ledger says which messages have failed; without these it is
 run again, until none fails. What nobody can tell from the rows (a worker that
 dies, a function behind a join or in the transaction's turn) is found by
-running parts of the batch: each time the half that fails is halved again.
+running parts of the batch: the shortest beginning that fails is searched for.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ class TrackedBatches:
         self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
         run: Run, error: Exception, given_up: Callable[[], bool],
     ) -> dict[int, Failure]:  # fmt: skip
-        """One message for which the batch fails, also alone.
+        """One message with which the batch fails, and without which those before it do not.
+
+        The shortest beginning of the batch that fails ends with it, so a message is found too that only fails
+        beside another one, as in a join.
 
         Raises:
             Exception: the error itself: no row can be the reason, or the batch fails without any too.
@@ -152,29 +155,30 @@ class TrackedBatches:
             if one.key and one.root not in failures
         ]  # fmt: skip
 
-        def fails(roots: Sequence[int]) -> Exception | None:
+        def fails(count: int) -> Exception | None:
+            """Why the first so many messages fail."""
             if given_up():
                 raise error
             try:
-                self._discard(self._once(attempt, inputs, {*failures, *(set(everything) - set(roots))}, run)[0])
+                self._discard(self._once(attempt, inputs, {*failures, *everything[count:]}, run)[0])
             except Exception as found:
                 return found
             return None
 
         if not everything or given_up() or not _may_be_of_a_row(error, attempt):
             raise error
-        suspected, some_pass = everything, False
-        while len(suspected) > 1:
-            half = suspected[: len(suspected) // 2]
-            if fails(half) is None:
-                some_pass, half = True, suspected[len(half) :]
-            suspected = half
-        if not some_pass and fails([]) is not None:
+        # The whole batch is run once more: what fails only now and then is nobody's fault.
+        passing, failing, reason = -1, len(everything), fails(len(everything))
+        while reason is not None and failing - passing > 1:
+            middle = (passing + failing) // 2
+            found = fails(middle)
+            if found is None:
+                passing = middle
+            else:
+                failing, reason = middle, found
+        if reason is None or failing == 0 or not _may_be_of_a_row(reason, attempt):
             raise error
-        alone = fails(suspected)
-        if alone is None or not _may_be_of_a_row(alone, attempt):
-            raise error
-        return {suspected[0]: _failure_of(alone, attempt)}
+        return {everything[failing - 1]: _failure_of(reason, attempt)}
 
     # --- how it ends -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinators.acker import Ackers
-from coordinators.errors import BatchError, TridentError
+from coordinators.errors import BatchError, SourceError, TridentError
 from trident.config import TridentConfig
 from trident.session import check_session, make_session
 from trident.spouts import SpoutContext
@@ -74,7 +74,7 @@ class TupleQuery:
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs)
         self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
         self._rounds = 0
-        self._messages_max, self._failures = _ROUND_MESSAGES, 0
+        self._messages_max, self._failures, self._spout_failures = _ROUND_MESSAGES, 0, 0
         self._stop_requested, self._done = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         # Of the passes over the spouts: the last that began, and the last that found nothing to do at all.
@@ -207,18 +207,37 @@ class TupleQuery:
         while not self._stop_requested.is_set():
             with self._changed:
                 self._passes += 1
-            fetched = self._tracker.fetch(self._messages_max)
-            if fetched.copies:
-                self._round(fetched)
-            self._tracker.advance()
-            told = self._tracker.tell()
-            if fetched.messages or told:
+            try:
+                worked = self._pass()
+            except SourceError as error:
+                self._spout_failed(error)
                 continue
-            if not fetched.blocked and not self._tracker.pending:
-                with self._changed:
-                    self._idle_pass = self._passes
-                    self._changed.notify_all()
-            self._stop_requested.wait(_IDLE_SECS)
+            self._spout_failures = 0
+            if not worked:
+                self._stop_requested.wait(_IDLE_SECS)
+
+    def _pass(self) -> bool:
+        """Asks the spouts, runs a round, tells the spouts; whether there was anything to do."""
+        fetched = self._tracker.fetch(self._messages_max)
+        if fetched.copies:
+            self._round(fetched)
+        self._tracker.advance()
+        told = self._tracker.tell()
+        if fetched.messages or told:
+            return True
+        if not fetched.blocked and not self._tracker.pending:
+            with self._changed:
+                self._idle_pass = self._passes
+                self._changed.notify_all()
+        return False
+
+    def _spout_failed(self, error: SourceError) -> None:
+        """A spout whose broker is away for a moment is asked, and told, again."""
+        self._spout_failures += 1
+        log.warning("%s: a spout failed (%d): %s", self.name, self._spout_failures, error)
+        if self._spout_failures >= self._config.max_attempts:
+            raise error
+        self._stop_requested.wait(min(_BACKOFF_SECS_MAX, _BACKOFF_SECS * 2 ** (self._spout_failures - 1)))
 
     def _round(self, fetched: Fetched) -> None:
         """Runs one round. When it fails its messages fail, and the topology goes on, unless it fails too often."""

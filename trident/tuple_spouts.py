@@ -204,7 +204,13 @@ class Tracker:
                     return fetched
                 messages = []
                 if self._pending[number] < self._max_pending:
-                    messages = self.tasks[number].next_messages()
+                    try:
+                        messages = self.tasks[number].next_messages()
+                    except SourceError:
+                        if not fetched.messages:
+                            raise
+                        fetched.blocked = True
+                        return fetched  # what there is makes a round; the spout is asked again behind it
                 else:
                     fetched.blocked = True
                 for message in messages:

@@ -10,6 +10,7 @@ import pytest
 
 from coordinators.errors import SourceError
 from coordinators.transactions import TransactionAttempt
+from states.stored_values import loads
 from tests.message_helpers import Messages
 from trident.anchors import ANCHORS, read_anchors
 from trident.ledger import Failure
@@ -213,3 +214,50 @@ def test_a_message_that_does_not_fit_its_fields_fails_by_itself(make) -> None:
     assert len(suspects) == 1 and "'n'" in next(iter(suspects.values())).error
     assert executor.emit(attempt, frozenset(suspects), anchors=False).data.column("n").to_pylist() == [1, 3]
     assert executor.outcome(attempt, suspects).letters[0]["message"] == "2"
+
+
+def test_a_dead_letter_holds_what_the_batch_would_have_had_whatever_the_spout_emitted(make) -> None:
+    import datetime
+
+    import numpy as np
+
+    class Odd:
+        pass
+
+    rows = [(np.int64(7), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2))))]
+    executor = make(Messages("n long, at timestamp", {1: rows, 2: [(Odd(), None)]}.items()), max_replays=0)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    roots = {one.root: BROKEN for one in executor.messages(attempt)}
+    first, second = executor.outcome(attempt, roots).letters
+    moment = datetime.datetime(2025, 12, 31, 22, tzinfo=datetime.timezone.utc)
+    assert loads(first["tuples"]) == [[7, moment]] and second["tuples"] is None
+
+
+def test_replay_requests_wait_for_a_run_that_tracks_messages(make, tmp_path: Path) -> None:
+    request_replay(tmp_path, [{"message": "1", "tuples": "[[1]]"}])
+    spout = Messages("n int")
+    assert not make(spout, ackers=0).is_ready(1) and spout.acked == []
+    assert make(spout).is_ready(1)
+
+
+def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(make) -> None:
+    class Forgets(Messages):
+        def fail(self, message_id: Any) -> None:
+            if message_id == 0:
+                raise KeyError("no such receipt")
+            super().fail(message_id)
+
+        def ack(self, message_id: Any) -> None:
+            if message_id == 3:
+                raise KeyError("no such receipt")
+            super().ack(message_id)
+
+    spout = Forgets("n int", {n: (n,) for n in range(6)}.items())
+    executor = make(spout, max_pending_messages=20)
+    executor.is_ready(1)
+    finish(executor, begin(executor, 1), 0, 1, 2)
+    for _ in range(4):
+        executor._tell_at = 0.0
+        executor.is_ready(2)
+    assert sorted(spout.failed) == [1, 2] and sorted(spout.acked) == [4, 5]

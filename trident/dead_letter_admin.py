@@ -132,7 +132,11 @@ def replay(
     }  # fmt: skip
     known = {str(message) for _, message in newest}
     wanted: dict[str, list[dict[str, Any]]] = {}
+    lost = []
     for (of_stream, message), letter in newest.items():
+        if letter.tuples is None and (not messages or message in messages):
+            lost.append(f"{of_stream}: {message} cannot be tried again: a value of it could not be written down")
+            continue
         if (not messages or message in messages) and (again or letter.replay not in ("asked for", "acked")):
             wanted.setdefault(str(of_stream), []).append({"message": message, "tuples": letter.tuples})
     missing = sorted(set(messages) - known)
@@ -142,9 +146,9 @@ def replay(
             expected=f"one of {', '.join(sorted(known)[:20]) or 'none'}",
             action="`trident dead-letters list` shows them; a text is written with its quotes",
         )  # fmt: skip
-    if not wanted:
+    if not wanted and not lost:
         return f"{name}: no dead letter is to be replayed"
-    lines = []
+    lines = lost
     for one, letters in sorted(wanted.items()):
         request_replay(warehouse / "_trident" / name / "streams" / one, letters)
         lines.append(f"{one}: {len(letters)} to be tried again, by the running topology or its next start")

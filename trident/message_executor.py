@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinators.errors import SourceError
+from coordinators.errors import ConfigError, SourceError
 from coordinators.transactions import TransactionAttempt
+from states.plain_values import python_values
 from states.stored_values import dumps
 from trident.anchors import ANCHORS, make_anchors
 from trident.ledger import Failure
@@ -139,7 +140,8 @@ class MessageSpoutExecutor:
         self._open()
         now = time.monotonic()
         self._tell_again(now)
-        for request, message in self._requests.poll():
+        # Whether a request is finished is known only of messages that are tracked: until then it waits.
+        for request, message in self._requests.poll() if self.tracking else ():
             self._accept(message, request)
         self._requests.done()
         known = self._recognised
@@ -182,25 +184,28 @@ class MessageSpoutExecutor:
         """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
         if now < self._tell_at:
             return
-        try:
-            self._tell_acks([])
-            for at, one in sorted(self._delayed, key=lambda delayed: delayed[0]):
-                if at > now:
-                    break
+        self._tell_acks([])
+        due = sorted((delayed for delayed in self._delayed if delayed[0] <= now), key=lambda delayed: delayed[0])
+        for at, one in due:
+            try:
                 if not one.request:
                     self._spout.fail(one.message.message_id)
-                self._delayed.remove((at, one))
-                self._out.discard(one.key)
-                if one.request:
-                    self._accept(one.message, one.request)
-        except Exception as error:  # they stay in the list
-            log.warning("the spout of stream %r could not be told of a failed message: %s", self._tx_id, error)
-            self._tell_at = now + _TELL_AGAIN_SECS
+            except Exception as error:
+                log.warning("the spout of stream %r could not be told of a failed message: %s", self._tx_id, error)
+                self._tell_at = now + _TELL_AGAIN_SECS
+                # Behind the others: one that can never be told does not stand before them.
+                self._delayed[self._delayed.index((at, one))] = (self._tell_at, one)
+                return
+            self._delayed.remove((at, one))
+            self._out.discard(one.key)
+            if one.request:
+                self._accept(one.message, one.request)
 
     # --- as the host drives it -------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """The spout is asked each time."""
+        """The spout is asked each time; replay requests are looked for at once."""
+        self._requests.look_again()
 
     def backlog(self) -> Backlog:
         with self._lock:
@@ -309,10 +314,24 @@ class MessageSpoutExecutor:
     def _letter(self, one: Tracked, failure: Failure) -> dict[str, Any]:
         return {
             "stream": self._tx_id, "message": message_key(one.message.message_id),
-            "tuples": dumps([list(row) for row in one.message.rows]), "attempts": one.attempts + 1,
+            "tuples": self._as_text(one.message.rows), "attempts": one.attempts + 1,
             "operation": failure.operation, "location": failure.location,
             "error": " ".join(filter(None, (failure.error, failure.place))), "traceback": failure.traceback,
         }  # fmt: skip
+
+    def _as_text(self, rows: Sequence[tuple]) -> str | None:
+        """The rows so that they can be read back; None where a value has no such form: it cannot be replayed."""
+        try:
+            table = arrow_rows(rows, self._schema)
+            # What a batch would have had: plain values of the fields' types, whatever the spout emitted.
+            columns = [python_values(column.combine_chunks()) for column in table.columns]
+            return dumps([list(row) for row in zip(*columns)])
+        except (SourceError, ConfigError):
+            pass
+        try:
+            return dumps([list(row) for row in rows])
+        except ConfigError:
+            return None
 
     def prepare(self, attempt: TransactionAttempt) -> None:
         """Messages stay with their source until they are acknowledged."""

@@ -57,6 +57,10 @@ class ReplayRequests:
         self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
         self._looked_at = -_LOOK_SECS
 
+    def look_again(self) -> None:
+        """The next poll looks for requests, however short ago the last one did."""
+        self._looked_at = -_LOOK_SECS
+
     def unfinished(self) -> list[str]:
         """The names of the requests that there are."""
         return sorted(path.stem for path in self._folder.glob("*.json")) if self._folder.is_dir() else []

@@ -91,11 +91,23 @@ class TrackedBatches:
     def blame_late(
         self, attempt: TransactionAttempt, run: Run, error: Exception, given_up: Callable[[], bool]
     ) -> None:
-        """Finds a message for which the attempt failed in its transaction's turn; the next one is without it."""
-        failures = self._suspects(attempt)
-        found = self._blame(attempt, {}, failures, run, error, given_up)
-        self._suspect(attempt, found)
-        log.info("a message failed attempt %s in its turn: %s", attempt, next(iter(found.values())))
+        """Finds the messages for which the attempt failed in its transaction's turn; the next one is without them.
+
+        Raises:
+            Exception: the error: there are none.
+        """
+        failures, known = self._suspects(attempt), 0
+        while True:
+            try:
+                found = self._blame(attempt, {}, failures, run, error, given_up)
+            except Exception:
+                if known:
+                    return  # without those that were found it passes, or the time is up
+                raise
+            failures.update(found)
+            known += 1
+            self._suspect(attempt, found)
+            log.info("a message failed attempt %s in its turn: %s", attempt, next(iter(found.values())))
 
     # --- one run -------------------------------------------------------------------------------
 

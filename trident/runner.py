@@ -57,6 +57,14 @@ class _Running:
     timed_out: bool = False
     cancelled: bool = False
 
+    @property
+    def given_up(self) -> bool:
+        return self.cancelled or self.timed_out
+
+    def begin_run(self) -> None:
+        """The attempt is run again, with other messages: it has its whole time again."""
+        self.started, self.first_task_at = time.monotonic(), None
+
 
 class SparkBatchRunner:
     """The batch runner of one group: each attempt in its own job group and FAIR pool.
@@ -195,7 +203,7 @@ class SparkBatchRunner:
         if self._tracked is None:
             staged = run(inputs)
         else:
-            staged = self._tracked.process(attempt, inputs, run, lambda: self._given_up(attempt))
+            staged = self._tracked.process(attempt, inputs, run, self._watched(attempt))
         for executor in self._host.executors.values():
             executor.prepare(attempt)
         done_at = time.monotonic()
@@ -214,11 +222,9 @@ class SparkBatchRunner:
     def _info(self, attempt: TransactionAttempt) -> BatchInfo:
         return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
 
-    def _given_up(self, attempt: TransactionAttempt) -> bool:
-        """Whether the attempt was cancelled, or is over its time."""
+    def _watched(self, attempt: TransactionAttempt) -> _Running:
         with self._lock:
-            running = self._running.get(attempt)
-        return running is None or running.cancelled or running.timed_out
+            return self._running[attempt]
 
     # --- what reads states (DESIGN 2.3) -------------------------------------------------------
 
@@ -236,7 +242,7 @@ class SparkBatchRunner:
             # Other streams' rows of this batch are gone: then the attempt fails as it does without messages.
             if self._tracked is not None and set(self._plan.spouts) == set(self._plan.tracked):
                 run = partial(self._run_late, attempt)
-                self._tracked.blame_late(attempt, run, error, lambda: self._given_up(attempt))
+                self._tracked.blame_late(attempt, run, error, self._watched(attempt))
             raise
 
     def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"]) -> dict[str, Any]:

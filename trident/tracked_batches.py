@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,17 @@ log = logging.getLogger("trident.messages")
 Staged = dict[str, list[Any]]
 # The frames by stream → what was staged.
 Run = Callable[[Mapping[str, "DataFrame"]], Staged]
+
+
+class Watch(Protocol):
+    """Who looks after an attempt that runs."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it any more, or it is over its time."""
+
+    def begin_run(self) -> None:
+        """It has its whole time again."""
 
 
 class TrackedBatches:
@@ -59,14 +70,14 @@ class TrackedBatches:
         drop_old(self._ledgers)
 
     def process(
-        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, given_up: Callable[[], bool]
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch
     ) -> Staged:
         """Runs the attempt until no message fails; what is staged then is without those that did.
 
         Args:
             inputs: of the streams that are not tracked.
             run: stages the batch.
-            given_up: whether nobody waits for the attempt any more.
+            watch: of the attempt.
 
         Raises:
             Exception: the batch fails, and not because of some of its messages.
@@ -74,9 +85,9 @@ class TrackedBatches:
         failures = self._suspects(attempt)
         while True:
             try:
-                staged, found = self._once(attempt, inputs, failures, run)
+                staged, found = self._once(attempt, inputs, failures, run, watch)
             except Exception as error:
-                found = self._blame(attempt, inputs, failures, run, error, given_up)
+                found = self._blame(attempt, inputs, failures, run, error, watch)
             else:
                 if not found:
                     break
@@ -89,7 +100,7 @@ class TrackedBatches:
         return {**staged, **self._ends(attempt, failures)}
 
     def blame_late(
-        self, attempt: TransactionAttempt, run: Run, error: Exception, given_up: Callable[[], bool]
+        self, attempt: TransactionAttempt, run: Run, error: Exception, watch: Watch
     ) -> None:
         """Finds the messages for which the attempt failed in its transaction's turn; the next one is without them.
 
@@ -99,7 +110,7 @@ class TrackedBatches:
         failures, known = self._suspects(attempt), 0
         while True:
             try:
-                found = self._blame(attempt, {}, failures, run, error, given_up)
+                found = self._blame(attempt, {}, failures, run, error, watch)
             except Exception:
                 if known:
                     return  # without those that were found it passes, or the time is up
@@ -112,9 +123,11 @@ class TrackedBatches:
     # --- one run -------------------------------------------------------------------------------
 
     def _once(
-        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], without: Collection[int], run: Run
-    ) -> tuple[Staged, dict[int, Failure]]:
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], without: Collection[int], run: Run,
+        watch: Watch,
+    ) -> tuple[Staged, dict[int, Failure]]:  # fmt: skip
         """What was staged without some messages, and which others have failed."""
+        watch.begin_run()
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
         try:
             frames = {**inputs, **self._frames(attempt, frozenset(without), ledger)}
@@ -152,7 +165,7 @@ class TrackedBatches:
 
     def _blame(
         self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
-        run: Run, error: Exception, given_up: Callable[[], bool],
+        run: Run, error: Exception, watch: Watch,
     ) -> dict[int, Failure]:  # fmt: skip
         """One message with which the batch fails, and without which those before it do not.
 
@@ -169,15 +182,15 @@ class TrackedBatches:
 
         def fails(count: int) -> Exception | None:
             """Why the first so many messages fail."""
-            if given_up():
+            if watch.given_up:
                 raise error
             try:
-                self._discard(self._once(attempt, inputs, {*failures, *everything[count:]}, run)[0])
+                self._discard(self._once(attempt, inputs, {*failures, *everything[count:]}, run, watch)[0])
             except Exception as found:
                 return found
             return None
 
-        if not everything or given_up() or not _may_be_of_a_row(error, attempt):
+        if not everything or watch.given_up or not _may_be_of_a_row(error, attempt):
             raise error
         # The whole batch is run once more: what fails only now and then is nobody's fault.
         passing, failing, reason = -1, len(everything), fails(len(everything))

@@ -261,3 +261,23 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
         executor._tell_at = 0.0
         executor.is_ready(2)
     assert sorted(spout.failed) == [1, 2] and sorted(spout.acked) == [4, 5]
+
+
+def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
+    executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=40)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    executor.suspect(attempt, {executor.messages(attempt)[19].root: BROKEN})
+    smaller = begin(executor, 1, 1, shrink=True)
+    assert ids(executor, smaller) == [19, 0, 1] and list(executor.suspects(smaller).values()) == [BROKEN]
+
+
+def test_messages_without_an_id_are_bounded_too(make) -> None:
+    class Endless(Messages):
+        def next_tuple(self) -> None:
+            self.collector.emit(1)
+
+    executor = make(Endless("n int"), max_pending_messages=10)
+    for _ in range(3):
+        assert executor.is_ready(1)
+    assert executor.backlog().rows == 10

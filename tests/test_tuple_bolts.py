@@ -657,6 +657,12 @@ def test_what_cleanup_raises_fails_the_task() -> None:
         Rounds(chain(Listed([(1, ["a"])]), Unclean(), Fails([])), Ackers()).run()
 
 
+def test_a_message_that_cannot_travel_fails_and_no_other() -> None:
+    spout = Listed([(0, ["a"]), (1, ["b", threading.Lock()]), (2, ["c"])], replays=0)
+    Rounds(chain(spout, Passes(), Fails([])), Ackers()).run()
+    assert sorted(spout.told) == [("ack", 0), ("ack", 2), ("fail", 1)]
+
+
 def test_a_spout_that_raises_ends_with_an_error_that_names_it() -> None:
     class Broken(Listed):
         def next_tuple(self) -> None:

@@ -57,6 +57,7 @@ class Tracked:
         ids: of its tuples.
         attempts: how often it has failed.
         request: the replay request that it comes from, instead of the spout; "".
+        suspect: why it has failed already, as far as its transaction knows; None.
     """
 
     message: Message
@@ -65,6 +66,7 @@ class Tracked:
     ids: list[int]
     attempts: int = 0
     request: str = ""
+    suspect: Failure | None = None
 
 
 @dataclass
@@ -105,7 +107,6 @@ class MessageSpoutExecutor:
         self._waiting: deque[Tracked] = deque()  # handed out, in no batch
         self._batches: dict[int, list[Tracked]] = {}
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
-        self._suspects: dict[int, dict[int, Failure]] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
@@ -157,7 +158,7 @@ class MessageSpoutExecutor:
                      self._tx_id, self._recognised - known)  # fmt: skip
 
     def _open_messages(self) -> int:
-        return len(self._out) if self.tracking else len(self._waiting)
+        return max(len(self._out), len(self._waiting))
 
     def _accept(self, message: Message, request: str = "") -> None:
         self._taken += 1
@@ -231,7 +232,7 @@ class MessageSpoutExecutor:
                 batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
                 self._convert(txid, batch)
             elif known.shrink:
-                batch = self._less(txid, batch)
+                batch = self._less(batch)
                 self._tables.pop(txid, None)
             self._batches[txid] = batch
             return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
@@ -248,17 +249,18 @@ class MessageSpoutExecutor:
             try:
                 arrow_rows(one.message.rows, self._schema)
             except SourceError as error:
-                if one.key:  # else the batch fails: nobody would hear of it
-                    self._suspects.setdefault(txid, {})[one.root] = Failure("the spout", self._tx_id, str(error))
+                # One without an id fails its batch: nobody would hear of it.
+                one.suspect = Failure("the spout", self._tx_id, str(error)) if one.key else None
 
-    def _less(self, txid: int, batch: list[Tracked]) -> list[Tracked]:
+    def _less(self, batch: list[Tracked]) -> list[Tracked]:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
-        if len(batch) == 1 and batch[0].key:
-            late = Failure("", "", "processing this message alone took longer than message_timeout_secs")
-            self._suspects.setdefault(txid, {})[batch[0].root] = late
-        kept = max(1, len(batch) // _SHRINK)
-        self._waiting.extendleft(reversed(batch[kept:]))
-        return batch[:kept]
+        failed, others = [one for one in batch if one.suspect], [one for one in batch if not one.suspect]
+        if len(others) == 1 and others[0].key:
+            text = "processing this message alone took longer than message_timeout_secs"
+            others[0].suspect = Failure("", "", text)
+        kept = max(1, len(others) // _SHRINK)
+        self._waiting.extendleft(reversed(others[kept:]))
+        return failed + others[:kept]
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         """The rows without anchors; tracked batches use :meth:`emit`."""
@@ -285,13 +287,13 @@ class MessageSpoutExecutor:
             return list(self._batches.get(attempt.txid, ()))
 
     def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
-        """Messages of the transaction that an earlier attempt at it found to fail."""
-        with self._lock:
-            return dict(self._suspects.get(attempt.txid, {}))
+        """Messages of the transaction of which it is known that they fail."""
+        return {one.root: one.suspect for one in self.messages(attempt) if one.suspect}
 
     def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
-        with self._lock:
-            self._suspects.setdefault(attempt.txid, {}).update(failures)
+        """These have failed: later attempts at the transaction need not find them again."""
+        for one in self.messages(attempt):
+            one.suspect = failures.get(one.root, one.suspect)
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
@@ -344,7 +346,6 @@ class MessageSpoutExecutor:
         with self._lock:
             outcome = self._outcomes.pop(attempt, None)
             self._batches.pop(attempt.txid, None)
-            self._suspects.pop(attempt.txid, None)
             self._tables.pop(attempt.txid, None)
             self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
             settled = [one for one, end in (outcome.ends if outcome is not None else ()) if not self._failed(one, end)]
@@ -359,7 +360,7 @@ class MessageSpoutExecutor:
         """Whether it is to come again: when its time has come, the spout is told."""
         if end != FAILED:
             return False
-        one.attempts += 1
+        one.attempts, one.suspect = one.attempts + 1, None
         self._attempts[one.key] = one.attempts
         delay = self._backoff_secs * 2 ** (one.attempts - 1)
         self._delayed.append((time.monotonic() + delay, one))

@@ -158,8 +158,7 @@ class TrackedBatches:
 
     def _suspect(self, attempt: TransactionAttempt, found: Mapping[int, Failure]) -> None:
         for executor in self._executors.values():
-            own = {one.root for one in executor.messages(attempt)}
-            executor.suspect(attempt, {root: failure for root, failure in found.items() if root in own})
+            executor.suspect(attempt, found)
 
     # --- whose fault it is ---------------------------------------------------------------------
 
@@ -201,7 +200,8 @@ class TrackedBatches:
                 passing = middle
             else:
                 failing, reason = middle, found
-        if reason is None or failing == 0 or not _may_be_of_a_row(reason, attempt):
+        # Once more: a service that comes and goes leads the search anywhere.
+        if reason is None or failing == 0 or not _may_be_of_a_row(reason, attempt) or fails(failing) is None:
             raise error
         return {everything[failing - 1]: _failure_of(reason, attempt)}
 

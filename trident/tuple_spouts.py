@@ -235,7 +235,14 @@ class Tracker:
             value ^= own
             return {root: own}
 
-        fetched.add(task.copies_of(message, keep))
+        try:
+            fetched.add(task.copies_of(message, keep))
+        except SourceError as error:  # a value that cannot travel: this message fails, and no other
+            self.errors.append(TupleFailure(message.message_id, None, str(error)))
+            if tracked:
+                self._ended.append((Ended(root, number, Verdict.FAILED), message.message_id))
+                self.failed += 1
+            return
         if tracked:
             self._message_ids[root] = message.message_id
             self._pending[number] += 1

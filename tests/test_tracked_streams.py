@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from coordinators import faults
 from coordinators.errors import AttemptCapReached, FailedException, TopologyError
@@ -141,6 +142,18 @@ def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table)
     letters = table("words__lines__dead_letters")
     assert sorted(letter.message for letter in letters) == ["2", "5"] and sorted(spout.acked) == [1, 2, 3, 4, 5]
     assert all("this word is poison" in letter.error for letter in letters)
+
+
+def test_a_value_that_an_expression_of_spark_cannot_take_fails_its_message(start, table) -> None:
+    spout = Messages("line string", {1: "1", 2: "two", 3: "3"}.items())
+    topology = TridentTopology("words")
+    numbers = topology.new_stream("lines", spout).each(F.col("line").cast("int"), "n")
+    numbers.partition_persist(DeltaAppend("seen"), "n")
+    query = start(topology, max_replays=0, max_attempts=2)
+    query.process_all_available(WAIT_SECS)
+    assert sorted(row.n for row in query.snapshot("seen").collect()) == [1, 3]
+    (letter,) = table("words__lines__dead_letters")
+    assert letter.message == "2" and "CAST_INVALID_INPUT" in letter.error
 
 
 class Broken:

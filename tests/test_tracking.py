@@ -19,6 +19,7 @@ from coordinators.transactions import TransactionAttempt
 from tests.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
 from trident.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
+from trident.arrow_tracking import Ledger
 from trident.ledger import BatchLedger
 from trident.lowering import lower
 from trident.nodes import SourceNode
@@ -257,3 +258,33 @@ def test_nothing_is_tracked_where_nothing_can_fail(spark: SparkSession, tmp_path
                        .aggregate(Count(), "n"))  # fmt: skip
     batch = Batch(spark, tmp_path, stream, MESSAGES)
     assert not batch.anchored and batch.rows == plain(spark, stream, MESSAGES)
+
+
+# --- the ledger ------------------------------------------------------------------------------
+
+
+def told(ledger: BatchLedger, name: str, sums: dict[int, int], failed: tuple[int, ...] = ()) -> None:
+    own = Ledger()
+    own.ack_pairs(np.array(list(sums), np.uint64), np.array(list(sums.values()), np.uint64))
+    row = {"value": 0, "failed": True, "operation": "each(f)", "location": "f:1", "error": "E"}
+    own.failures = [{"root": root, **row} for root in failed]
+    own.write(str(ledger._folder), name)
+
+
+@pytest.mark.parametrize("small_bytes", [1 << 20, 0])
+def test_of_several_tries_of_a_task_the_last_counts_and_the_failures_of_all(
+    spark: SparkSession, tmp_path: Path, small_bytes: int
+) -> None:
+    """A try that was given up for lost may end late, and a flaky function fails in one of them only."""
+    ledger = BatchLedger(spark, tmp_path, 2)
+    ledger.init(np.array([1, 2, 3, 3], np.uint64), np.array([10, 20, 30, 5], np.uint64))
+    told(ledger, "pass1-0@00000000000000000007", {1: 10, 2: 99}, failed=(3,))
+    told(ledger, "pass1-0@00000000000000000012", {1: 10, 2: 20, 3: 30})
+    told(ledger, "pass1-1@00000000000000000008", {3: 5})
+    found = ledger.failures(small_bytes)
+    assert found.keys() == {3} and found[3].operation == "each(f)"
+    told(ledger, "pass1-1@00000000000000000013", {})  # run again, it has nothing to tell
+    told(ledger, "pass2-0@00000000000000000014", {1: 4})
+    assert ledger.failures(small_bytes).keys() == {1, 3}
+    ledger.drop()
+    assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from trident.arrow_failures import Label, fail
 from trident.arrow_values import Values, WrongValue, cut_repr, python_values, to_arrow
-from trident.lifecycle import prepared, task_number
+from trident.lifecycle import prepared
 
 # A batch is worked on in pieces that are expected to give about so many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
@@ -382,12 +382,12 @@ class Chain:
             yield from self._run(self.steps, batches)
 
     def _tracked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from trident.arrow_tracking import Ledger, ledger_folder
+        from trident.arrow_tracking import Ledger, ledger_place
 
-        ledger, folder = Ledger(), ledger_folder()
+        ledger, place = Ledger(), ledger_place(self.name)
         steps = tuple(step.for_task(ledger) if hasattr(step, "for_task") else step for step in self.steps)
         yield from self._run(steps, batches)
-        ledger.write(folder, f"{self.name}-{task_number()}")
+        ledger.write(*place)
 
     def _run(self, steps: Sequence[Any], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with prepared(steps):

@@ -43,15 +43,18 @@ _MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
 LEDGER_PROPERTY = "trident.ledger"
 
 
-def ledger_folder() -> str:
-    """Where this task's ledger is to be written."""
+def ledger_place(passed: str) -> tuple[str, str]:
+    """Where this task's ledger is to be written: the folder and the file's name.
+
+    The name says the pass and the partition, and behind an ``@`` the try, of which the later has the greater number.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     folder = context.getLocalProperty(LEDGER_PROPERTY) if context is not None else None
-    if not folder:
+    if context is None or not folder:
         raise AssertionError("a tracked batch runs without a ledger")
-    return folder
+    return folder, f"{passed}-{context.partitionId()}@{context.taskAttemptId():020d}"
 
 
 # --- the ledger of one Spark task ----------------------------------------------------------
@@ -83,8 +86,8 @@ class Ledger:
             raise error
         self.failures += [{"root": int(root), "value": 0, "failed": True, **report} for root in dict.fromkeys(roots)]
 
-    def table(self) -> pa.Table | None:
-        """A row per root whose sum is not zero, and one per failure; None: there is nothing to tell."""
+    def table(self) -> pa.Table:
+        """A row per root whose sum is not zero, and one per failure."""
         tables = []
         if self.roots:
             roots, sums = sums_by_root(np.concatenate(self.roots), np.concatenate(self.values))
@@ -96,20 +99,13 @@ class Ledger:
             tables.append(pa.table(columns, schema=LEDGER_SCHEMA))
         if self.failures:
             tables.append(pa.Table.from_pylist(self.failures, schema=LEDGER_SCHEMA))
-        found = pa.concat_tables(tables) if tables else None
-        return found if found is not None and found.num_rows else None
+        return pa.concat_tables(tables) if tables else LEDGER_SCHEMA.empty_table()
 
-    def write(self, folder: str, place: str) -> None:
-        """Writes what there is to tell.
-
-        A task that runs again writes the file of the same name anew: of the two the later counts.
-        """
-        table = self.table()
-        if table is None:
-            return
+    def write(self, folder: str, name: str) -> None:
+        """Writes what there is to tell: also nothing, since a task that ran before may have told something."""
         written = os.path.join(folder, f"_{uuid.uuid4().hex}")
-        pq.write_table(table, written, compression="none")
-        os.replace(written, os.path.join(folder, f"{place}.parquet"))
+        pq.write_table(self.table(), written, compression="none")
+        os.replace(written, os.path.join(folder, f"{name}.parquet"))
 
 
 def report_of(error: UserCodeFailed) -> dict[str, str]:
@@ -119,7 +115,8 @@ def report_of(error: UserCodeFailed) -> dict[str, str]:
     cause = error.__cause__ or error.__context__
     lines = traceback.format_exception(cause) if cause is not None else []
     return {
-        "kind": report.get("kind", ""), "operation": report.get("operation", ""), "location": report.get("location", ""),
+        "kind": report.get("kind", ""), "operation": report.get("operation", ""),
+        "location": report.get("location", ""),
         "error": report.get("error", str(error)), "traceback": "".join(lines)[-_TRACEBACK_CHARS:],
         "place": report.get("place", ""),
     }  # fmt: skip

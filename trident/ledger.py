@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,17 +101,34 @@ class BatchLedger:
         Args:
             small_bytes: up to so much is added up without Spark.
         """
-        files = [path for path in self._folder.iterdir() if not path.name.startswith("_")]
+        newest, others = self._files()
         with faults.fault_point(LEDGER):
-            small = sum(path.stat().st_size for path in files) <= small_bytes
-            return _added_up(files) if small else self._by_spark()
+            small = sum(path.stat().st_size for path in [*newest, *others]) <= small_bytes
+            return (_added_up if small else self._by_spark)(newest, others)
 
-    def _by_spark(self) -> dict[int, Failure]:
+    def _files(self) -> tuple[list[Path], list[Path]]:
+        """The files that count, and those of tries that a later one has replaced: only their failures do.
+
+        A try that was given up for lost may still end, and a function may fail in one try and not in the
+        other: whatever counted, a row that failed in any of them has failed.
+        """
+        newest: dict[str, Path] = {}
+        others = []
+        for path in sorted(self._folder.iterdir()):
+            if not path.name.startswith("_"):
+                place = path.name.split("@", 1)[0]
+                others += [newest[place]] if place in newest else []
+                newest[place] = path
+        return list(newest.values()), others
+
+    def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
         from pyspark.sql import functions as F
 
         reader = self._spark.read.schema(_DDL).option("__globPaths__", "false")
         told = F.struct("operation", "location", "error", "traceback", "place")
-        rows = reader.parquet(str(self._folder))
+        rows = reader.parquet(*map(str, newest))
+        if others:
+            rows = rows.union(reader.parquet(*map(str, others)).where("failed"))
         rows = rows.coalesce(1) if self._ackers == 1 else rows.repartition(self._ackers, "root")
         sums = rows.groupBy("root").agg(
             F.bit_xor("value").alias("value"), F.max("failed").alias("failed"), F.max_by(told, "failed").alias("told")
@@ -124,12 +141,13 @@ class BatchLedger:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _added_up(files: Iterable[Path]) -> dict[int, Failure]:
-    table = pa.concat_tables([pq.read_table(path, schema=LEDGER_SCHEMA) for path in files])
+def _added_up(newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
+    table = pa.concat_tables([pq.read_table(path, schema=LEDGER_SCHEMA) for path in newest])
     roots, values = (table.column(name).to_numpy().view(np.uint64) for name in ("root", "value"))
     roots, sums = sums_by_root(roots, values)
     found = {int(root): _failure(None) for root in roots[sums != 0]}
     told = [name for name, _ in LEDGER_FIELDS[3:]]
+    table = pa.concat_tables([table, *(pq.read_table(path, schema=LEDGER_SCHEMA) for path in others)])
     for row in table.filter(table.column("failed")).to_pylist():
         found[row["root"] & _ALL] = _failure({name: row[name] for name in told})
     return found

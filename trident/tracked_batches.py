@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("trident.messages")
+# So many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails all.
+_BLAMED_MAX = 100
 Staged = dict[str, list[Any]]
 # The frames by stream → what was staged.
 Run = Callable[[Mapping[str, "DataFrame"]], Staged]
@@ -82,12 +84,15 @@ class TrackedBatches:
         Raises:
             Exception: the batch fails, and not because of some of its messages.
         """
-        failures = self._suspects(attempt)
+        failures, blamed = self._suspects(attempt), 0
         while True:
             try:
                 staged, found = self._once(attempt, inputs, failures, run, watch)
             except Exception as error:
+                if blamed == _BLAMED_MAX:
+                    raise
                 found = self._blame(attempt, inputs, failures, run, error, watch)
+                blamed += 1
             else:
                 if not found:
                     break
@@ -117,6 +122,8 @@ class TrackedBatches:
                 raise
             failures.update(found)
             known += 1
+            if known == _BLAMED_MAX:
+                return
             self._suspect(attempt, found)
             log.info("a message failed attempt %s in its turn: %s", attempt, next(iter(found.values())))
 
@@ -237,7 +244,8 @@ def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:
     report = find_report(error)
     if report is not None:
         return report["place"] not in ("in prepare", "in cleanup")
-    return any(known in str(error) for known in ("Python worker exited", "ExecutorLostFailure"))
+    # SQLSTATE 22: a value that an expression of Spark cannot take.
+    return any(known in str(error) for known in ("Python worker exited", "ExecutorLostFailure", "SQLSTATE: 22"))
 
 
 def _failure_of(error: Exception, attempt: TransactionAttempt) -> Failure:

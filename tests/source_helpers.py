@@ -46,7 +46,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, warehouse: Path) ->
     yield run
     faults.disarm()
     for query in queries:
-        query.stop(WAIT_SECS)
+        query.stop(WAIT_SECS, compact=False)
 
 
 def run_to_end(start: Start, spout: Any, **settings: Any) -> TopologyQuery:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from benchmarks.__main__ import main
 from benchmarks.bench import steady_ms
 from benchmarks.report import Goal, Report
 
@@ -25,27 +27,28 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_quick_run_prints_ratios_and_writes_json(tmp_path: Path) -> None:
+def test_a_quick_run_prints_ratios_and_writes_json(tmp_path: Path, spark: SparkSession, monkeypatch, capsys) -> None:
+    """On the session of the tests: that the command makes and stops one of its own costs a JVM."""
+    monkeypatch.setattr("trident.session.make_session", lambda *_: spark)
+    monkeypatch.setattr(SparkSession, "stop", lambda self: None)
     written = tmp_path / "figures.json"
-    ran = _run(
-        "commit-path", "--quick", "--json", str(written), "--folder", str(tmp_path),
-        "--master", "local[2]", "--driver-memory", "1g",
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    code = main(["commit-path", "--quick", "--json", str(written), "--folder", str(tmp_path)])
+    ran = capsys.readouterr()
+    assert code == 0, ran.err[-4000:]
     found = json.loads(written.read_text())
     assert found["schema"] == 1 and found["quick"] is True
     machine = found["machine"]
     assert {"cores", "memory_gb", "kernel", "python", "java", "spark", "delta"} <= machine.keys()
-    assert f"Spark {machine['spark']}, Delta {machine['delta']}" in ran.stdout
+    assert f"Spark {machine['spark']}, Delta {machine['delta']}" in ran.out
     assert list(found["benchmarks"]) == ["commit-path"]
     for name, benchmark in found["benchmarks"].items():
         assert benchmark["error"] is None and benchmark["figures"], name
         for figure in benchmark["figures"]:
             assert figure.keys() == {"name", "unit", "median", "rounds", "goal", "reached"}
             assert figure["rounds"], figure["name"]
-            assert figure["name"] in ran.stdout
+            assert figure["name"] in ran.out
     (ratio,) = found["benchmarks"]["commit-path"]["ratios"]
-    assert ratio["value"] > 0 and f"{ratio['name']}" in ran.stdout and f"{ratio['value']:.2f} ×" in ran.stdout
+    assert ratio["value"] > 0 and f"{ratio['name']}" in ran.out and f"{ratio['value']:.2f} ×" in ran.out
     assert list(tmp_path.iterdir()) == [written], "the folder is cleaned up"
 
 

@@ -141,7 +141,7 @@ def test_what_lies_between_two_offsets_comes_once_over_failures_and_a_restart(st
     query = run_to_end(start, spout)
     (folder / "available").write_text("8")
     query.process_all_available(WAIT_SECS)
-    query.stop()
+    query.stop(compact=False)
     (folder / "available").write_text("9")
     again = run_to_end(start, DataSourceSpout(source, {"folder": folder}))
     again.stop()

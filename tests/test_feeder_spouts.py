@@ -199,4 +199,4 @@ def test_topologies_are_fed_over_failures_and_a_restart(spark, zk_server: str, z
             ]
             assert found[0] == found[1] == [0, 1, 2, 10, 11, 12][: 3 * (life + 1)]
             for query in queries:
-                query.stop()
+                query.stop(compact=False)

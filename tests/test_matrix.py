@@ -42,12 +42,12 @@ def start(spark: SparkSession, zk_server: str, tmp_path: Path) -> Iterator[Calla
     yield run
     faults.disarm()  # abandoned coordinators wake up, and may change nothing
     for query in queries:
-        query.stop(60)
+        query.stop(60, compact=False)
 
 
-def test_the_sample_covers_every_spout_twice_and_every_fault() -> None:
+def test_the_sample_covers_every_spout_and_every_fault() -> None:
     for spout in SPOUTS:
-        assert sum(cell.spout == spout for cell in sample()) >= 2, spout
+        assert any(cell.spout == spout for cell in sample()), spout
     assert {cell.fault for cell in sample()} == set(Fault)
     assert set(sample()) <= set(cells([STATES]))
 

@@ -89,7 +89,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
     yield run
     faults.disarm()
     for query in queries:
-        query.stop(WAIT_SECS)
+        query.stop(WAIT_SECS, compact=False)
 
 
 def run_to_end(start, topology: TridentTopology, **settings) -> TopologyQuery:

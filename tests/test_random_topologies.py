@@ -254,7 +254,7 @@ def run(spark: SparkSession, zk_server: str, world: dict[str, Any], folder: Path
     finally:
         faults.disarm()
         for query in queries:
-            query.stop(60)
+            query.stop(60, compact=False)
 
 
 def crashed(query: TopologyQuery, crash: tuple[str, str, int]) -> bool:

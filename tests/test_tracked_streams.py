@@ -40,7 +40,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
     yield run
     faults.disarm()
     for query in queries:
-        query.stop(WAIT_SECS)
+        query.stop(WAIT_SECS, compact=False)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(s
 
     first = start(topology())
     first.process_all_available(WAIT_SECS)
-    first.stop(WAIT_SECS)
+    first.stop(WAIT_SECS, compact=False)
     assert spout.acked == [] and len(spout.kept) == 6
     spout.unread = False
     spout.put("new", "w0")
@@ -223,7 +223,7 @@ def test_tries_are_counted_over_restarts(start, table) -> None:
     first = start(topology(), max_replays=2, replay_backoff_secs=600)
     with pytest.raises(TimeoutError):
         first.process_all_available(6)
-    first.stop(WAIT_SECS)
+    first.stop(WAIT_SECS, compact=False)
     assert spout.failed == [] and spout.acked == [2], "the spout hears of a failure when its time has come"
     query = start(topology(), max_replays=2)
     query.process_all_available(WAIT_SECS)
@@ -282,7 +282,7 @@ def test_dead_letters_are_listed_and_tried_again(start, spark, table, tmp_path: 
         replay("words", config, messages=["7"], spark=spark)
     assert "1 to be tried again" in replay("words", config, messages=['"two"'], spark=spark)
     assert dead_letters("words", config, spark)[1].replay == "asked for"
-    first.stop(WAIT_SECS)
+    first.stop(WAIT_SECS, compact=False)
     assert len(table("words__lines__dead_letters")) in (2, 3)  # the running topology may have tried it already
     corrected = start(topology(str.split, spout), max_replays=0)
     corrected.process_all_available(WAIT_SECS)

@@ -47,7 +47,7 @@ class Starter:
         first._zk._client.stop()  # type: ignore[union-attr]
         second.process_all_available(WAIT_SECS)
         faults.disarm()
-        first.stop(WAIT_SECS)
+        first.stop(WAIT_SECS, compact=False)
         return second
 
 
@@ -62,4 +62,4 @@ def starter(spark: Any, zookeeper: str, root: str, folder: Path) -> Iterator[Sta
     finally:
         faults.disarm()
         for query in start.queries:
-            query.stop(WAIT_SECS)
+            query.stop(WAIT_SECS, compact=False)

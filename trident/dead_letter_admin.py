@@ -150,6 +150,7 @@ def replay(
         return f"{name}: no dead letter is to be replayed"
     lines = lost
     for one, letters in sorted(wanted.items()):
+        check_name("stream", one)  # it becomes a path
         request_replay(warehouse / "_trident" / name / "streams" / one, letters)
         lines.append(f"{one}: {len(letters)} to be tried again, by the running topology or its next start")
     return "\n".join(lines)

@@ -115,7 +115,7 @@ class MessageSpoutExecutor:
         self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
         self._tell_at = 0.0  # not before
         self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
-        self._requests = ReplayRequests(context.state_folder, self._schema)
+        self._requests = ReplayRequests(context.state_folder)
 
     # --- taking messages -----------------------------------------------------------------------
 

@@ -205,6 +205,7 @@ class TopologyQuery:
         self._groups: list[_RunningGroup] = []
         self._front = DrpcFront(topology, config, self._event)
         self._stop_requested = threading.Event()
+        self._compact_at_end = True
         self._done = threading.Event()
         self._leading = threading.Event()
         self._changed = threading.Condition()
@@ -320,11 +321,17 @@ class TopologyQuery:
         self._paused = False
         self._tell_groups("Resumed")
 
-    def stop(self, timeout_secs: float | None = None) -> None:
+    def stop(self, timeout_secs: float | None = None, compact: bool = True) -> None:
         """Finishes what is decided, brings the plain tables up to date, and ends.
 
         Transactions that are not decided are processed again at the next start.
+
+        Args:
+            timeout_secs: how long to wait for the end; None: as long as it takes.
+            compact: False leaves the plain tables of keyed states as far behind as they are: quicker, and a
+                restart does not mind.
         """
+        self._compact_at_end = self._compact_at_end and compact
         self.request_stop()
         self._done.wait(timeout_secs)
 
@@ -661,7 +668,8 @@ class TopologyQuery:
         for group in groups:
             group.driver.wait()
             group.driver.close()
-            group.compactor.stop(compact=self._stop_requested.is_set() and self._error is None)
+            asked = self._stop_requested.is_set() and self._error is None
+            group.compactor.stop(compact=asked and self._compact_at_end)
             try:
                 group.host.close()
             except Exception as error:

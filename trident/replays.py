@@ -9,19 +9,19 @@ each request counts once, whatever is killed when.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from coordinators.errors import TridentError
 from states.stored_values import loads
 from trident.rich_spouts import Message
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
+log = logging.getLogger("trident.messages")
 _FOLDER = "replays"
 _LOOK_SECS = 0.5
 
@@ -52,8 +52,8 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
 class ReplayRequests:
     """The requests of one stream, as its executor sees them."""
 
-    def __init__(self, state_folder: Path, schema: "StructType") -> None:
-        self._folder, self._width = state_folder / _FOLDER, len(schema.names)
+    def __init__(self, state_folder: Path) -> None:
+        self._folder = state_folder / _FOLDER
         self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
         self._looked_at = -_LOOK_SECS
 
@@ -87,12 +87,18 @@ class ReplayRequests:
                 yield from [(name, message) for message in self._read(name)]
 
     def _read(self, name: str) -> list[Message]:
-        letters = json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
+        path = self._folder / f"{name}.json"
+        try:
+            letters = json.loads(path.read_text(encoding="utf-8"))
+            messages = [
+                Message(json.loads(letter["message"]), tuple(tuple(row) for row in loads(letter["tuples"])))
+                for letter in letters
+            ]
+        except (ValueError, KeyError, TypeError, TridentError) as error:
+            log.error("the replay request %s cannot be read and is left alone: %s", path, error)
+            self._left[name] = {""}  # never finished
+            return []
         self._left[name] = {f"replay {name} {letter['message']}" for letter in letters}
-        messages = []
-        for letter in letters:
-            rows = tuple(tuple(row) for row in loads(letter["tuples"]))
-            messages.append(Message(json.loads(letter["message"]), rows))
         return messages
 
     def settle(self, name: str, key: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from coordinators.errors import SourceError
 from trident.schemas import as_schema
+from trident.spouts import SpoutKind
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -130,6 +131,7 @@ class RichSpout:
         collector, context: set before ``open``.
     """
 
+    kind = SpoutKind.OPAQUE  # a message that fails comes again in another batch
     fields: Any = ""
     collector: SpoutCollector
     context: "SpoutContext"

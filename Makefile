@@ -5,7 +5,7 @@
 # make matrix  every spout kind with every state kind under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
 # make kills   a real SIGKILL at every fault point
-# make types   every kind of key and value through log, reads, MERGE and table; make test takes a half of them
+# make types   every kind of key and value through log, reads, MERGE and table; make test takes a third of them
 # make clean   removes what these made
 #
 # PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.

@@ -88,7 +88,7 @@ def _compare(
 
 def _run(bench: Bench, messages: int, batches: int, in_flight: int, behind: bool, ackers: int) -> float:
     """Milliseconds for so many messages."""
-    settings: dict[str, Any] = {"ackers": ackers, "max_pending_messages": messages * in_flight}
+    settings: dict[str, Any] = {"ackers": ackers, "max_pending_messages": messages * (in_flight + 1)}
     topology = _topology(messages * batches, behind)
     with bench.running(topology, bench.fresh("tracking"), in_flight, **settings) as query:
         with Recorder(query) as recorder:

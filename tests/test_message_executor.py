@@ -22,7 +22,7 @@ from trident.spout_executors import Known
 from trident.spouts import SpoutContext
 
 OPTIONS: dict[str, Any] = {
-    "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 10, "max_replays": 1, "replay_backoff_secs": 0.0,
+    "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 15, "max_replays": 1, "replay_backoff_secs": 0.0,
     "remember_messages_secs": 60.0,
 }  # fmt: skip
 BROKEN = Failure("each(f)", "f.py:1", "ValueError: broken")
@@ -60,12 +60,14 @@ def test_each_message_is_in_one_batch_and_stays_there_over_all_attempts(make) ->
     assert executor.is_ready(1)
     first, second = begin(executor, 1), begin(executor, 2)
     assert (ids(executor, first), ids(executor, second)) == ([*range(5)], [*range(5, 10)])
-    assert not executor.is_ready(3), "ten messages are out: as many as may be"
+    assert executor.is_ready(3), "the next batch waits already"
+    assert ids(executor, begin(executor, 3)) == [*range(10, 15)]
+    assert not executor.is_ready(4), "fifteen messages are out: as many as may be"
     again = begin(executor, 1, 1)
     assert ids(executor, again) == [*range(5)] and ids(executor, begin(executor, 2, 1)) == [*range(5, 10)]
     assert finish(executor, again) == [] and spout.acked == [*range(5)]
-    assert executor.is_ready(3) and ids(executor, begin(executor, 3)) == [*range(10, 15)]
-    assert executor.counts() == (15, 10)
+    assert executor.is_ready(4) and ids(executor, begin(executor, 4)) == [*range(15, 20)]
+    assert executor.counts() == (20, 15)
 
 
 def test_the_rows_of_a_batch_have_their_messages_as_roots(make) -> None:
@@ -124,7 +126,7 @@ def test_an_attempt_that_does_not_count_settles_nothing(make) -> None:
 
 def test_a_batch_that_takes_too_long_becomes_smaller_and_a_single_message_is_the_reason(make) -> None:
     spout = Messages("n int", {n: (n,) for n in range(20)}.items())
-    executor = make(spout, max_pending_messages=40)
+    executor = make(spout, max_pending_messages=60)
     executor.is_ready(1)
     begin(executor, 1)
     assert ids(executor, begin(executor, 1, 1, shrink=True)) == [0, 1]
@@ -254,7 +256,7 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
             super().ack(message_id)
 
     spout = Forgets("n int", {n: (n,) for n in range(6)}.items())
-    executor = make(spout, max_pending_messages=20)
+    executor = make(spout, max_pending_messages=30)
     executor.is_ready(1)
     finish(executor, begin(executor, 1), 0, 1, 2)
     for _ in range(4):
@@ -264,7 +266,7 @@ def test_one_message_that_can_never_be_told_of_does_not_stand_before_the_others(
 
 
 def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
-    executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=40)
+    executor = make(Messages("n int", {n: (n,) for n in range(20)}.items()), max_pending_messages=60)
     executor.is_ready(1)
     attempt = begin(executor, 1)
     executor.suspect(attempt, {executor.messages(attempt)[19].root: BROKEN})

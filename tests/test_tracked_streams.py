@@ -136,7 +136,7 @@ def test_a_function_in_the_transactions_turn_fails_its_message_too(start, table)
         DeltaMapState("longest"), "word", Longest(), "longest string"
     )
     # An attempt that fails in its turn finds all of them: two attempts must do.
-    query = start(topology, max_replays=1, max_attempts=2)
+    query = start(topology, max_replays=0, max_attempts=2)
     query.process_all_available(WAIT_SECS)
     assert [row.longest for row in query.snapshot("longest").collect()] == ["dddd"]
     letters = table("words__lines__dead_letters")

@@ -219,6 +219,10 @@ OPERATIONS: dict[str, tuple[Callable[[Stream], Stream], set[int]]] = {
 }  # fmt: skip
 
 
+# What these give without the bad messages, the others show too.
+ALIKE = {"each", "filter", "select", "project", "an expression without a session", "a reducer", "shuffle", "peek"}
+
+
 def stream_of(operation: Callable[[Stream], Stream]) -> Stream:
     return operation(TridentTopology("t").new_stream("s", Messages("text string")))
 
@@ -230,7 +234,7 @@ def test_exactly_the_messages_that_fail_are_found(spark: SparkSession, tmp_path:
     first = Batch(spark, tmp_path, stream, MESSAGES, by_spark=name in ("each", "complete"))
     assert first.anchored and first.failed == bad, first.failures
     good = {number: text for number, text in MESSAGES.items() if number not in bad}
-    if not good:
+    if not good or name in ALIKE:
         return
     again = Batch(spark, tmp_path, stream, good)
     assert again.failed == set(), again.failures

@@ -97,7 +97,8 @@ class MessageSpoutExecutor:
         self._schema = spout.output_schema
         self._collector = SpoutCollector({"default": len(self._schema.names)})
         self._pending_max: int = options["max_pending_messages"]
-        self._share = -(-self._pending_max // options["max_spout_pending"])
+        # One share more than may be in flight: the next batch is there before the spout has heard of the last.
+        self._share = -(-self._pending_max // (options["max_spout_pending"] + 1))
         self._max_replays: int = options["max_replays"]
         self._backoff_secs: float = options["replay_backoff_secs"]
         self._remember_secs: float = options["remember_messages_secs"]

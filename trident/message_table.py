@@ -21,19 +21,23 @@ class Settled:
     def __init__(self, remember_secs: float) -> None:
         self._remember_secs = remember_secs
         self._keys: set[str] = set()
-        self._order: deque[tuple[float, str]] = deque()
+        self._order: deque[tuple[float, list[str]]] = deque()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def add(self, key: str, ago_secs: float = 0.0) -> None:
         """Added in the order in which they were settled."""
+        self.add_all([key], ago_secs)
+
+    def add_all(self, keys: Collection[str], ago_secs: float = 0.0) -> None:
+        """Several that were settled together."""
         now = time.monotonic()
-        if key not in self._keys:
-            self._keys.add(key)
-            self._order.append((now - ago_secs, key))
+        fresh = [key for key in keys if key not in self._keys]
+        self._keys.update(fresh)
+        self._order.append((now - ago_secs, fresh))
         while self._order and self._order[0][0] < now - self._remember_secs:
-            self._keys.discard(self._order.popleft()[1])
+            self._keys.difference_update(self._order.popleft()[1])
 
     def knows(self, key: str) -> bool:
         return key in self._keys

@@ -153,8 +153,11 @@ class TrackedBatches:
             frames[tx_id] = self._to_frame(tx_id, executor.emit(attempt, without, anchors), anchors)
             if anchors:
                 kept = [one for one in executor.messages(attempt) if one.key and one.root not in without]
-                roots = [one.root for one in kept for _ in one.ids]
-                ledger.init(np.array(roots, np.uint64), np.array([id for one in kept for id in one.ids], np.uint64))
+                roots, ids = [], []
+                for one in kept:
+                    roots += [one.root] * len(one.ids)
+                    ids += one.ids
+                ledger.init(np.array(roots, np.uint64), np.array(ids, np.uint64))
         return frames
 
     def _suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:

@@ -13,28 +13,23 @@ loses what had not reached it (asynchronous replication).
 
 from __future__ import annotations
 
-import importlib
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import urlsplit
 
-from coordinators.errors import ConfigError, EnvironmentProblem, OutcomeUnknown, TridentError
+from coordinators.errors import ConfigError, OutcomeUnknown, TridentError
 from states.backing_maps import stale_epoch
 from states.map_states import key_text
 from states.names import check_name
+from states.redis_server import SCHEMES, as_text, check_durable, client_of, redis_module, without_secrets
 from states.user_states import Key
 from states.values import dumps, loads
 
-CONNECT_TIMEOUT_SECS = 10.0
-ANSWER_TIMEOUT_SECS = 30.0
 # A script holds up every other client of the server; 10,000 rows take some 10 ms.
 _KEYS_PER_CALL = 10_000
 # Lua's numbers are doubles.
 _EPOCH_MAX = 2**53
-_SCHEMES = ("redis", "rediss", "unix")
 
 # KEYS: rows, epoch. ARGV: the epoch or "", then key, value or "" (remove), … Gives -1, or the epoch that refuses.
 _PUT = """
@@ -49,12 +44,7 @@ for i = 2, #ARGV, 2 do
 end
 return -1
 """
-# What a server must be set to, and why.
-_DURABLE: dict[str, Callable[[str], bool]] = {
-    "appendonly": lambda value: value == "yes",
-    "appendfsync": lambda value: value == "always",
-    "maxmemory-policy": lambda value: not value.startswith("allkeys"),
-}
+_USER = "a RedisMap"
 T = TypeVar("T")
 
 
@@ -87,13 +77,13 @@ class RedisMap:
         check_name("state", self.name)
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in _SCHEMES and (parts.port or 1) > 0
+            usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
         except (ValueError, TypeError, AttributeError):
             usable = False
         if not usable:
             # Not even `found`: a mistyped url may have its password anywhere.
             raise ConfigError(
-                "the url of a RedisMap cannot be used", expected=f"{_SCHEMES[0]}://host:port/db"
+                "the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db"
             ) from None
 
     def __repr__(self) -> str:
@@ -111,7 +101,7 @@ class RedisMap:
         for start in range(0, len(texts), _KEYS_PER_CALL):
             some = texts[start : start + _KEYS_PER_CALL]
             found += self._call("read", lambda client, some: client.hmget(self._rows, some), some)
-        return [None if text is None else loads(_text(text)) for text in found]
+        return [None if text is None else loads(as_text(text)) for text in found]
 
     def multi_put(self, keys: Sequence[Key], values: Sequence[Any], epoch: int | None = None) -> None:
         """Writes in steps of 10,000 keys, each of them atomic with its fence.
@@ -139,7 +129,7 @@ class RedisMap:
         """Every (key, stored value); of rows that are written meanwhile the old or the new one."""
         rows = self._call("read", lambda client: list(client.hscan_iter(self._rows, count=1000)))
         # A scan may give a row twice.
-        return ((loads(_text(key)), loads(_text(value))) for key, value in dict(rows).items())
+        return ((loads(as_text(key)), loads(as_text(value))) for key, value in dict(rows).items())
 
     def clear(self) -> None:
         """Removes every row and forgets the epoch; only while no topology writes to it."""
@@ -156,7 +146,7 @@ class RedisMap:
 
     def _put(self, client: Any, arguments: list[str]) -> int:
         if self.durable:
-            _check_durable(client, self.url)
+            check_durable(client, self.url, _USER, "writes", "RedisMap(…, durable=False)")
         return int(client.register_script(_PUT)(keys=[self._rows, self._epoch], args=arguments))
 
     @property
@@ -166,7 +156,7 @@ class RedisMap:
         return f"{parts.scheme}://{host}{parts.path}"
 
     def _call(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
-        redis, client = _module(), _client(self)
+        redis, client = redis_module(_USER), client_of(self.url, _USER, f"the Redis map {self.name}")
         try:
             return call(client, *arguments)
         except redis.RedisError as problem:
@@ -176,78 +166,6 @@ class RedisMap:
             # Without its cause, which may quote the url.
             raise kind(
                 f"the Redis map {self.name} cannot be {'read' if doing == 'read' else 'written'}",
-                found=_without_secrets(f"{type(problem).__name__}: {problem}", self.url),
+                found=without_secrets(f"{type(problem).__name__}: {problem}", self.url),
                 expected=f"a Redis server that answers at {self._where}",
             ) from None
-
-
-_clients: dict[tuple[int, str], Any] = {}
-_durable: set[tuple[int, str]] = set()
-_lock = threading.Lock()
-
-
-def _module() -> Any:
-    try:
-        return importlib.import_module("redis")
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            "a RedisMap needs the Redis client",
-            found=str(problem),
-            action="install it: pip install 'trident-spark[redis]'",
-        ) from problem
-
-
-def _client(redis_map: RedisMap) -> Any:
-    """This process's client of that server: a pool of connections, safe for threads."""
-    at = (os.getpid(), redis_map.url)
-    with _lock:
-        if at not in _clients:
-            try:
-                client = _module().Redis.from_url(
-                    redis_map.url, socket_connect_timeout=CONNECT_TIMEOUT_SECS, socket_timeout=ANSWER_TIMEOUT_SECS
-                )
-                # Made and not connected: this is where the client looks at the settings.
-                client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
-                _clients[at] = client
-            except (ValueError, TypeError):
-                raise ConfigError(
-                    f"the url of the Redis map {redis_map.name} has a setting that the client does not take",
-                    expected="a query of settings of redis.Redis.from_url",
-                ) from None
-        return _clients[at]
-
-
-def _check_durable(client: Any, url: str) -> None:
-    """Once per process and server: does it keep what it acknowledges?"""
-    at = (os.getpid(), url)
-    if at in _durable:
-        return
-    redis = _module()
-    try:
-        found = {setting: client.config_get(setting).get(setting) for setting in _DURABLE}
-    except redis.ResponseError:
-        # Hosted servers forbid CONFIG: what they promise is between them and the user.
-        found = {}
-    wrong = {setting: value for setting, value in found.items() if value and not _DURABLE[setting](_text(value))}
-    if wrong:
-        raise EnvironmentProblem(
-            "the Redis server could forget writes that it has acknowledged",
-            found=", ".join(f"{setting} {_text(value)}" for setting, value in wrong.items()),
-            expected="appendonly yes, appendfsync always, maxmemory-policy noeviction",
-            action="set these in redis.conf, or take the risk with RedisMap(…, durable=False)",
-        )
-    _durable.add(at)
-
-
-def _text(value: Any) -> str:
-    return value.decode("ascii") if isinstance(value, bytes) else value
-
-
-def _without_secrets(text: str, url: str) -> str:
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    secrets = [parts.username, parts.password, *query.get("username", ()), *query.get("password", ())]
-    for secret in sorted((secret for secret in secrets if secret), key=len, reverse=True):
-        for form in {secret, unquote(secret)}:
-            text = text.replace(form, "***")
-    return text

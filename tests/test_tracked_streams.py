@@ -14,33 +14,19 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinators import faults
 from coordinators.errors import AttemptCapReached, FailedException, TopologyError
 from tests.message_helpers import Messages
+from tests.topology_helpers import Starter, starter
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
-from trident.query import TopologyQuery, start_topology
 
 WAIT_SECS = 90.0
 
 
 @pytest.fixture
-def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
     """Starts topologies over one warehouse and one ZooKeeper root; stops them in the end."""
-    queries: list[TopologyQuery] = []
-
-    def run(topology: TridentTopology, **settings) -> TopologyQuery:
-        given = {
-            "warehouse": str(tmp_path / "warehouse"), "zookeeper": zk_server, "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4, "replay_backoff_secs": 0.01, **settings,
-        }  # fmt: skip
-        query = start_topology(topology, spark, **given)
-        queries.append(query)
-        return query
-
-    yield run
-    faults.disarm()
-    for query in queries:
-        query.stop(WAIT_SECS, compact=False)
+    with starter(spark, zk_server, zk_root, tmp_path, replay_backoff_secs=0.01) as started:
+        yield started
 
 
 @pytest.fixture

@@ -52,10 +52,10 @@ class Starter:
 
 
 @contextmanager
-def starter(spark: Any, zookeeper: str, root: str, folder: Path) -> Iterator[Starter]:
+def starter(spark: Any, zookeeper: str, root: str, folder: Path, **settings: Any) -> Iterator[Starter]:
     start = Starter(
         spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
-        zookeeper_session_timeout_secs=4,
+        zookeeper_session_timeout_secs=4, **settings,
     )  # fmt: skip
     try:
         yield start

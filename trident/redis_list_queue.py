@@ -18,30 +18,21 @@ Keys of the queue ``orders``, all of one slot of a Redis Cluster::
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from coordinators.errors import ConfigError, EnvironmentProblem, OutcomeUnknown, SourceError
-from states.redis_map import (
-    _DURABLE,
-    _SCHEMES,
-    ANSWER_TIMEOUT_SECS,
-    CONNECT_TIMEOUT_SECS,
-    _text,
-    _without_secrets,
-)
+from coordinators.errors import ConfigError, OutcomeUnknown, SourceError
+from states.redis_server import SCHEMES, check_durable, client_of, redis_module, without_secrets
 
 REDELIVER_AFTER_SECS = 120.0
 # Lua's `unpack` takes some 8,000 arguments.
 _IDS_PER_CALL = 1_000
 _MICROSECONDS = 1_000_000
+_USER = "a Redis queue"
 T = TypeVar("T")
 
 # KEYS of all scripts: the list, taken, due, owners, takes.
@@ -177,7 +168,7 @@ class RedisListQueue:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            usable = parts.scheme in _SCHEMES and (parts.port or 1) > 0
+            usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
         except (ValueError, TypeError, AttributeError):
             usable = False
         if not usable:
@@ -322,10 +313,12 @@ class RedisListQueue:
         return client.register_script(text)(keys=self._keys, args=arguments)
 
     def _call(self, doing: str, call: Callable[..., T]) -> T:
-        redis, client = _module(), _client(self)
+        # No retries: a take that is sent twice takes twice, and a put puts twice.
+        client = client_of(self.url, _USER, f"the Redis queue {self.key}", retries=False)
+        redis = redis_module(_USER)
         try:
             if self.durable:
-                _check_durable(client, self.url)
+                check_durable(client, self.url, _USER, "messages", "durable=False")
             return call(client)
         except redis.RedisError as problem:
             lost = isinstance(problem, (redis.ConnectionError, redis.TimeoutError))
@@ -334,7 +327,7 @@ class RedisListQueue:
             # Without its cause, which may quote the url.
             raise kind(
                 f"the Redis queue {self.key} cannot be {doing}",
-                found=_without_secrets(f"{type(problem).__name__}: {problem}", self.url),
+                found=without_secrets(f"{type(problem).__name__}: {problem}", self.url),
                 expected=f"a Redis server that answers at {self._where}",
             ) from None
 
@@ -345,11 +338,6 @@ def new_owner(consumer: str) -> str:
 
 
 # --- helpers -------------------------------------------------------------------------------------
-
-_clients: dict[tuple[int, str], Any] = {}
-_durable: set[tuple[int, str]] = set()
-_lock = threading.Lock()
-
 
 def _keys(key: str) -> list[str] | None:
     """The keys of a queue; None if they could not all be of one slot (redis.io/docs, cluster specification)."""
@@ -383,62 +371,6 @@ def _id_bytes(id: str) -> bytes:
     if not isinstance(id, str):
         raise SourceError("this is no id of a message of a Redis queue", found=repr(id)[:200], expected="text")
     return id.encode("utf-8", "surrogateescape")
-
-
-def _module(name: str = "redis") -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            "a Redis queue needs the Redis client",
-            found=str(problem),
-            action="install it: pip install 'trident-spark[redis]'",
-        ) from problem
-
-
-def _client(queue: RedisListQueue) -> Any:
-    """This process's client of that server: a pool of connections, safe for threads."""
-    at = (os.getpid(), queue.url)
-    with _lock:
-        if at not in _clients:
-            try:
-                # No retries, whatever the url says: a take that is sent twice takes twice, and a put puts twice.
-                retry = _module("redis.retry").Retry(_module("redis.backoff").NoBackoff(), 0)
-                client = _module().Redis.from_url(
-                    queue.url, socket_connect_timeout=CONNECT_TIMEOUT_SECS, socket_timeout=ANSWER_TIMEOUT_SECS,
-                    retry=retry,
-                )  # fmt: skip
-                # Made and not connected: this is where the client looks at the settings.
-                client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
-                _clients[at] = client
-            except (ValueError, TypeError):
-                raise ConfigError(
-                    f"the url of the Redis queue {queue.key} has a setting that the client does not take",
-                    expected="a query of settings of redis.Redis.from_url",
-                ) from None
-        return _clients[at]
-
-
-def _check_durable(client: Any, url: str) -> None:
-    """Once per process and server: does it keep what it acknowledges?"""
-    at = (os.getpid(), url)
-    if at in _durable:
-        return
-    redis = _module()
-    try:
-        found = {setting: client.config_get(setting).get(setting) for setting in _DURABLE}
-    except redis.ResponseError:
-        # Hosted servers forbid CONFIG: what they promise is between them and the user.
-        found = {}
-    wrong = {setting: value for setting, value in found.items() if value and not _DURABLE[setting](_text(value))}
-    if wrong:
-        raise EnvironmentProblem(
-            "the Redis server could forget messages that it has acknowledged",
-            found=", ".join(f"{setting} {_text(value)}" for setting, value in wrong.items()),
-            expected="appendonly yes, appendfsync always, maxmemory-policy noeviction",
-            action="set these in redis.conf, or take the risk with durable=False",
-        )
-    _durable.add(at)
 
 
 __all__: Sequence[str] = ["RedisListQueue", "Taken", "new_owner"]

@@ -1,0 +1,127 @@
+"""One Redis server as this process uses it: its client, what it must be set to, and texts without secrets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from coordinators.errors import ConfigError, EnvironmentProblem
+
+CONNECT_TIMEOUT_SECS = 10.0
+ANSWER_TIMEOUT_SECS = 30.0
+SCHEMES = ("redis", "rediss", "unix")
+# What a server must be set to, so that what it acknowledged is there ever after.
+_DURABLE: dict[str, Callable[[str], bool]] = {
+    "appendonly": lambda value: value == "yes",
+    "appendfsync": lambda value: value == "always",
+    "maxmemory-policy": lambda value: not value.startswith("allkeys"),
+}
+_clients: dict[tuple[int, str, bool], Any] = {}
+_durable: set[tuple[int, str]] = set()
+_lock = threading.Lock()
+
+
+def redis_module(user: str, name: str = "redis") -> Any:
+    """The client package, or a module of it.
+
+    Args:
+        user: who needs it, for the message: "a RedisMap".
+        name: of the module.
+
+    Raises:
+        EnvironmentProblem: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"{user} needs the Redis client",
+            found=str(problem),
+            action="install it: pip install 'trident-spark[redis]'",
+        ) from problem
+
+
+def client_of(url: str, user: str, what: str, retries: bool = True) -> Any:
+    """This process's client of that server: a pool of connections, safe for threads.
+
+    Args:
+        url: of the server.
+        user: as of :func:`redis_module`.
+        what: whose url it is, for the message: "the Redis map m".
+        retries: False: a command is sent once, whatever the url says.
+
+    Raises:
+        ConfigError: the url has a setting that the client does not take.
+    """
+    at = (os.getpid(), url, retries)
+    redis = redis_module(user)
+    with _lock:
+        if at not in _clients:
+            once = {} if retries else {
+                "retry": redis_module(user, "redis.retry").Retry(redis_module(user, "redis.backoff").NoBackoff(), 0)
+            }  # fmt: skip
+            try:
+                client = redis.Redis.from_url(
+                    url, socket_connect_timeout=CONNECT_TIMEOUT_SECS, socket_timeout=ANSWER_TIMEOUT_SECS, **once
+                )
+                # Made and not connected: this is where the client looks at the settings.
+                client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+                _clients[at] = client
+            except (ValueError, TypeError):
+                raise ConfigError(
+                    f"the url of {what} has a setting that the client does not take",
+                    expected="a query of settings of redis.Redis.from_url",
+                ) from None
+        return _clients[at]
+
+
+def check_durable(client: Any, url: str, user: str, kept: str, parameter: str) -> None:
+    """Once per process and server: does it keep what it acknowledges?
+
+    Args:
+        client: of :func:`client_of`.
+        url, user: as there.
+        kept: what it could forget, for the message.
+        parameter: how its user takes the risk.
+
+    Raises:
+        EnvironmentProblem: it says that it does not.
+    """
+    at = (os.getpid(), url)
+    if at in _durable:
+        return
+    redis = redis_module(user)
+    try:
+        found = {setting: client.config_get(setting).get(setting) for setting in _DURABLE}
+    except redis.ResponseError:
+        # Hosted servers forbid CONFIG: what they promise is between them and the user.
+        found = {}
+    wrong = {setting: value for setting, value in found.items() if value and not _DURABLE[setting](as_text(value))}
+    if wrong:
+        raise EnvironmentProblem(
+            f"the Redis server could forget {kept} that it has acknowledged",
+            found=", ".join(f"{setting} {as_text(value)}" for setting, value in wrong.items()),
+            expected="appendonly yes, appendfsync always, maxmemory-policy noeviction",
+            action=f"set these in redis.conf, or take the risk with {parameter}",
+        )
+    _durable.add(at)
+
+
+def as_text(value: Any) -> str:
+    """An ASCII answer, whether the client gives bytes or text."""
+    return value.decode("ascii") if isinstance(value, bytes) else value
+
+
+def without_secrets(text: str, url: str) -> str:
+    """The text with the url's credentials, in either form, struck out."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    secrets = [parts.username, parts.password, *query.get("username", ()), *query.get("password", ())]
+    for secret in sorted((secret for secret in secrets if secret), key=len, reverse=True):
+        for form in {secret, unquote(secret)}:
+            text = text.replace(form, "***")
+    return text

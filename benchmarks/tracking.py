@@ -70,6 +70,7 @@ def run(bench: Bench, report: Report) -> None:
         for in_flight in (1, 4) if not bench.quick else (4,):
             _compare(bench, report, messages, batches, in_flight, False, Goal(at_most=1.35))
     _compare(bench, report, small, bench.size(16, 3), 1, True, None)
+    _ledger(bench, report, small)
     _memory(bench, report)
 
 
@@ -99,6 +100,26 @@ def _run(bench: Bench, messages: int, batches: int, in_flight: int, behind: bool
     records, warm = recorder.records, max(1, len(recorder.records) // 6)
     span = advanced_at(records[-1]) - advanced_at(records[warm - 1])
     return span / sum(record["num_input_rows"] for record in records[warm:]) * messages * 1000
+
+
+def _ledger(bench: Bench, report: Report, messages: int) -> None:
+    """A ledger of so many messages, added up on the driver and by a Spark job."""
+    import numpy as np
+
+    from trident.ledger import BatchLedger
+
+    ledger = BatchLedger(bench.spark, bench.fresh("ledgers"), 1)
+    roots = np.arange(1, messages + 1, dtype=np.uint64)
+    ledger.init(roots, roots)
+    ledger.init(roots, roots)  # as what the tasks tell: every sum is zero
+    for what, small_bytes in (("on the driver", 1 << 30), ("by Spark", 0)):
+        times = []
+        for _ in range(2 if bench.quick else 12):
+            started = time.perf_counter()
+            assert ledger.failures(small_bytes) == {}
+            times.append((time.perf_counter() - started) * 1000)
+        report.figure(f"a ledger of {messages:,} messages, added up {what}", "ms", times[1:])
+    ledger.drop()
 
 
 def _memory(bench: Bench, report: Report) -> None:

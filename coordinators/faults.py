@@ -15,11 +15,18 @@ A fault is armed by the environment variable ``TRIDENT_FAULTS`` or by
 fail_before     the I/O is not done; :class:`InjectedFault` is raised
 do_then_fail    the I/O is done; then :class:`InjectedFault` is raised
 do_then_die     the I/O is done; then this process SIGKILLs itself
+do_then_hang    the I/O is done; the thread waits until :func:`disarm`:
+                what a process that has died leaves, within one that goes on
 hang            the I/O is not done; the thread waits until :func:`disarm`
+                and then fails
+pause           the thread waits until :func:`disarm` and then does the I/O:
+                a process that was stopped and goes on
 ==============  ==========================================================
 
 ``nth`` counts the entries of that point from 1, the default, since it was
-armed. A fault fires once. With nothing armed a point costs one truth test.
+armed. A fault fires once. ``a:hang>b:fail_before`` is a chain: the entries of
+``b`` count only once ``a`` has fired. With nothing armed a point costs one
+truth test.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from typing import ContextManager
 from coordinators.errors import ConfigError, TridentError
 
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
-OUTCOMES = ("fail_before", "do_then_fail", "do_then_die", "hang")
+OUTCOMES = ("fail_before", "do_then_fail", "do_then_die", "do_then_hang", "hang", "pause")
 
 
 class InjectedFault(TridentError):
@@ -53,11 +60,14 @@ class InjectedFault(TridentError):
 
 
 class _Fault:
-    def __init__(self, point: str, outcome: str, nth: int) -> None:
-        self.point, self.outcome, self.nth = point, outcome, nth
+    def __init__(self, point: str, outcome: str, nth: int, after: _Fault | None) -> None:
+        self.point, self.outcome, self.nth, self.after = point, outcome, nth, after
         self.entries = 0
         self.fired = False
         self.released = threading.Event()
+
+    def counts_now(self) -> bool:
+        return self.after is None or self.after.fired
 
 
 _registered: dict[str, str] = {}
@@ -88,22 +98,22 @@ def registered() -> dict[str, str]:
 
 
 def arm(faults: str) -> None:
-    """Arm faults, in addition to those armed already.
+    """Arm faults, in addition to those armed already: ``a:hang:2,b:fail_before>c:hang``.
 
     A point that no imported module has declared is accepted, since its module
     may be imported later; :func:`unfired` shows a fault that never happened.
 
     Raises:
-        ConfigError: the text is not ``point:outcome[:nth],…``.
+        ConfigError: the text is not ``point:outcome[:nth][>…],…``.
     """
-    parsed = [_parse(entry.strip()) for entry in faults.split(",") if entry.strip()]
+    parsed = [fault for chain in faults.split(",") if chain.strip() for fault in _parse_chain(chain)]
     with _lock:
         for fault in parsed:
             _armed.setdefault(fault.point, []).append(fault)
 
 
 def disarm() -> None:
-    """Forget every fault and let hanging threads go on (they raise)."""
+    """Forget every fault and let the threads that wait go on."""
     with _lock:
         faults = [fault for of_point in _armed.values() for fault in of_point]
         _armed.clear()
@@ -133,6 +143,8 @@ def _enter(name: str) -> ContextManager[None]:
     due = None
     with _lock:
         for fault in _armed.get(name, ()):
+            if not fault.counts_now():
+                continue
             fault.entries += 1
             if fault.entries == fault.nth:
                 due = fault
@@ -145,10 +157,11 @@ class _Firing:
 
     def __enter__(self) -> None:
         fault = self._fault
-        if fault.outcome == "hang":
+        if fault.outcome in ("hang", "pause"):
             fault.fired = True
             fault.released.wait()
-            raise InjectedFault(fault.point, fault.outcome)
+            if fault.outcome == "hang":
+                raise InjectedFault(fault.point, fault.outcome)
         if fault.outcome == "fail_before":
             fault.fired = True
             raise InjectedFault(fault.point, fault.outcome)
@@ -160,13 +173,24 @@ class _Firing:
             # The I/O failed by itself: "do, then…" did not come about, and
             # the real error must not be hidden behind an injected one.
             return
+        if self._fault.outcome == "pause":
+            return
         self._fault.fired = True
         if self._fault.outcome == "do_then_die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault.outcome == "do_then_hang":
+            self._fault.released.wait()
         raise InjectedFault(self._fault.point, self._fault.outcome)
 
 
-def _parse(entry: str) -> _Fault:
+def _parse_chain(chain: str) -> list[_Fault]:
+    found: list[_Fault] = []
+    for entry in chain.split(">"):
+        found.append(_parse(entry.strip(), found[-1] if found else None))
+    return found
+
+
+def _parse(entry: str, after: _Fault | None) -> _Fault:
     point, _, rest = entry.partition(":")
     outcome, _, nth = rest.partition(":")
     if not point or outcome not in OUTCOMES or not (nth == "" or (nth.isdecimal() and int(nth) >= 1)):
@@ -175,7 +199,7 @@ def _parse(entry: str) -> _Fault:
             found=repr(entry),
             expected=f"point:outcome[:nth] with an outcome of {', '.join(OUTCOMES)} and nth from 1",
         )
-    return _Fault(point, outcome, int(nth or 1))
+    return _Fault(point, outcome, int(nth or 1), after)
 
 
 arm(os.environ.get(ENVIRONMENT_VARIABLE, ""))

@@ -42,7 +42,6 @@ from coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from coordinators.faults import InjectedFault, fault_point
 from coordinators.leadership import Fence, current_holder, holder_is_gone
 from coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
 from coordinators.transactional_state import Changes, RotatingTransactionalState
@@ -53,6 +52,7 @@ BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins i
 DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
 ADVANCE = faults.register("zk.advance", "the multi that moves the current txid on")
 RECORD = faults.register("zk.record", "the multis that create the group's record or change its tables")
+RESET = faults.register("zk.reset", "the multis that forget a topology")
 
 DECISION_BYTES_MAX = 64 * 1024
 _RETRY_SECS = 0.05
@@ -462,7 +462,7 @@ class GroupStore:
             request.append(SetData(self._record_path, data, self._znode_version))
         request += [*ops, *(op for changes in edits for op in changes.ops)]
         try:
-            self._until_done(lambda: self._send(point, request), data)
+            self._until_done(lambda: self._zk.multi(request, point), data)
         except ValueTooLarge:
             raise
         except BaseException as problem:
@@ -472,16 +472,12 @@ class GroupStore:
         for changes in edits:
             changes.applied()
 
-    def _send(self, point: str, request: list[Op]) -> None:
-        with fault_point(point):
-            self._zk.multi(request)
-
     def _until_done(self, send: Callable[[], None], data: bytes) -> None:
         while True:
             try:
                 send()
                 return
-            except (OutcomeUnknown, InjectedFault):
+            except OutcomeUnknown:
                 if self._has_happened(data):
                     return
                 time.sleep(_RETRY_SECS)
@@ -570,9 +566,9 @@ def delete_topology(zk: ZooKeeper, topology: str) -> bool:
     # that is no more.
     ops: list[Op] = [*bumps, *alone, *map(Delete, first)]
     try:
-        zk.multi(ops)
+        zk.multi(ops, RESET)
         for start in range(0, len(rest), 2_000):
-            zk.multi([*map(Delete, rest[start : start + 2_000])])
+            zk.multi([*map(Delete, rest[start : start + 2_000])], RESET)
     except MultiRefused as refusal:
         raise Deposed(
             f"topology {topology!r} is running, or was started meanwhile",

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 
 from coordinators import faults, processes
 from coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
-from coordinators.faults import InjectedFault, fault_point
 from coordinators.records import Holder, LeaderRecord, decode, encode
 from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, Znode, ZooKeeper
 
 ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
+RELEASE = faults.register("zk.release", "the multi that lets another lead at once")
 
 _POLL_SECS = 1.0
 _RETRY_SECS = 0.05
@@ -203,9 +203,8 @@ class Leadership:
         ops.append(Create(self._live_path, encode(self.holder), ephemeral=True))
         session_number = self._zk.session_number
         try:
-            with fault_point(ACQUIRE):
-                self._zk.multi(ops)
-        except (MultiRefused, OutcomeUnknown, InjectedFault):
+            self._zk.multi(ops, ACQUIRE)
+        except (MultiRefused, OutcomeUnknown):
             return None
         # A token of its own for every lease: one that has ended is never
         # taken for the next one.
@@ -267,7 +266,7 @@ class Lease:
             for fence in self.fences.values():
                 fence.check_op(ops)
             try:
-                self._zk.multi([*ops, Delete(self._live_path)])
+                self._zk.multi([*ops, Delete(self._live_path)], RELEASE)
             except (Deposed, MultiRefused, OutcomeUnknown):
                 pass
         self.lost.set()

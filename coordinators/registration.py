@@ -15,10 +15,13 @@ from typing import Any
 
 import msgspec
 
+from coordinators import faults
 from coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
 from coordinators.leadership import Fence
 from coordinators.records import Identity, Incarnation, decode, encode
 from coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
+
+REGISTER = faults.register("zk.register", "the multi that stores a topology's identity and incarnation")
 
 # Rows and whole values stay what they are when a column is added; parts of an aggregate would not.
 _EVOLVING = ("append", "upsert")
@@ -179,7 +182,7 @@ class Registration:
                 ]
             try:
                 if ops:
-                    self._zk.multi([*guard, *ops])
+                    self._zk.multi([*guard, *ops], REGISTER)
                 return Registered(incarnation, before or identity, identity, first_start=not found)
             except MultiRefused as refusal:
                 if found:

@@ -33,6 +33,7 @@ from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry, RetryFailedError
 
+from coordinators import faults
 from coordinators.errors import (
     ConfigError,
     CoordinationError,
@@ -61,6 +62,12 @@ _CONNECTION_ERRORS = (
     kz.SessionMovedError,
     RetryFailedError,
 )
+
+# Each request passes one of these; a multi may be given a name of its own.
+READ = faults.register("zk.read", "reading a znode, or the names of its children")
+SYNC = faults.register("zk.sync", "having the server catch up")
+ENSURE = faults.register("zk.ensure", "creating the znodes above others, unless they exist")
+WRITE = faults.register("zk.write", "a multi without a name of its own")
 
 _log = logging.getLogger("coordinators.zookeeper")
 # kazoo tells every failed attempt at connecting as a warning; the state of
@@ -386,9 +393,9 @@ class ZooKeeper:
 
     def sync(self, path: str) -> None:
         """Have this connection's server catch up, so that a read sees every write finished before."""
-        self._read(path, lambda: self._client.sync_async(path))
+        self._read(path, lambda: self._client.sync_async(path), SYNC)
 
-    def _read(self, path: str, start: Callable[[], Any]) -> Any:
+    def _read(self, path: str, start: Callable[[], Any], point: str = READ) -> Any:
         session_number = self._session_number
         retry = KazooRetry(
             max_tries=-1,
@@ -400,8 +407,9 @@ class ZooKeeper:
         )
         self._count(reads=1)
         try:
-            return retry(lambda: self._answer(start(), session_number))
-        except (*_CONNECTION_ERRORS, InterruptedError) as problem:
+            with faults.fault_point(point):
+                return retry(lambda: self._answer(start(), session_number))
+        except (*_CONNECTION_ERRORS, InterruptedError, faults.InjectedFault) as problem:
             raise ZooKeeperUnreachable(
                 f"znode {path} could not be read",
                 found=f"{type(problem).__name__} at {self.config.hosts}",
@@ -421,10 +429,10 @@ class ZooKeeper:
         if self.exists(path) is None:
             self._count(writes=1)
             # Repeating it is harmless, so it may be repeated as a read may.
-            self._read(path, lambda: self._client.ensure_path_async(path))
+            self._read(path, lambda: self._client.ensure_path_async(path), ENSURE)
 
-    def multi(self, ops: Sequence[Op]) -> None:
-        """Do all operations or none, durably.
+    def multi(self, ops: Sequence[Op], point: str = WRITE) -> None:
+        """Do all operations or none, durably, at the fault point ``point``.
 
         Raises:
             Deposed: the check of a fence failed; nothing happened.
@@ -446,8 +454,9 @@ class ZooKeeper:
         session_number = self._session_number
         self._count(multis=1, writes=1)
         try:
-            results = self._answer(request.commit_async(), session_number)
-        except _CONNECTION_ERRORS as problem:
+            with faults.fault_point(point):
+                results = self._answer(request.commit_async(), session_number)
+        except (*_CONNECTION_ERRORS, faults.InjectedFault) as problem:
             raise OutcomeUnknown(
                 f"the connection was lost while {ops[0].path} and {len(ops) - 1} more were written",
                 found=type(problem).__name__,

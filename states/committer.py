@@ -40,6 +40,7 @@ from states.user_publish import UserStatePublisher
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
+CLEAN = faults.register("clean.staged", "removing staged rows that nobody needs any more")
 MEMORY = faults.register("publish.memory", "updating a memory map with a decided batch")
 _COMMIT_TRIES = 20
 # States that publishing makes no Delta commit for.
@@ -473,9 +474,10 @@ class DeltaCommitter:
         """Cleans what is left of attempts up to this txid; never another attempt's before that."""
         try:
             self._manifests.clean(attempt.txid, self._last_manifest)
-            if attempt.attempt_id > 0:
-                self._drop_other_attempts(attempt)
-            self._drop_published_rows(attempt.txid)
+            with faults.fault_point(CLEAN):
+                if attempt.attempt_id > 0:
+                    self._drop_other_attempts(attempt)
+                self._drop_published_rows(attempt.txid)
             self.maintain()
         except Exception as error:  # left over files cost space, nothing else
             log.warning("cleaning up after %s failed: %s", attempt, error)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinators import faults
 from coordinators.errors import ForeignTable, TableError
 from states.binding import COMBINE, LAST
 from states.names import check_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from states.binding import StateBinding
 
+DESCRIBE = faults.register("descriptor.write", "writing the file that tells readers of a state")
 SCHEMA = 1
 KINDS = ("append", "keyed")
 
@@ -214,6 +216,11 @@ def _check_types(value: Mapping[str, Any]) -> None:
 
 
 def _write_atomically(path: Path, value: Mapping[str, Any]) -> None:
+    with faults.fault_point(DESCRIBE):
+        _write_now(path, value)
+
+
+def _write_now(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own: two processes that write at once must not share the file before the rename.
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")

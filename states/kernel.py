@@ -21,6 +21,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from coordinators import faults
 from coordinators.errors import SchemaMismatch, TableError
 from states.kernel_errors import (
     CheckpointExists,
@@ -38,6 +39,9 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
+LOAD = faults.register("delta.load", "reading the log of a Delta table")
+FILES = faults.register("delta.files", "reading which files a Delta table has")
+CHECKPOINT = faults.register("delta.checkpoint", "writing a checkpoint or a checksum of a Delta table")
 
 RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 _LOG_STORE = "io.delta.kernel.logStore.file.impl"
@@ -203,7 +207,8 @@ class KernelEngine:
             builder = self._tables.loadSnapshot(path)
             return (builder if version is None else builder.atVersion(version)).build(self.java)
 
-        java = guard(path, build)
+        with faults.fault_point(LOAD):
+            java = guard(path, build)
         snapshot = TableSnapshot(self, java, path, java.getVersion())
         if RETENTION_PROPERTY in snapshot.properties:
             raise TableError(
@@ -392,8 +397,9 @@ class KernelEngine:
     def _write_checksum(self, snapshot: TableSnapshot) -> None:
         mode = self._checksum_modes.SIMPLE if snapshot._summed else self._checksum_modes.FULL
         try:
-            guard(snapshot.path, lambda: snapshot._java.writeChecksum(self.java, mode))
-        except TableError as error:
+            with faults.fault_point(CHECKPOINT):
+                guard(snapshot.path, lambda: snapshot._java.writeChecksum(self.java, mode))
+        except (TableError, faults.InjectedFault) as error:
             # Only speed is lost: another writer has written it, or the disk is full.
             log.debug("no checksum for %s: %s", snapshot, error)
 
@@ -427,7 +433,8 @@ class KernelEngine:
             return True
 
         try:
-            return guard(snapshot.path, write)
+            with faults.fault_point(CHECKPOINT):
+                return guard(snapshot.path, write)
         except CheckpointExists:
             return False
         finally:
@@ -507,7 +514,8 @@ class KernelEngine:
                 rows.close()
             return found
 
-        return guard(snapshot.path, read)
+        with faults.fault_point(FILES):
+            return guard(snapshot.path, read)
 
     def _java_list(self, values: Sequence[Any]) -> Any:
         java = self._list()

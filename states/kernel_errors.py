@@ -12,8 +12,11 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from coordinators import faults
 from coordinators.errors import CommitConflict, TableError
 from states.kernel_files import settle_log_entry
+
+COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 
 _EXCEPTIONS = "io.delta.kernel.exceptions."
 _COMMIT_FAILED = "io.delta.kernel.commit.CommitFailedException"
@@ -87,6 +90,14 @@ def guard_commit(path: str, version: int, call: Callable[[], Any]) -> Any:
     """
     unknown = f"it is not known whether the commit of version {version} to table {path} happened"
     action = "read the table again and compare its control record"
+    try:
+        with faults.fault_point(COMMIT):
+            return _committed(path, version, call, unknown, action)
+    except faults.InjectedFault as error:
+        raise CommitOutcomeUnknown(unknown, found=error, action=action) from error
+
+
+def _committed(path: str, version: int, call: Callable[[], Any], unknown: str, action: str) -> Any:
     try:
         result = call()
     except Py4JJavaError as error:

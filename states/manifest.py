@@ -25,6 +25,8 @@ from states.parquet_files import fsync
 from states.staged import StagedFile
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
+READ = faults.register("manifest.read", "reading the manifest of a decided batch")
+CLEAN = faults.register("clean.manifests", "removing manifests that nobody needs any more")
 _SCHEMA = 1
 
 
@@ -158,12 +160,17 @@ class ManifestStore:
         """
         path = self._warehouse / decision.manifest
         try:
-            data = path.read_bytes()
-        except OSError as error:
+            with faults.fault_point(READ):
+                data = path.read_bytes()
+        except FileNotFoundError as error:
             raise Halted(
-                f"transaction {decision.txid} is decided but its manifest {path} cannot be read: {error}",
+                f"transaction {decision.txid} is decided but its manifest {path} is gone",
+                found="no such file",
+                expected=f"{decision.size} bytes",
                 action="bring the file back from a back-up of the warehouse, then start again",
             ) from error
+        except OSError as error:  # a disk that does not answer now may answer later: tried again
+            raise TableError(f"the manifest {path} cannot be read: {error}") from error
         digest = hashlib.sha256(data).hexdigest()
         if len(data) != decision.size or digest != decision.sha256:
             raise Halted(
@@ -184,11 +191,12 @@ class ManifestStore:
         removed = []
         if not self._folder.is_dir():
             return removed
-        for path in self._folder.iterdir():
-            txid = path.name.split("-", 1)[0]
-            if path.name != keep and txid.isdigit() and int(txid) <= published_txid:
-                path.unlink(missing_ok=True)
-                removed.append(path)
+        with faults.fault_point(CLEAN):
+            for path in self._folder.iterdir():
+                txid = path.name.split("-", 1)[0]
+                if path.name != keep and txid.isdigit() and int(txid) <= published_txid:
+                    path.unlink(missing_ok=True)
+                    removed.append(path)
         return removed
 
 

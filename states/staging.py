@@ -20,7 +20,8 @@ from states.staged import StagedFile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STAGE = faults.register("stage.write", "the Spark job that stages an attempt's rows")
+STAGE = faults.register("stage.write", "the Spark job that stages an attempt's rows, and the flush of its folders")
+VERIFY = faults.register("stage.verify", "looking at the staged files of a decided batch")
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,15 @@ def stage(
             codec=codec,
         )
         reports.append(_written(frames[target.name], file_target))
-    with faults.fault_point(STAGE):
-        rows = reduce(lambda left, right: left.union(right), reports).collect()
     staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
-    for row in rows:
-        staged[row.target].append(staged_file(row.asDict()))
-    for target in targets:
-        files = staged[target.name]
-        files.sort(key=lambda file: file.path)
-        if files:
-            fsync_folders(target.root, folder)
+    with faults.fault_point(STAGE):
+        for row in reduce(lambda left, right: left.union(right), reports).collect():
+            staged[row.target].append(staged_file(row.asDict()))
+        for target in targets:
+            files = staged[target.name]
+            files.sort(key=lambda file: file.path)
+            if files:
+                fsync_folders(target.root, folder)
     return staged
 
 
@@ -132,7 +132,8 @@ def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
     for file in files:
         path = root / file.path
         try:
-            size = os.stat(path).st_size
+            with faults.fault_point(VERIFY):
+                size = os.stat(path).st_size
         except FileNotFoundError:
             raise StagedFileMissing(
                 f"the staged file {path} is gone",

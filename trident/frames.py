@@ -22,6 +22,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
+from coordinators import faults
 from states.user_tasks import KEY, PARTITION, STORED, BatchInfo
 from trident.anchors import ANCHORS
 from trident.arrow_ops import Chain, SentChain
@@ -55,6 +56,9 @@ from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import BuiltBatch
 from trident.results import RESULT, ResultNode
 from trident.window_lowering import of_state
+
+KEEP = faults.register("batch.keep", "the Spark job that keeps the rows of a batch which are used more than once")
+CALL = faults.register("batch.call", "the Spark job of an operation whose rows nobody takes")
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -166,13 +170,15 @@ class CompiledGroup:
         elif boundary is not None:
             built[boundary.name] = frame.drop(ANCHORS) if len(segment.fields) > len(boundary.fields) else frame
         elif not used:  # a dangling end: nobody takes its rows, but its functions are to be called
-            frame.write.format("noop").mode("overwrite").save()
+            with faults.fault_point(CALL):
+                frame.write.format("noop").mode("overwrite").save()
 
     def _once(self, frame: Any, built: BuiltBatch) -> DataFrame:
         """Computes the frame now. Known to ``built`` before that: what a failure leaves is released too."""
-        kept: Any = frame.localCheckpoint(eager=False)
-        built.checkpoints.append(kept)
-        kept._jdf.queryExecution().analyzed().rdd().count()
+        with faults.fault_point(KEEP):
+            kept: Any = frame.localCheckpoint(eager=False)
+            built.checkpoints.append(kept)
+            kept._jdf.queryExecution().analyzed().rdd().count()
         return kept
 
     def _compile(self, segments: Sequence[Segment], single: bool) -> list[tuple[Segment, Any, list[Transform]]]:

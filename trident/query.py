@@ -25,7 +25,18 @@ from typing import TYPE_CHECKING, Any
 from coordinators import faults
 from coordinators.driver import GroupDriver
 from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.errors import Deposed, Halted, OutcomeUnknown, TopologyError, TridentError, ZooKeeperUnreachable
+from coordinators.errors import (
+    Deposed,
+    ForeignTable,
+    Halted,
+    OutcomeUnknown,
+    SchemaMismatch,
+    StagedFileMissing,
+    TableError,
+    TopologyError,
+    TridentError,
+    ZooKeeperUnreachable,
+)
 from coordinators.group_store import GroupStore
 from coordinators.leadership import Holder, Leadership, Lease
 from coordinators.master import Limits, Mode
@@ -63,6 +74,9 @@ _SPOUT_SETTINGS = (
     "remember_messages_secs",
 )  # fmt: skip
 _STATUS_POLL_SECS = 0.5
+# Errors in a recovery that may be gone at the next try, and those among them that a person must mend.
+_MAY_PASS = (OSError, TableError, faults.InjectedFault)
+_STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
 
 
 def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
@@ -218,6 +232,7 @@ class TopologyQuery:
         display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
         self._progress = ProgressLog(topology.name, "", self._run_id, display)
         self._has_led = False
+        self._recovering, self._failed_recoveries = False, 0
         self._status_writer = StatusWriter(status_path(warehouse, topology.name), config.status_interval_secs)
         self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
         self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
@@ -450,8 +465,13 @@ class TopologyQuery:
                     self._lead(lease)
                 except (_LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable) as lost:
                     self._event(f"not the leader any more: {_first_line(lost)}")
+                except Exception as error:
+                    if not self._may_recover_later(error):
+                        raise
                 finally:
                     lease.release()
+                if self._failed_recoveries:
+                    self._stop_requested.wait(self._limits().backoff_secs(self._failed_recoveries))
         except Exception as error:
             self._error = error
             log.debug("the topology ended", exc_info=True)
@@ -467,6 +487,18 @@ class TopologyQuery:
             self._done.set()
             with self._changed:
                 self._changed.notify_all()
+
+    def _may_recover_later(self, error: Exception) -> bool:
+        """Whether what ended a recovery may pass: a disk that is full or does not answer, a table that is busy.
+
+        The lease is given up meanwhile: another process may have a better view of the same disk.
+        """
+        if not self._recovering or not isinstance(error, _MAY_PASS) or isinstance(error, _STAYS):
+            return False
+        self._failed_recoveries += 1
+        self._errors.update({plan_.name: (f"recovery: {error}", time.time()) for plan_ in self._plans})
+        self._event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
+        return self._failed_recoveries < self._config.max_attempts
 
     def _wait_for_lease(self) -> Lease | None:
         assert self._zk is not None
@@ -487,7 +519,7 @@ class TopologyQuery:
         self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences)
         self._epoch = max((fence.epoch for fence in lease.fences.values()), default=0)
         self._progress.id = self._incarnation
-        self._has_led = True
+        self._has_led = self._recovering = True
         self._event(f"leads {self.name} (epoch {self._epoch})")
         groups: list[_RunningGroup] = []
         try:
@@ -503,6 +535,7 @@ class TopologyQuery:
                 if self._paused:
                     self._tell_groups("Paused")
             self._front.leads(self._make_requests(groups))
+            self._failed_recoveries, self._recovering = 0, False
             self._leading.set()
             with self._changed:
                 self._changed.notify_all()

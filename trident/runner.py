@@ -23,6 +23,7 @@ from states.staging import StagingTarget, stage
 from states.user_tasks import BatchInfo
 from trident.file_reading import source_failure
 from trident.functions import translate_failure
+from trident.frames import KEEP
 from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
@@ -178,7 +179,8 @@ class SparkBatchRunner:
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
                 # Such a source may give other rows when a task is tried again, or to the next state.
-                inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
+                with faults.fault_point(KEEP):
+                    inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
                 kept.checkpoints.append(inputs[tx_id])
             spouts[tx_id] = _described(spout, metadata[tx_id], emitted.commit_data)
             opaque = executor.opaque_metadata(metadata[tx_id])

@@ -1,0 +1,92 @@
+"""The source of one topology of the sweep, and the comparison of everything that is stored with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.matrix.sources import PER_BATCH, Source
+from tests.sweep.oracle import Stored, fold
+from tests.sweep.topologies import MAPS, delta_states, topology_of
+from trident import TridentTopology
+
+
+class Books:
+    """What was given to a topology, and what must be stored of it.
+
+    Args:
+        kind: of the topology.
+        folder: of this topology alone; its warehouse is ``folder / "warehouse"``.
+        znodes: () → every path under its root in ZooKeeper.
+    """
+
+    def __init__(self, kind: str, folder: Path, znodes: Callable[[], list[str]]) -> None:
+        self.kind, self._znodes = kind, znodes
+        self._maps = folder / "maps.db"
+        self.source = source_of(kind, folder)
+        (folder / "source").mkdir(parents=True)
+        self.stored = Stored(folder / "warehouse", self._maps)
+        self._txids = 0
+        self._written = 0
+
+    def topology(self) -> TridentTopology:
+        """The topology, made anew as another process would."""
+        return topology_of(self.kind, self.source, self._maps)
+
+    def feed(self, txids: int) -> None:
+        """More rows, and as many transactions for them."""
+        rows = self.source.rows()
+        for _ in range(txids * PER_BATCH):
+            rows.append(f"k{self._written % 5}-{self._written}")
+            self._written += 1
+        self.source.write("rows-p0", rows)
+        self._txids += txids
+        self.source.write("ready_to", self._txids)
+
+    def check(self, zombies: bool) -> None:
+        """0 lost, 0 doubled, no gap, nothing left over.
+
+        Args:
+            zombies: whether somebody may have staged rows after all was cleaned.
+        """
+        audit, attempts = self.stored.audit(), self.stored.attempts()
+        expected = list(range(1, self._txids + 1))
+        assert self.stored.txids() == expected, f"transactions {self.stored.txids()}, expected 1 to {self._txids}"
+        assert sorted(audit) == expected
+        assert self.source.read("succeeded") == self._txids
+        real = [word for txid in expected for word in sorted(audit[txid], key=_number) if not word.startswith("ghost")]
+        assert real == self.source.rows()[: len(real)], "rows are lost, doubled or out of order"
+        ghosts = {txid for txid, words in audit.items() if f"ghost-{txid}" in words}
+        assert ghosts <= {txid for txid, attempt in attempts.items() if attempt == 0}
+        wanted = sum(PER_BATCH - (txid in ghosts) for txid in expected)
+        assert len(real) == wanted, f"{len(real)} rows, expected {wanted}"
+        if self.source.changes:
+            assert ghosts == {txid for txid, attempt in attempts.items() if attempt == 0}
+        counts = fold([word for words in audit.values() for word in words])
+        for name in delta_states(self.kind):
+            assert self.stored.keyed(name) == counts, name
+        for name in MAPS.get(self.kind, ()):
+            assert self.stored.map(name) == counts, name
+        self._check_leftovers(zombies)
+
+    def _check_leftovers(self, zombies: bool) -> None:
+        deadline = time.monotonic() + 10.0
+        names = delta_states(self.kind)
+        while True:
+            files = [] if zombies else self.stored.leftovers([f"{name}__log" for name in names], self._txids + 1)
+            pins = [path for path in self._znodes() if path.rpartition("/")[2].isdecimal()]
+            decided = [path for path in self._znodes() if path.endswith("/decided")]
+            if not files and not decided and len(pins) <= 2:
+                return
+            assert time.monotonic() < deadline, f"left over: {files}, {pins}, {decided}"
+            time.sleep(0.05)
+
+
+def source_of(kind: str, folder: Path) -> Source:
+    """The source; of a kind whose replays may hold other rows, one whose replays do."""
+    return Source(str(folder / "source"), changes=kind in ("opaque", "committer"))
+
+
+def _number(word: str) -> int:
+    return 10**9 if word.startswith("ghost") else int(word.split("-")[1])

@@ -1,0 +1,166 @@
+"""One topology through one fault after the other; after each everything that is stored is compared with the source.
+
+A coordinator that is to die, or hangs, is *abandoned*: its ZooKeeper session
+ends while its thread waits at the fault point, and another coordinator takes
+over in this process. Once that one has gone on, the abandoned one is let go:
+it wakes up as a zombie and does the I/O that it was stopped at.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinators import faults
+from tests.sweep.books import Books
+from tests.sweep.cases import BIRTH, HANG, RECOVERY, STOP, Case
+from trident import TridentTopology
+from trident.query import TopologyQuery
+
+WAIT_SECS = 90.0
+PER_CASE = 3  # transactions
+# A decided transaction whose coordinator is gone: what a recovery has most to do with.
+BEFORE_A_RECOVERY = "publish.table:do_then_hang:2"
+
+Start = Callable[[TridentTopology], TopologyQuery]
+
+
+class Campaign:
+    """Cases of one kind over one warehouse.
+
+    Args:
+        kind: of the topology.
+        folder: of this campaign alone.
+        start: starts a topology over the campaign's warehouse, ``folder / "warehouse"``.
+        znodes: () → every path under the campaign's root.
+    """
+
+    def __init__(self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]]) -> None:
+        self._start = start
+        self.books = Books(kind, folder, znodes)
+        self._query: TopologyQuery | None = None
+        self._abandoned: list[TopologyQuery] = []
+        self._starting: list[threading.Thread] = []
+        self._give_up_starting: Callable[[], None] = lambda: None
+
+    # --- one case -----------------------------------------------------------------------------
+
+    def run(self, *cases: Case) -> None:
+        """One fault, or one after the other; then everything must be as if there had been none."""
+        first = cases[0]
+        if first.time not in (BIRTH, RECOVERY) and self._query is None:
+            self._begin()
+        self.books.feed(PER_CASE)
+        if first.time == RECOVERY:
+            self._recover_into(first)
+        elif first.time == STOP:
+            self._stop_into(first)
+        else:
+            faults.arm(">".join(case.fault for case in cases))
+            if self._query is None:
+                self._start_in_background()
+            for case in cases:
+                self._until_fired(case)
+                if case.abandons:
+                    self._abandon()
+        if self._query is None:
+            self._begin()
+        self._drain()
+        assert not faults.unfired(), f"never happened: {faults.unfired()}"
+        self._wake_the_abandoned()
+        self.books.feed(1)  # the successor works on beside the zombie, and after it
+        self._drain()
+        self.books.check(zombies=any(case.outcome == HANG for case in cases))
+
+    def _recover_into(self, case: Case) -> None:
+        """A coordinator is lost with a decided transaction; its successor meets the fault."""
+        if self._query is None:
+            self._begin()
+        faults.arm(BEFORE_A_RECOVERY)
+        self._until_fired(case)
+        faults.arm(case.fault)
+        self._abandon(succeeded=False)
+        self._start_in_background()
+        self._until_fired(case)
+        if case.abandons:
+            self._abandon()
+
+    def _stop_into(self, case: Case) -> None:
+        self._drain()
+        faults.arm(case.fault)
+        query, self._query = self._query, None
+        assert query is not None
+        stopping = threading.Thread(target=query.stop, args=(WAIT_SECS,), daemon=True)
+        stopping.start()
+        self._starting.append(stopping)
+        self._until_fired(case)
+        self._abandoned.append(query)
+        if case.abandons:
+            query._zk.close()  # type: ignore[union-attr]
+
+    # --- coordinators ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._query = self._start(self.books.topology())
+
+    def _start_in_background(self) -> None:
+        """A start that may hang: in a thread, whose query is taken once it is there."""
+        begun = threading.Event()
+
+        def start() -> None:
+            query = self._start(self.books.topology())
+            if begun.is_set():  # came too late: another has taken over
+                self._abandoned.append(query)
+                query._stop_requested.set()
+            else:
+                self._query = query
+
+        thread = threading.Thread(target=start, daemon=True)
+        thread.start()
+        self._starting.append(thread)
+        self._give_up_starting = begun.set
+
+    def _until_fired(self, case: Case) -> None:
+        deadline = time.monotonic() + WAIT_SECS
+        while any(not fault.startswith("-") for fault in _due(case)):
+            query = self._query
+            assert query is None or query.is_active or query.exception() is None, query.exception()
+            assert time.monotonic() < deadline, f"{case} was never reached"
+            time.sleep(0.01)
+
+    def _abandon(self, succeeded: bool = True) -> None:
+        self._give_up_starting()
+        query, self._query = self._query, None
+        if query is not None:
+            self._abandoned.append(query)
+            assert query._zk is not None
+            query._zk.close()
+        if succeeded:
+            self._begin()
+
+    def _wake_the_abandoned(self) -> None:
+        faults.disarm()
+        for query in self._abandoned:
+            query._stop_requested.set()
+
+    def close(self) -> None:
+        """Ends every coordinator; the zombies too."""
+        self._wake_the_abandoned()
+        for query in [*self._abandoned, *([self._query] if self._query else [])]:
+            query.stop(60, compact=False)
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + WAIT_SECS
+        while self._query is None:
+            assert time.monotonic() < deadline, "the coordinator never started"
+            time.sleep(0.01)
+        self._query.process_all_available(WAIT_SECS)
+
+
+def _due(case: Case) -> list[str]:
+    """The armed faults of this case, or before it, that have not happened."""
+    wanted = case.fault.split(">")[-1]
+    waiting = faults.unfired()
+    return [fault for fault in waiting if fault == wanted or fault == BEFORE_A_RECOVERY]

@@ -1,0 +1,105 @@
+"""Which faults there are: fault point × outcome × time × kind of topology.
+
+Outcomes: the I/O fails before it is done; it is done and then fails; it is
+done and then the coordinator dies; it hangs, is overtaken by a successor, and
+is done after all. Times: at a first try, at a replay, in a recovery, at the
+very first start, at a stop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+KINDS = ("transactional", "opaque", "committer", "two tables", "user-coded map")
+
+FAIL, LOST, DIE, HANG = "fail before", "do, then fail", "do, then die", "hang"
+# In one process a coordinator dies by never going on; real SIGKILLs are in kills.py.
+OUTCOMES = {FAIL: "fail_before", LOST: "do_then_fail", DIE: "do_then_hang", HANG: "pause"}
+
+FIRST, REPLAY, RECOVERY, BIRTH, STOP = "first try", "replay", "recovery", "first start", "stop"
+
+# What each transaction passes, whatever its topology is; and what some kinds pass besides.
+EVERY = (
+    "zk.begin", "stage.write", "manifest.write", "zk.decide", "manifest.read", "stage.verify", "publish.table",
+    "delta.commit", "zk.advance", "spout.success", "clean.manifests", "clean.staged",
+)  # fmt: skip
+BESIDES = {
+    "transactional": (),
+    "opaque": ("spout.emit",),
+    "committer": ("spout.commit",),
+    "two tables": ("compact.merge", "compact.drop", "delta.files", "batch.call", "batch.keep"),
+    "user-coded map": ("publish.user", "resolve.stage"),
+}
+# What only a coordinator that begins passes.
+BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
+BORN = ("zk.ensure", "zk.register", "zk.record", "delta.commit", "descriptor.write")
+# Armed where it is certain to be passed: not in every cycle of the sweep's topologies.
+SELDOM = ("delta.checkpoint", "zk.reset", "zk.write")
+
+# The n-th entry, where the second is not the one that is wanted.
+NTH = {"zk.ensure": 1, "compact.merge": 1, "compact.drop": 1, "delta.files": 1, "zk.register": 1, "zk.record": 1, "zk.release": 1,
+       "zk.acquire": 1, "zk.sync": 1, "delta.load": 1, "descriptor.write": 1}  # fmt: skip
+
+
+class Case(NamedTuple):
+    kind: str
+    point: str
+    time: str
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.point}, {self.outcome}, {self.time}"
+
+    @property
+    def fault(self) -> str:
+        """As armed; see coordinators/faults.py."""
+        fault = f"{self.point}:{OUTCOMES[self.outcome]}:{NTH.get(self.point, 2)}"
+        return f"manifest.write:fail_before:2>{fault}" if self.time == REPLAY else fault
+
+    @property
+    def abandons(self) -> bool:
+        """Whether another coordinator has to take over."""
+        return self.outcome in (DIE, HANG)
+
+
+def of_kind(kind: str) -> Iterator[Case]:
+    for point in (*EVERY, *BESIDES[kind]):
+        for time in (FIRST, REPLAY, RECOVERY):
+            yield from (Case(kind, point, time, outcome) for outcome in OUTCOMES)
+    for point in BEGINS:
+        yield from (Case(kind, point, RECOVERY, outcome) for outcome in OUTCOMES)
+    for point in BORN:
+        yield from (Case(kind, point, BIRTH, outcome) for outcome in OUTCOMES)
+    yield from (Case(kind, "zk.release", STOP, outcome) for outcome in OUTCOMES)
+
+
+def every() -> list[Case]:
+    return [case for kind in KINDS for case in of_kind(kind)]
+
+
+SWEPT = {case.point for case in every()} | set(SELDOM)
+
+
+def sample(cases: list[Case], count: int, seed: int = 7) -> list[Case]:
+    """A fixed sample that has every kind, point, time and outcome."""
+    generator = random.Random(seed)
+    left = list(cases)
+    generator.shuffle(left)
+    chosen: list[Case] = []
+    seen: set[tuple[int, str]] = set()
+    while left and len(chosen) < count:
+        # The case with most that is new; the first of these.
+        best = max(left, key=lambda case: sum((place, value) not in seen for place, value in enumerate(case)))
+        left.remove(best)
+        chosen.append(best)
+        seen.update(enumerate(best))
+    return chosen
+
+
+def pairs(kind: str, count: int, seed: int) -> list[tuple[Case, Case]]:
+    """Two faults of which the second counts from when the first has happened, sampled by seed."""
+    generator = random.Random(f"{kind} {seed}")
+    steady = [case for case in of_kind(kind) if case.time == FIRST]
+    return [(generator.choice(steady), generator.choice(steady)) for _ in range(count)]

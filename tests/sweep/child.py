@@ -1,0 +1,44 @@
+"""A coordinator of the sweep in a process of its own: does what it is told on standard input, and answers.
+
+``drain`` commits all there is; ``arm FAULT`` arms a fault of this process;
+``stop`` ends it in good order.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from coordinators import faults
+from tests.sweep.books import source_of
+from tests.sweep.topologies import topology_of
+from trident.session import make_session
+
+
+def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:
+    spark = make_session(
+        "killed",
+        {
+            "spark.master": "local[2]", "spark.driver.memory": "700m", "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        },
+    )  # fmt: skip
+    query = topology_of(kind, source_of(kind, folder), folder / "maps.db").start(
+        spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
+        zookeeper_session_timeout_secs=4, max_spout_pending=2,
+    )  # fmt: skip
+    for line in sys.stdin:
+        command, _, argument = line.strip().partition(" ")
+        if command == "drain":
+            query.process_all_available(120)
+        elif command == "arm":
+            faults.arm(argument)
+        else:
+            query.stop(compact=False)
+            return
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

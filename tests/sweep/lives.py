@@ -1,0 +1,112 @@
+"""Coordinator processes that kill themselves with SIGKILL at a fault point, one after the other.
+
+Each life resumes what the one before has left, and is compared with the source
+before it is sent to its own death.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.sweep.books import Books
+from tests.sweep.cases import BEGINS, BESIDES, EVERY, NTH
+
+WAIT_SECS = 180
+PER_LIFE = 3
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def deaths(kind: str) -> list[tuple[str, str]]:
+    """(when, fault): at each point of a running coordinator, then of one that begins."""
+    steady = [("running", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in (*EVERY, *BESIDES[kind])]
+    return steady + [("beginning", f"{point}:do_then_die:{NTH.get(point, 2)}") for point in BEGINS]
+
+
+class Lives:
+    """The processes of one kind over one warehouse."""
+
+    def __init__(self, kind: str, folder: Path, zookeeper: str, root: str, znodes: Callable[[], list[str]]) -> None:
+        self.books = Books(kind, folder, znodes)
+        self._command = [sys.executable, "-m", "tests.sweep.child", kind, str(folder), zookeeper, root]
+        self.killed = 0
+
+    def go(self, ends: list[tuple[str, str]]) -> None:
+        """A life for each end, and a last one that ends well."""
+        self.books.feed(PER_LIFE)
+        for when, fault in ends:
+            print(when, fault, flush=True)
+            if when == "beginning":
+                # Dies in the midst of something, so that the one that begins has something to finish.
+                self._live("running", "publish.table:do_then_die:2")
+            self._live(when, fault)
+        with self._process("") as (process, tell):
+            tell("drain")
+            self.books.check(zombies=False)
+            process.stdin.write("stop\n")
+            process.stdin.flush()
+            assert process.wait(WAIT_SECS) == 0
+
+    def _live(self, when: str, fault: str) -> None:
+        with self._process(fault if when == "beginning" else "") as (process, tell):
+            if when == "running":
+                tell("drain")
+                self.books.check(zombies=False)
+                tell(f"arm {fault}")
+            self.books.feed(PER_LIFE)
+            assert process.wait(WAIT_SECS) == -signal.SIGKILL, f"{fault}: ended with {process.returncode}"
+            self.killed += 1
+
+    def _process(self, fault: str) -> "_Process":
+        return _Process(self._command, fault)
+
+
+class _Process:
+    def __init__(self, command: list[str], fault: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._process.stderr:  # type: ignore[union-attr]
+            self._said.append(line)
+
+    def __enter__(self):  # noqa: ANN204
+        return self._process, self._tell
+
+    def _tell(self, command: str) -> None:
+        process = self._process
+        try:
+            process.stdin.write(command + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            answer = process.stdout.readline()  # type: ignore[union-attr]
+        except BrokenPipeError:
+            answer = ""
+        assert answer == "done\n", f"{command}: {answer!r}\n{''.join(self._said)[-4000:]}"
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(5)
+        if kind is not None:
+            print("".join(self._said)[-4000:], file=sys.stderr)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            stream.close()  # type: ignore[union-attr]
+
+
+def all_deaths() -> Iterator[tuple[str, str, str]]:
+    from tests.sweep.cases import KINDS
+
+    for kind in KINDS:
+        yield from ((kind, *death) for death in deaths(kind))

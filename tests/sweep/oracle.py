@@ -1,0 +1,142 @@
+"""What is really stored, read without any code of the framework: Delta's log as JSON, Parquet files, SQLite, znodes.
+
+And what should be: a plain fold of the source's rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+@dataclass
+class Table:
+    """A Delta table as of its newest version.
+
+    Attributes:
+        files: live data files, relative to the folder, each with the txid of the control record it came with.
+        removed: files that were live once; VACUUM removes them, after Delta's retention.
+        history: the control record of every commit that had one, in order.
+        txns: app → the greatest version that was stored.
+        order: (app, version) of every commit that had one, in order.
+    """
+
+    folder: Path
+    files: dict[str, int]
+    removed: set[str]
+    history: list[dict[str, Any]]
+    txns: dict[str, int]
+    order: list[tuple[str, int]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Table:
+        table = cls(folder, {}, set(), [], {}, [])
+        for path in sorted((folder / "_delta_log").glob("????????????????????.json")):
+            actions = [json.loads(line) for line in path.read_text().splitlines()]
+            before = len(table.history)
+            for action in actions:
+                table._apply(action)
+            txid = table.history[-1]["txid"] if len(table.history) > before else 0
+            table.files.update({action["add"]["path"]: txid for action in actions if "add" in action})
+        return table
+
+    def _apply(self, action: dict[str, Any]) -> None:
+        if "remove" in action:
+            self.files.pop(action["remove"]["path"], None)
+            self.removed.add(action["remove"]["path"])
+        elif "txn" in action:
+            app, version = action["txn"]["appId"], action["txn"]["version"]
+            self.txns[app] = max(version, self.txns.get(app, version))
+            self.order.append((app, version))
+        elif action.get("domainMetadata", {}).get("domain") == "trident":
+            self.history.append(json.loads(action["domainMetadata"]["configuration"]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row, with the transaction that brought its file as "txid"."""
+        return [
+            {**row, "txid": txid} for file, txid in sorted(self.files.items())
+            for row in pq.ParquetFile(self.folder / file).read().to_pylist()
+        ]
+
+    def unused(self) -> list[str]:
+        """Data files on disk that the log has never named."""
+        found = {
+            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.parquet")
+            if "_delta_log" not in path.parts
+        }  # fmt: skip
+        return sorted(found - self.files.keys() - self.removed)
+
+
+class Stored:
+    """Everything that one topology of the sweep has stored.
+
+    Args:
+        warehouse: of the topology.
+        maps: the SQLite file of its maps.
+    """
+
+    def __init__(self, warehouse: Path, maps: Path) -> None:
+        self._warehouse, self._maps = warehouse, maps
+
+    def audit(self) -> dict[int, list[str]]:
+        """txid → the rows of the append table that every topology of the sweep has."""
+        found: dict[int, list[str]] = {}
+        for row in Table.read(self._warehouse / "audit").rows():
+            found.setdefault(row["txid"], []).append(row["word"])
+        return found
+
+    def attempts(self) -> dict[int, int]:
+        """txid → the attempt that the append table has, in the order of its log."""
+        found: dict[int, int] = {}
+        for control in Table.read(self._warehouse / "audit").history:
+            if control["attempt_id"] >= 0:
+                assert found.get(control["txid"], control["attempt_id"]) == control["attempt_id"], (control, found)
+                found[control["txid"]] = control["attempt_id"]
+        return found
+
+    def txids(self) -> list[int]:
+        """The transactions of the append table, in the order of its log."""
+        return [version for app, version in Table.read(self._warehouse / "audit").order if app.startswith("trident/")]
+
+    def keyed(self, name: str) -> Counter:
+        """A keyed state: its table up to P, and the log's rows behind P."""
+        plain, log = Table.read(self._warehouse / name), Table.read(self._warehouse / f"{name}__log")
+        merged = max(plain.txns.values(), default=0)
+        counts: Counter = Counter()
+        for row in plain.rows():
+            counts[row["key"]] += row["n"]
+        for row in log.rows():
+            if row["_txid"] > merged:
+                counts[row["key"]] += row["n"]
+        return counts
+
+    def map(self, name: str) -> Counter:
+        """A map of the user's: the current value of each key."""
+        with sqlite3.connect(self._maps) as connection:
+            rows = connection.execute(f'SELECT key, value FROM "{name}"').fetchall()
+        return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
+
+    def leftovers(self, states: list[str], current: int) -> list[str]:
+        """Files that nobody needs any more, once everything up to the last transaction has succeeded."""
+        found = []
+        for name in ["audit", *states]:
+            found += [f"{name}/{file}" for file in Table.read(self._warehouse / name).unused()]
+        group = self._warehouse / "_trident" / "swept" / "words"
+        manifests = sorted(os.listdir(group / "manifests"))
+        found += [f"manifests/{name}" for name in manifests if int(name.split("-")[0]) < current - 1]
+        for kind in ("states", "boundaries"):
+            found += [str(path.relative_to(group)) for path in group.glob(f"{kind}/*/data/*/*/**/*.parquet")]
+        streams = self._warehouse / "_trident" / "swept" / "streams"
+        return found + [str(path.relative_to(streams)) for path in streams.rglob("*.parquet")]
+
+
+def fold(rows: list[str]) -> Counter:
+    """Rows by key: a row is "<key>-<number>"."""
+    return Counter(row.split("-")[0] for row in rows)

@@ -1,0 +1,46 @@
+"""The topologies of the sweep: one source of numbered rows, the states of each kind, an append table in all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from states.backed_map import opaque
+from states.sqlite_map import SqliteMap
+from tests.matrix.sources import CommittedSpout, OpaqueSpout, RangeSpout, Source
+from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+
+SPOUTS: dict[str, Any] = {"opaque": OpaqueSpout, "committer": CommittedSpout}
+# Of each kind: the keyed Delta states, and the maps.
+DELTA = {"two tables": ["counts", "again"]}
+MAPS = {"user-coded map": ["orders"]}
+
+
+def key_of(word: str) -> str:
+    return word.split("-")[0]
+
+
+def nobody_hears(word: str) -> None:
+    """An operation whose rows nobody takes."""
+
+
+def delta_states(kind: str) -> list[str]:
+    return DELTA.get(kind, ["counts"])
+
+
+def topology_of(kind: str, source: Source, maps: Path) -> TridentTopology:
+    topology = TridentTopology("swept")
+    stream = topology.new_stream("words", SPOUTS.get(kind, RangeSpout)(source))
+    stream.partition_persist(DeltaAppend("audit"))
+    keyed = stream.each("word", key_of, "key string")
+    for name in delta_states(kind):
+        state = DeltaMapState(name, merge_every_txids=2, merge_interval_secs=0.2, snapshot_retention_txids=2)
+        keyed.group_by("key").persistent_aggregate(state, Count(), "n")
+    for name in MAPS.get(kind, ()):
+        keyed.group_by("key").persistent_aggregate(opaque(name, SqliteMap(str(maps), name)), Count(), "n")
+    if kind == "two tables":
+        sums = keyed.group_by("key").aggregate(Count(), "n")
+        sums.partition_persist(DeltaAppend("sums"))
+        sums.partition_persist(DeltaAppend("sums_again"))
+        stream.peek(nobody_hears)
+    return topology

@@ -1,0 +1,118 @@
+"""The crash sweep: every fault point × outcome × time × kind of topology, on real Spark, ZooKeeper and Delta.
+
+`make test` runs a fixed sample, `make sweep` every case (TRIDENT_SWEEP=all),
+then pairs of faults (TRIDENT_SEED chooses them) and real SIGKILLs.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinators import faults
+from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from tests.sweep.campaign import Campaign
+from tests.sweep.cases import BIRTH, KINDS, OUTCOMES, SWEPT, Case, every, pairs, sample
+from tests.sweep.lives import Lives, all_deaths, deaths
+from trident import TridentTopology
+from trident.query import TopologyQuery, start_topology
+
+WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
+SAMPLE = 40
+CASES = every() if WHOLE else sample(every(), SAMPLE)
+PAIRS = 20 if WHOLE else 1
+STEADY = {
+    f"{kind}, {point}": list(cases)
+    for (kind, point), cases in groupby(
+        sorted((case for case in CASES if case.time != BIRTH), key=lambda case: case[:2] if WHOLE else (case[0], "")),
+        key=lambda case: case[:2] if WHOLE else (case[0], "sample"),
+    )
+}
+BIRTHS = [case for case in CASES if case.time == BIRTH]
+
+
+@pytest.fixture
+def campaign(
+    spark: SparkSession, zk_server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Campaign]]:
+    made: list[Campaign] = []
+    connections: list[ZooKeeper] = []
+
+    def make(kind: str) -> Campaign:
+        root, folder = f"/sweep-{uuid.uuid4().hex}", tmp_path / str(len(made))
+        zk = ZooKeeper(ZooKeeperConfig(zk_server, root))
+        zk.connect()
+        connections.append(zk)
+
+        def start(topology: TridentTopology) -> TopologyQuery:
+            return start_topology(
+                topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
+                zookeeper_session_timeout_secs=4, max_spout_pending=2,
+            )  # fmt: skip
+
+        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root)))
+        return made[-1]
+
+    yield make
+    faults.disarm()
+    for one in made:
+        one.close()
+    for zk in connections:
+        zk.close()
+
+
+def znodes(zk: ZooKeeper, path: str) -> list[str]:
+    found = []
+    for name in zk._client.get_children(path):  # past the fault points of ZooKeeper.children
+        found += [f"{path}/{name}", *znodes(zk, f"{path}/{name}")]
+    return found
+
+
+def test_the_sweep_has_at_least_500_cases_and_the_sample_all_of_their_parts() -> None:
+    cases = every()
+    assert len(set(cases)) == len(cases) >= 500
+    chosen = sample(cases, SAMPLE)
+    assert {case.point for case in chosen} == {case.point for case in cases} <= SWEPT
+    assert {case.kind for case in chosen} == set(KINDS)
+    assert {case.outcome for case in chosen} == set(OUTCOMES)
+    assert {case.time for case in chosen} == {case.time for case in cases}
+
+
+@pytest.mark.parametrize("cases", STEADY.values(), ids=list(STEADY))
+def test_after_each_fault_everything_is_there_once(cases: list[Case], campaign: Callable[[str], Campaign]) -> None:
+    over = campaign(cases[0].kind)
+    for case in cases:
+        print(case)
+        over.run(case)
+
+
+@pytest.mark.parametrize("case", BIRTHS, ids=str)
+def test_after_a_fault_at_the_very_first_start(case: Case, campaign: Callable[[str], Campaign]) -> None:
+    campaign(case.kind).run(case)
+
+
+@pytest.mark.parametrize("kind", KINDS if WHOLE else KINDS[1:2])
+def test_after_pairs_of_faults(kind: str, campaign: Callable[[str], Campaign], rng) -> None:
+    over = campaign(kind)
+    for first, second in pairs(kind, PAIRS, rng.randrange(2**32)):
+        print(first, "then", second)
+        over.run(first, second)
+
+
+def test_there_are_at_least_60_real_deaths() -> None:
+    assert len(set(all_deaths())) >= 60
+
+
+@pytest.mark.parametrize("kind", KINDS if WHOLE else ["two tables"])
+def test_after_real_sigkills(kind: str, zk_server: str, zk_root: str, zk: ZooKeeper, tmp_path: Path) -> None:
+    few = [("running", "zk.decide:do_then_die:2"), ("beginning", "zk.acquire:do_then_die:1")]
+    ends = deaths(kind) if WHOLE else few
+    lives = Lives(kind, tmp_path, zk_server, zk_root, lambda: znodes(zk, zk_root))
+    lives.go(ends)
+    assert lives.killed >= len(ends)

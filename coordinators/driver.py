@@ -18,10 +18,8 @@ from __future__ import annotations
 import heapq
 import logging
 import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +38,7 @@ from coordinators.ports import (
     SpoutHost,
 )
 from coordinators.records import Decision, Marker
+from coordinators.threads import THREADS, Threads
 from coordinators.transactions import TransactionAttempt
 
 log = logging.getLogger("trident.coordinator")
@@ -56,13 +55,13 @@ class _Work:
 
     parent: TransactionAttempt | None
     timeout_factor: int
+    started: float
+    began_at: float
     metadata: dict[str, Any] = field(default_factory=dict)
     processed: ProcessedBatch | None = None
     prepared: PreparedBatch | None = None
     decision: Decision | None = None
     published: Published | None = None
-    started: float = field(default_factory=time.monotonic)
-    began_at: float = field(default_factory=time.time)
     duration_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -74,34 +73,36 @@ class GroupDriver:
         spouts, runner, committer, observer: the ports.
         limits: of the coordinator.
         message_timeout_secs: bounds processing; None = unbounded.
+        threads: where its threads and clocks come from.
     """
 
     def __init__(
         self, store: GroupStore, spouts: SpoutHost, runner: BatchRunner, committer: Committer, observer: Observer,
-        limits: Limits, message_timeout_secs: float | None,
+        limits: Limits, message_timeout_secs: float | None, threads: Threads = THREADS,
     ) -> None:  # fmt: skip
+        self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
         self._observer, self._limits, self._timeout = observer, limits, message_timeout_secs
         self._state = master.initial(limits)
-        self._inbox: queue.SimpleQueue[master.Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[master.Event] = threads.inbox()
         self._timers: list[tuple[float, int, master.Timer]] = []
         self._timer_count = 0
         self._work: dict[TransactionAttempt, _Work] = {}
-        self._ended = threading.Event()
-        self._stopping = threading.Event()  # wakes retries when the driver must end
-        self._idle = threading.Condition()
+        self._ended = threads.event()
+        self._stopping = threads.event()  # wakes retries when the driver must end
+        self._idle = threads.condition()
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
         self._asked_at = 0.0
         self._told: Future[None] | None = None  # telling the last success
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         name = f"trident-{store.group}"
-        self._begin_pool = ThreadPoolExecutor(1, f"{name}-begin")
-        self._batch_pool = ThreadPoolExecutor(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
-        self._commit_pool = ThreadPoolExecutor(1, f"{name}-commit")
-        self._success_pool = ThreadPoolExecutor(1, f"{name}-success")
-        self._clean_pool = ThreadPoolExecutor(1, f"{name}-clean")
-        self._thread = threading.Thread(target=self._loop, name=f"{name}-coordinator", daemon=True)
+        self._begin_pool = threads.pool(1, f"{name}-begin")
+        self._batch_pool = threads.pool(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
+        self._commit_pool = threads.pool(1, f"{name}-commit")
+        self._success_pool = threads.pool(1, f"{name}-success")
+        self._clean_pool = threads.pool(1, f"{name}-clean")
+        self._thread = threads.thread(self._loop, f"{name}-coordinator")
         self._started = False
 
     # --- control, from any thread ---------------------------------------------------------
@@ -111,7 +112,7 @@ class GroupDriver:
         record, decision = self._store.record, self._store.decision
         decided = decision.attempt if decision else None
         if decision is not None:
-            self._work[decision.attempt] = _Work(parent=None, timeout_factor=1, decision=decision)
+            self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
         self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
         self._started = True
@@ -154,14 +155,14 @@ class GroupDriver:
 
     def wait_idle(self, deadline: float | None) -> bool:
         """True once a readiness question asked after this call was answered "no" and nothing is in flight."""
-        since = time.monotonic()
+        since = self._threads.monotonic()
         with self._idle:
             while not self._ended.is_set():
                 state = self._state
                 quiet = not state.live and state.next_txid > state.begun_to
                 if quiet and self._not_ready_at >= since:
                     return True
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self._threads.monotonic()
                 if left is not None and left <= 0:
                     return False
                 self._idle.wait(0.5 if left is None else min(left, 0.5))
@@ -181,7 +182,7 @@ class GroupDriver:
                 with self._idle:
                     self._idle.notify_all()
         except BaseException as error:  # a bug: the coordinator must not go on with a state it does not trust
-            if threading.main_thread().is_alive():
+            if not self._threads.interpreter_ends():
                 log.exception("the coordinator of %s failed", self._store.group)
             # else the interpreter ends and has closed the pools: nothing is lost, the next start goes on
             self.error = error
@@ -195,7 +196,7 @@ class GroupDriver:
         timeout = None
         if self._timers:
             due, _, timer = self._timers[0]
-            timeout = due - time.monotonic()
+            timeout = due - self._threads.monotonic()
             if timeout <= 0:
                 heapq.heappop(self._timers)
                 return master.TimerFired(timer)
@@ -207,12 +208,13 @@ class GroupDriver:
     def _carry_out(self, command: master.Command) -> None:
         if isinstance(command, master.StartTimer):
             self._timer_count += 1
-            heapq.heappush(self._timers, (time.monotonic() + command.delay_secs, self._timer_count, command.timer))
+            due = self._threads.monotonic() + command.delay_secs
+            heapq.heappush(self._timers, (due, self._timer_count, command.timer))
         elif isinstance(command, master.AskReady):
-            self._asked_at = time.monotonic()
+            self._asked_at = self._threads.monotonic()
             self._begin_pool.submit(self._ask_ready, command)
         elif isinstance(command, master.Begin):
-            self._work[command.attempt] = _Work(command.parent, command.timeout_factor)
+            self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)
             self._begin_pool.submit(self._begin, command)
         elif isinstance(command, master.EmitBatch):
             self._batch_pool.submit(self._process, command.attempt)
@@ -245,7 +247,7 @@ class GroupDriver:
 
     def _ask_ready(self, command: master.AskReady) -> None:
         # A spout that has one transaction in flight says no while that is live, and yes after it.
-        asked, nothing_live = time.monotonic(), not self._state.live
+        asked, nothing_live = self._threads.monotonic(), not self._state.live
         try:
             ready = self._spouts.is_ready(command.txid)
         except Exception as error:
@@ -261,7 +263,7 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is None:
             return
-        started = time.monotonic()
+        started = self._threads.monotonic()
         try:
             pins = self._store.pins
             initialized = self._spouts.initialize(
@@ -275,7 +277,7 @@ class GroupDriver:
             self._fail(attempt, error)
             return
         work.metadata = {**pinned, **initialized.unpinned}
-        work.duration_ms["begin"] = _ms(started)
+        work.duration_ms["begin"] = self._ms(started)
         self.tell(master.Began(attempt))
 
     def _committed(self) -> dict[str, dict[str, Any]]:
@@ -296,14 +298,14 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is None:
             return  # cancelled before it started
-        started = time.monotonic()
+        started = self._threads.monotonic()
         try:
             work.processed = self._runner.process(attempt, work.metadata, self._timeout_of(work))
         except Exception as error:
             self._fail(attempt, error)
             return
         work.duration_ms.update(work.processed.duration_ms)
-        work.duration_ms["process"] = _ms(started)
+        work.duration_ms["process"] = self._ms(started)
         self.tell(master.Processed(attempt))
 
     def _fail(self, attempt: TransactionAttempt, error: Exception) -> None:
@@ -326,7 +328,7 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is None or work.processed is None:
             return
-        started = time.monotonic()
+        started = self._threads.monotonic()
         try:
             # The transaction before has advanced: what reads states reads them as of it.
             work.processed = self._runner.resolve(attempt, work.processed, self._timeout_of(work))
@@ -336,7 +338,7 @@ class GroupDriver:
             self._fail(attempt, error)
             return
         work.decision = work.prepared.decision
-        work.duration_ms["prepare"] = _ms(started)
+        work.duration_ms["prepare"] = self._ms(started)
         self.tell(master.Prepared(attempt, empty=work.decision is None))
 
     def _decide(self, command: master.Decide) -> None:
@@ -403,7 +405,7 @@ class GroupDriver:
         self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None
     ) -> bool:
         """Rolls forward: retries with back-off until it is done, deposed, or at the cap halted."""
-        started, failures = time.monotonic(), 0
+        started, failures = self._threads.monotonic(), 0
         while not self._stopping.is_set():
             try:
                 action()
@@ -423,7 +425,7 @@ class GroupDriver:
                     return False
                 self._stopping.wait(self._limits.backoff_secs(failures))
             else:
-                work.duration_ms[part] = _ms(started)
+                work.duration_ms[part] = self._ms(started)
                 if event is not None:
                     self.tell(event)
                 return True
@@ -462,11 +464,11 @@ class GroupDriver:
 
     def _wait_told(self) -> None:
         told = self._told
-        while told is not None and not self._stopping.is_set() and not wait([told], timeout=0.5).done:
+        while told is not None and not self._stopping.is_set() and not self._threads.wait_done(told, 0.5):
             pass
 
     def _report(self, attempt: TransactionAttempt, work: _Work, published: bool) -> None:
-        work.duration_ms["total"] = _ms(work.started)
+        work.duration_ms["total"] = self._ms(work.started)
         self._observer.advanced(
             attempt,
             {
@@ -479,6 +481,11 @@ class GroupDriver:
             },
         )
 
+    def _new_work(
+        self, parent: TransactionAttempt | None, timeout_factor: int, decision: Decision | None = None
+    ) -> _Work:
+        clock = self._threads
+        return _Work(parent, timeout_factor, clock.monotonic(), clock.wall_time(), decision=decision)
 
-def _ms(started: float) -> float:
-    return (time.monotonic() - started) * 1000.0
+    def _ms(self, started: float) -> float:
+        return (self._threads.monotonic() - started) * 1000.0

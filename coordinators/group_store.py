@@ -23,8 +23,6 @@ The state in memory follows a write only once it is known to have happened.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -44,6 +42,7 @@ from coordinators.errors import (
 )
 from coordinators.leadership import Fence, current_holder, holder_is_gone
 from coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
+from coordinators.threads import THREADS, Threads
 from coordinators.transactional_state import Changes, RotatingTransactionalState
 from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
@@ -79,22 +78,24 @@ class GroupStore:
     """
 
     def __init__(
-        self, zk: ZooKeeper, topology: str, group: str, tx_ids: Iterable[str], fence: Fence | None = None
-    ) -> None:
+        self, zk: ZooKeeper, topology: str, group: str, tx_ids: Iterable[str], fence: Fence | None = None,
+        threads: Threads = THREADS,
+    ) -> None:  # fmt: skip
         """Args:
         zk: a connected ZooKeeper.
         topology: the topology's name.
         group: the group's name.
         tx_ids: the streams of the group.
         fence: of the lease; None reads only.
+        threads: where its lock and its clock come from.
         """
         self.topology, self.group, self.tx_ids = topology, group, tuple(sorted(tx_ids))
         for name in (group, *self.tx_ids):
             check_stream_name(name)
-        self._zk, self._fence = zk, fence
+        self._zk, self._fence, self._threads = zk, fence, threads
         self._record_path = zk.path(topology, group, "coordinator")
         self._decided_path = zk.path(topology, group, "decided")
-        self._lock = threading.RLock()
+        self._lock = threads.lock()
         self._record: GroupRecord | None = None
         self._znode_version = -1
         self._decision: Decision | None = None
@@ -480,7 +481,7 @@ class GroupStore:
             except OutcomeUnknown:
                 if self._has_happened(data):
                     return
-                time.sleep(_RETRY_SECS)
+                self._threads.sleep(_RETRY_SECS)
             except MultiRefused as refusal:
                 raise StaleState(
                     f"somebody else wrote {refusal.op.path} while this coordinator leads",

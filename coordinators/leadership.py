@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from coordinators import faults, processes
 from coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
 from coordinators.records import Holder, LeaderRecord, decode, encode
+from coordinators.threads import THREADS, Threads
 from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, Znode, ZooKeeper
 
 ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
@@ -100,18 +101,22 @@ class Fence:
 class Leadership:
     """Contends for one topology."""
 
-    def __init__(self, zk: ZooKeeper, topology: str, groups: Iterable[str], holder: Holder | None = None) -> None:
+    def __init__(
+        self, zk: ZooKeeper, topology: str, groups: Iterable[str], holder: Holder | None = None,
+        threads: Threads = THREADS,
+    ) -> None:  # fmt: skip
         """Args:
         zk: a connected ZooKeeper.
         topology: its name.
         groups: the batch groups that will be led; those that ZooKeeper
             knows from an earlier run are fenced too.
         holder: this contender; by default this process.
+        threads: where its threads and events come from.
         """
         # A token of its own: of two contenders in one process, or with one
         # holder, each must know which live znode it made.
         self.holder = replace(holder, token=secrets.token_hex(8)) if holder else current_holder()
-        self._zk, self._topology, self._groups = zk, topology, sorted(groups)
+        self._zk, self._topology, self._groups, self._threads = zk, topology, sorted(groups), threads
         self._root = zk.path(topology)
         self._live_path = zk.path(topology, "live")
 
@@ -133,10 +138,10 @@ class Leadership:
         Raises:
             CorruptZnode: the live or a leader znode cannot be read.
         """
-        stop = stop_event or threading.Event()
+        stop = stop_event or self._threads.event()
         told: Holder | None = None
         while not stop.is_set():
-            changed = threading.Event()
+            changed = self._threads.event()
             try:
                 if not self._zk.wait_connected(timeout_secs=_POLL_SECS):
                     continue
@@ -209,7 +214,7 @@ class Leadership:
         # A token of its own for every lease: one that has ended is never
         # taken for the next one.
         holder, self.holder = self.holder, replace(self.holder, token=secrets.token_hex(8))
-        lease = Lease(self._zk, self._live_path, holder, fences, session_number)
+        lease = Lease(self._zk, self._live_path, holder, fences, session_number, self._threads)
         try:
             self._zk.sync(self._root)
         except ZooKeeperUnreachable:
@@ -230,20 +235,21 @@ class Lease:
     """
 
     def __init__(
-        self, zk: ZooKeeper, live_path: str, holder: Holder, fences: Mapping[str, Fence], session_number: int
-    ) -> None:
+        self, zk: ZooKeeper, live_path: str, holder: Holder, fences: Mapping[str, Fence], session_number: int,
+        threads: Threads = THREADS,
+    ) -> None:  # fmt: skip
         self.fences = dict(fences)
-        self.lost = threading.Event()
+        self.lost = threads.event()
         self.holder = holder
         self._zk, self._live_path, self._session_number = zk, live_path, session_number
         self._released = False
-        self._look = threading.Event()
+        self._look = threads.event()
         self._look.set()
         zk.add_listener(self._on_state)
         if zk.session_number != session_number:
             # Lost between the multi and the listener: nobody else would tell.
             self.lost.set()
-        self._watcher = threading.Thread(target=self._watch, name="trident-lease", daemon=True)
+        self._watcher = threads.thread(self._watch, "trident-lease")
         self._watcher.start()
 
     def release(self) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -42,6 +41,7 @@ from coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
+from coordinators.threads import THREADS, Threads
 
 VALUE_BYTES_MAX = 512 * 1024
 # The servers' default jute.maxbuffer is 1,048,575 bytes for a whole request.
@@ -215,19 +215,27 @@ class ZooKeeper:
     The caller must :meth:`connect` once and :meth:`close` in the end.
     """
 
-    def __init__(self, config: ZooKeeperConfig) -> None:
+    def __init__(
+        self, config: ZooKeeperConfig, threads: Threads = THREADS, make_client: Callable[..., KazooClient] = KazooClient
+    ) -> None:
+        """Args:
+        config: where ZooKeeper is.
+        threads: where its threads and its clock come from.
+        make_client: kazoo's client, or what a simulation has in its place.
+        """
         self.config = config
+        self._threads = threads
         self.counters = Counters()
         self._root = "/" + config.root.strip("/")
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = threads.lock()
+        self._changed = threads.condition(self._lock)
         self._state = ConnectionState.LOST
         self._session_number = 0
         self._closed = False
         self._listeners: list[Callable[[ConnectionState], None]] = []
         self._loss_timer: threading.Timer | None = None
         try:
-            self._client = KazooClient(
+            self._client = make_client(
                 hosts=config.hosts,
                 timeout=config.session_timeout_secs,
                 logger=_kazoo_log,
@@ -276,7 +284,7 @@ class ZooKeeper:
             self._changed.notify_all()
         # kazoo waits for its threads for up to the session timeout and
         # forever for a callback that hangs: not in this thread.
-        closer = threading.Thread(target=self._stop_client, name="zookeeper-close", daemon=True)
+        closer = self._threads.thread(self._stop_client, "zookeeper-close")
         closer.start()
         closer.join(_CLOSE_SECS_MAX)
         self._cancel_loss_timer()
@@ -324,14 +332,14 @@ class ZooKeeper:
 
     def wait_connected(self, session_number: int | None = None, timeout_secs: float | None = None) -> bool:
         """Wait for a connection; False when the session given was lost, on close and after the timeout."""
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        deadline = None if timeout_secs is None else self._threads.monotonic() + timeout_secs
         with self._changed:
             while True:
                 if self._closed or session_number not in (None, self._session_number):
                     return False
                 if self.connected:
                     return True
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and self._threads.monotonic() >= deadline:
                     return False
                 # `connected` turns true slightly before the listeners are told.
                 self._changed.wait(0.05)
@@ -403,6 +411,7 @@ class ZooKeeper:
             max_delay=1.0,
             deadline=self.config.session_timeout_secs,
             ignore_expire=False,
+            sleep_func=self._threads.sleep,
             interrupt=lambda: self._closed or session_number != self._session_number,
         )
         self._count(reads=1)
@@ -466,7 +475,7 @@ class ZooKeeper:
         _raise_refusal(ops, results)
 
     def _answer(self, pending: Any, session_number: int) -> Any:
-        deadline = time.monotonic() + self.config.session_timeout_secs
+        deadline = self._threads.monotonic() + self.config.session_timeout_secs
         while True:
             try:
                 return pending.get(timeout=0.2)
@@ -474,7 +483,7 @@ class ZooKeeper:
                 # While the connection is away requests wait in kazoo's queue
                 # without end; ours end with the ZooKeeper session, or as soon
                 # when it was lost already.
-                away_too_long = not self.connected and time.monotonic() > deadline
+                away_too_long = not self.connected and self._threads.monotonic() > deadline
                 if self._closed or session_number != self._session_number or away_too_long:
                     raise kz.SessionExpiredError() from None
 
@@ -498,8 +507,7 @@ class ZooKeeper:
             self._lose(self._session_number)
 
     def _start_loss_timer(self) -> None:
-        timer = threading.Timer(self.config.session_timeout_secs, self._lose, (self._session_number,))
-        timer.daemon = True
+        timer = self._threads.timer(self.config.session_timeout_secs, self._lose, self._session_number)
         with self._lock:
             if self._closed:
                 return

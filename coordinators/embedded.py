@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import IO
 
 from coordinators import processes
+from coordinators.environment import without_secrets
 from coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
 
 JAVA_MAJOR_MIN = 17
@@ -227,7 +228,8 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
     _class_path()
     (folder / "endpoint.json").unlink(missing_ok=True)
     package_root = str(Path(__file__).resolve().parent.parent)
-    environment = {key: value for key, value in os.environ.items() if key != "TRIDENT_FAULTS"}
+    environment = without_secrets(os.environ)
+    environment.pop("TRIDENT_FAULTS", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
     with open(folder / "server.out", "wb") as output:
         supervisor = subprocess.Popen(

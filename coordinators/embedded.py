@@ -300,8 +300,12 @@ def _signal(pid: int, start: str, number: int) -> None:
 
 def _read_endpoint(folder: Path) -> Endpoint | None:
     try:
-        fields = json.loads((folder / "endpoint.json").read_text(encoding="utf-8"))
-        return Endpoint(**fields)
+        found = Endpoint(**json.loads((folder / "endpoint.json").read_text(encoding="utf-8")))
+        # It says where to connect and which processes to end.
+        numbers = (found.port, found.supervisor_pid, found.server_pid)
+        texts = (found.supervisor_started, found.server_started)
+        good = all(type(one) is int and one > 1 for one in numbers) and all(isinstance(one, str) for one in texts)
+        return found if good and found.port < 65536 else None
     except (OSError, ValueError, TypeError):
         # It only says where to look; without a readable one the owner lock
         # still keeps a second server away.

@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -196,15 +197,27 @@ class Counters:
     reads: int = 0
 
 
+# What ZooKeeper refuses in a path (whatever UTF-16 writes as surrogates, too), and beside it what nobody sees on a
+# screen: marks of direction, joiners, blanks without width.
+_NOT_IN_NAMES = re.compile(
+    "[/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff\ufff0-\uffff\U00010000-\U0010ffff]"
+)
+NAME_BYTES_MAX = 1024
+
+
 def check_name(name: str, what: str) -> str:
     """A name that can be one part of a znode's path.
 
     Raises:
         ConfigError: it cannot.
     """
-    if not name or name in (".", "..") or any(c == "/" or c < " " or "\x7f" <= c <= "\x9f" for c in name):
+    good = isinstance(name, str) and name not in ("", ".", "..") and not _NOT_IN_NAMES.search(name)
+    if not good or len(name.encode()) > NAME_BYTES_MAX:
         raise ConfigError(
-            f"{what} cannot be the name of a znode", found=repr(name), expected='text without "/", not "." or ".."'
+            f"{what} cannot be the name of a znode",
+            found=repr(name)[:200],
+            expected=f'text of at most {NAME_BYTES_MAX} bytes, not "." or "..", without "/", control characters,'
+            " surrogates and characters for private use",
         )
     return name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 import sys
@@ -10,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -22,54 +21,20 @@ from coordinators.kazoo_parts import Handler
 from coordinators.znode_access import keep_for_creator
 from coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from tests.zk_fixtures import eventually
-from tests.zk_servers import KEY_PASSWORD, SASL_USERS, Certificates, ExtraServer, secured_server
+from tests.zk_security import (
+    DIGEST_PASSWORD,
+    SASL_USERS,
+    WRONG_PASSWORD,
+    Logged,
+    Secured,
+    assert_no_secret,
+)  # fmt: skip
+from tests.zk_servers import ExtraServer
 from trident.cli import exit_code
 from trident.config import TridentConfig
 from trident.query import open_zookeeper
 
 CONNECT_SECS = 10.0
-SASL_PASSWORD, OTHER_PASSWORD = SASL_USERS["trident"], SASL_USERS["other"]
-DIGEST_PASSWORD = "pass-of-the-digest-user"
-SECRETS = (SASL_PASSWORD, OTHER_PASSWORD, DIGEST_PASSWORD, KEY_PASSWORD, "pass-that-is-wrong")
-
-
-class Secured(NamedTuple):
-    """The server of this module: a plain port and one with TLS that wants a certificate, SASL on both."""
-
-    server: ExtraServer
-    tls_port: int
-    certificates: Certificates
-
-    @property
-    def plain(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
-
-    @property
-    def tls(self) -> str:
-        # The server's certificate is for this name alone.
-        return f"localhost:{self.tls_port}"
-
-    def tls_settings(self, **more: Any) -> dict[str, Any]:
-        return {
-            "zookeeper": self.tls, "zookeeper_tls": True, "zookeeper_tls_ca_file": self.certificates.ca,
-            "zookeeper_tls_cert_file": self.certificates.client,
-            "zookeeper_tls_key_file": self.certificates.client_locked_key,
-            "zookeeper_tls_key_password": KEY_PASSWORD, **more,
-        }  # fmt: skip
-
-    def sasl_settings(self, user: str = "trident", **more: Any) -> dict[str, Any]:
-        return {
-            "zookeeper": self.plain, "zookeeper_sasl_mechanism": "DIGEST-MD5", "zookeeper_sasl_username": user,
-            "zookeeper_sasl_password": SASL_USERS[user], **more,
-        }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
-    server, tls_port = secured_server(tmp_path_factory.mktemp("secured"), certificates)
-    yield Secured(server, tls_port, certificates)
-    server.stop()
 
 
 Open = Callable[..., ZooKeeper]
@@ -91,41 +56,6 @@ def opened(tmp_path: Path, zk_root: str) -> Iterator[Open]:
         zk.close()
 
 
-class Logged(logging.Handler):
-    """Everything that any logger says, as text, with the tracebacks."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.NOTSET)
-        self.lines: list[str] = []
-        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-
-@pytest.fixture
-def everything() -> Iterator[Logged]:
-    """Captures all loggers at their lowest level, also those that keep their records from the root."""
-    handler = Logged()
-    names = ["", "kazoo", "kazoo.client", "kazoo.handlers", "py4j", "coordinators", "trident", "states",
-             "coordinators.zookeeper", "coordinators.zookeeper.kazoo"]  # fmt: skip
-    loggers = [logging.getLogger(name) for name in names]
-    before = [(one, one.level, one.propagate) for one in loggers]
-    for one in loggers:
-        one.setLevel(1)
-        one.propagate = True
-    loggers[0].addHandler(handler)
-    yield handler
-    loggers[0].removeHandler(handler)
-    for one, level, propagate in before:
-        one.setLevel(level)
-        one.propagate = propagate
-
-
 def all_of(error: BaseException | None) -> str:
     """What anybody could print of an error: str, repr, attributes, traceback, and the same of its causes."""
     told = ""
@@ -133,10 +63,6 @@ def all_of(error: BaseException | None) -> str:
         told += f"{error} {error!r} {vars(error)} " + "".join(traceback.format_exception(error))
         error = error.__cause__ or error.__context__
     return told
-
-
-def assert_no_secret(text: str) -> None:
-    assert [secret for secret in SECRETS if secret in text] == []
 
 
 # -- TLS --------------------------------------------------------------------
@@ -204,7 +130,7 @@ def test_the_wrong_port_is_told_within_the_connect_timeout(secured: Secured, ope
     [
         ({"zookeeper_tls_ca_file": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
         ({"zookeeper_tls_key_file": "/nowhere/client.key"}, "/nowhere/client.key"),
-        ({"zookeeper_tls_key_password": "pass-that-is-wrong"}, "keyfile_password"),
+        ({"zookeeper_tls_key_password": WRONG_PASSWORD}, "keyfile_password"),
         ({"zookeeper_tls_key_password": None}, "keyfile_password"),
     ],
 )
@@ -259,7 +185,7 @@ def owners(zk: ZooKeeper) -> set[tuple[str, str]]:
     return {tuple(acl.id) for acl in zk._client.get_acls(zk.config.root)[0]}
 
 
-@pytest.mark.parametrize(("user", "password"), [("trident", "pass-that-is-wrong"), ("nobody", "pass-that-is-wrong")])
+@pytest.mark.parametrize(("user", "password"), [("trident", WRONG_PASSWORD), ("nobody", WRONG_PASSWORD)])
 def test_a_wrong_password_is_told_at_once(secured: Secured, opened: Open, user: str, password: str) -> None:
     settings = secured.sasl_settings(zookeeper_sasl_username=user, zookeeper_sasl_password=password)
     with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_password") as caught:
@@ -278,9 +204,9 @@ def test_without_the_package_sasl_is_an_error_that_names_it(
 
 def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> None:
     """kazoo does not know that answer and would try for ever."""
-    (tmp_path / "jaas.conf").write_text(
-        f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_trident=\"{SASL_PASSWORD}\"; }};\n"
-    )
+    password = SASL_USERS["trident"]
+    jaas = f'Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_trident="{password}"; }};'
+    (tmp_path / "jaas.conf").write_text(jaas)
     properties = {"java.security.auth.login.config": str(tmp_path / "jaas.conf"),
                   "zookeeper.sessionRequireClientSASLAuth": "true"}  # fmt: skip
     config = {"authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
@@ -291,13 +217,12 @@ def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> No
             opened(zookeeper=hosts)
         with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_password"):
             opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
-                   zookeeper_sasl_password="pass-that-is-wrong")  # fmt: skip
+                   zookeeper_sasl_password=WRONG_PASSWORD)  # fmt: skip
         # A client that was accepted once comes back after the server has not known its password for a while.
         zk = opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
-                    zookeeper_sasl_password=SASL_PASSWORD)  # fmt: skip
-        jaas = (tmp_path / "jaas.conf").read_text()
+                    zookeeper_sasl_password=SASL_USERS["trident"])  # fmt: skip
         server.stop()
-        (tmp_path / "jaas.conf").write_text(jaas.replace(SASL_PASSWORD, "another-one"))
+        (tmp_path / "jaas.conf").write_text(jaas.replace(password, "another-one"))
         server.start()
         assert eventually(lambda: zk._reviving, 30)
         server.stop()
@@ -465,9 +390,9 @@ def test_no_credential_is_logged_whatever_happens(secured: Secured, opened: Open
     assert eventually(lambda: not zk.connected) and eventually(lambda: zk.connected)
     assert zk.get(zk.config.root)
     for wrong in (
-        {"zookeeper_sasl_password": "pass-that-is-wrong"},
+        {"zookeeper_sasl_password": WRONG_PASSWORD},
         {"zookeeper_tls_ca_file": secured.certificates.other_ca},
-        {"zookeeper_tls_key_password": "pass-that-is-wrong"},
+        {"zookeeper_tls_key_password": WRONG_PASSWORD},
         {"zookeeper_auth": f"unknown:user:{DIGEST_PASSWORD}"},
     ):
         with pytest.raises((CoordinationError, ConfigError)) as caught:

@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import IO
 
 from coordinators import processes
+from coordinators.environment import without_secrets
 from coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
 
 JAVA_MAJOR_MIN = 17
@@ -227,7 +228,8 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
     _class_path()
     (folder / "endpoint.json").unlink(missing_ok=True)
     package_root = str(Path(__file__).resolve().parent.parent)
-    environment = {key: value for key, value in os.environ.items() if key != "TRIDENT_FAULTS"}
+    environment = without_secrets(os.environ)
+    environment.pop("TRIDENT_FAULTS", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
     with open(folder / "server.out", "wb") as output:
         supervisor = subprocess.Popen(
@@ -298,8 +300,12 @@ def _signal(pid: int, start: str, number: int) -> None:
 
 def _read_endpoint(folder: Path) -> Endpoint | None:
     try:
-        fields = json.loads((folder / "endpoint.json").read_text(encoding="utf-8"))
-        return Endpoint(**fields)
+        found = Endpoint(**json.loads((folder / "endpoint.json").read_text(encoding="utf-8")))
+        # It says where to connect and which processes to end.
+        numbers = (found.port, found.supervisor_pid, found.server_pid)
+        texts = (found.supervisor_started, found.server_started)
+        good = all(type(one) is int and one > 1 for one in numbers) and all(isinstance(one, str) for one in texts)
+        return found if good and found.port < 65536 else None
     except (OSError, ValueError, TypeError):
         # It only says where to look; without a readable one the owner lock
         # still keeps a second server away.

@@ -23,6 +23,7 @@
     │   └── DrpcTimeout          no answer in the time that was given
     ├── CoordinationError        ZooKeeper, the fence, the identity
     │   ├── ZooKeeperUnreachable
+    │   │   └── ZooKeeperRefused a certificate, an identity or a password was not accepted
     │   ├── CorruptZnode         a znode that cannot be read as what it must be
     │   ├── ValueTooLarge
     │   ├── IdentityMismatch     another topology has this name
@@ -170,6 +171,10 @@ class CoordinationError(TridentError):
 
 class ZooKeeperUnreachable(CoordinationError):
     """No ZooKeeper server answered within the connect timeout."""
+
+
+class ZooKeeperRefused(ZooKeeperUnreachable):
+    """A ZooKeeper server answered, but it and this client do not accept each other; waiting does not help."""
 
 
 class CorruptZnode(CoordinationError):

@@ -13,6 +13,9 @@
 - kazoo learns that its session has expired only from a server that it can
   reach. Here a connection that has been away for the session timeout counts
   as lost: whatever was led with it is led by another by then.
+- kazoo gives up for good when a server refuses its identity, also when the
+  connection is only cut while it authenticates. A connection that was usable
+  before is made again, at intervals.
 - A request larger than the server's ``jute.maxbuffer`` makes the server hang
   up, which would look like a lost connection for ever. Sizes are checked
   before anything is sent.
@@ -21,6 +24,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +35,7 @@ from kazoo import exceptions as kz
 from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry, RetryFailedError
+from kazoo.security import CREATOR_ALL_ACL
 
 from coordinators import faults
 from coordinators.errors import (
@@ -39,8 +44,10 @@ from coordinators.errors import (
     Deposed,
     OutcomeUnknown,
     ValueTooLarge,
+    ZooKeeperRefused,
     ZooKeeperUnreachable,
 )
+from coordinators.kazoo_parts import Handler, HarmlessLog, Problems, TlsFiles, refused, require_sasl_package
 from coordinators.threads import THREADS, Threads
 
 VALUE_BYTES_MAX = 512 * 1024
@@ -48,6 +55,7 @@ VALUE_BYTES_MAX = 512 * 1024
 MULTI_BYTES_MAX = 1_000_000
 _OP_OVERHEAD_BYTES = 96
 _CLOSE_SECS_MAX = 3.0
+_REVIVE_SECS_MIN, _REVIVE_SECS_MAX = 0.5, 30.0
 
 KAZOO_OPTIONS = frozenset(
     "auth_data default_acl sasl_options use_ssl ca certfile keyfile keyfile_password"
@@ -98,14 +106,14 @@ class ZooKeeperConfig:
         options: passed on to ``KazooClient``; TLS (``use_ssl``, ``ca``,
             ``certfile``, ``keyfile``, ``keyfile_password``, ``verify_certs``,
             ``check_hostname``), ``sasl_options``, ``auth_data``,
-            ``default_acl`` and ``randomize_hosts``.
+            ``default_acl`` and ``randomize_hosts``. They hold passwords.
     """
 
     hosts: str
     root: str = "/trident"
     session_timeout_secs: float = 20.0
     connect_timeout_secs: float = 15.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         unknown = sorted(self.options.keys() - KAZOO_OPTIONS)
@@ -196,15 +204,27 @@ class Counters:
     reads: int = 0
 
 
+# What ZooKeeper refuses in a path (whatever UTF-16 writes as surrogates, too), and beside it what nobody sees on a
+# screen: marks of direction, joiners, blanks without width.
+_NOT_IN_NAMES = re.compile(
+    "[/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff\ufff0-\uffff\U00010000-\U0010ffff]"
+)
+NAME_BYTES_MAX = 1024
+
+
 def check_name(name: str, what: str) -> str:
     """A name that can be one part of a znode's path.
 
     Raises:
         ConfigError: it cannot.
     """
-    if not name or name in (".", "..") or any(c == "/" or c < " " or "\x7f" <= c <= "\x9f" for c in name):
+    good = isinstance(name, str) and name not in ("", ".", "..") and not _NOT_IN_NAMES.search(name)
+    if not good or len(name.encode()) > NAME_BYTES_MAX:
         raise ConfigError(
-            f"{what} cannot be the name of a znode", found=repr(name), expected='text without "/", not "." or ".."'
+            f"{what} cannot be the name of a znode",
+            found=repr(name)[:200],
+            expected=f'text of at most {NAME_BYTES_MAX} bytes, not "." or "..", without "/", control characters,'
+            " surrogates and characters for private use",
         )
     return name
 
@@ -224,7 +244,7 @@ class ZooKeeper:
         make_client: kazoo's client, or what a simulation has in its place.
         """
         self.config = config
-        self._threads = threads
+        self._threads, self._kazoo = threads, make_client
         self.counters = Counters()
         self._root = "/" + config.root.strip("/")
         self._lock = threads.lock()
@@ -234,11 +254,24 @@ class ZooKeeper:
         self._closed = False
         self._listeners: list[Callable[[ConnectionState], None]] = []
         self._loss_timer: threading.Timer | None = None
+        self._problems = Problems()
+        self._was_usable = self._reviving = False
+        tls = TlsFiles.of(config.options)
+        if tls:
+            tls.context()  # a wrong file is told here, not by kazoo's thread at every try
+        if config.options.get("sasl_options"):
+            require_sasl_package()
+        self._client = self._make_client()
+        self._client.add_listener(self._on_kazoo_state)
+
+    def _make_client(self) -> KazooClient:
+        config = self.config
         try:
-            self._client = make_client(
+            return self._kazoo(
                 hosts=config.hosts,
                 timeout=config.session_timeout_secs,
-                logger=_kazoo_log,
+                handler=Handler(TlsFiles.of(config.options)),
+                logger=HarmlessLog(_kazoo_log, self._problems),
                 # kazoo's own delay doubles up to a minute, and the ZooKeeper
                 # session would expire between two tries.
                 connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0},
@@ -248,7 +281,6 @@ class ZooKeeper:
             raise ConfigError(
                 "the ZooKeeper configuration", found=f"{config.hosts!r} ({problem})", expected="host:port,host:port"
             ) from problem
-        self._client.add_listener(self._on_kazoo_state)
 
     # -- connection ---------------------------------------------------------
 
@@ -258,22 +290,40 @@ class ZooKeeper:
         Raises:
             ZooKeeperUnreachable: no server answered within
                 ``connect_timeout_secs``.
+            ZooKeeperRefused: a certificate, an identity or a password is not
+                accepted; told as soon as every server has said so.
+            CoordinationError: this identity may not use the root.
         """
-        timeout = self.config.connect_timeout_secs
-        self._client.start_async().wait(timeout)
-        if not self._client.connected:
-            self.close()
-            raise ZooKeeperUnreachable(
-                f"no ZooKeeper server answered within {timeout:g} s",
-                found=f"nobody at {self.config.hosts}",
-                expected="a ZooKeeper 3.5 or later that accepts this client",
-                action="check that it runs and that the host list, TLS and SASL settings are right",
-            )
         try:
+            self._wait_first()
             self.ensure_path(self._root)
-        except CoordinationError:
+            self._was_usable = True
+            self._problems.clear()
+        except CoordinationError as problem:
+            # kazoo says that it is connected before it authenticates.
+            refusal = self._problems.refusal(self.config.hosts, len(self._client.hosts))
             self.close()
+            if refusal and not isinstance(problem, ZooKeeperRefused):
+                raise refusal from problem
             raise
+
+    def _wait_first(self) -> None:
+        timeout = self.config.connect_timeout_secs
+        deadline = self._threads.monotonic() + timeout
+        connected = self._client.start_async()
+        while not connected.wait(0.05):
+            refusal = self._problems.refusal(self.config.hosts, len(self._client.hosts))
+            if refusal:
+                raise refusal
+            if self._threads.monotonic() >= deadline:
+                said = self._problems.described()
+                raise ZooKeeperUnreachable(
+                    f"no ZooKeeper server answered within {timeout:g} s",
+                    found=f"nobody at {self.config.hosts}" + (f" ({said})" if said else ""),
+                    expected="a ZooKeeper 3.5 or later that accepts this client",
+                    action="check that it runs, and that host list and port are right; TLS (zookeeper_tls) has a port"
+                    " of its own",
+                )
 
     def close(self) -> None:
         """End the ZooKeeper session (its ephemeral znodes go) within a few seconds, whatever happens."""
@@ -284,17 +334,11 @@ class ZooKeeper:
             self._changed.notify_all()
         # kazoo waits for its threads for up to the session timeout and
         # forever for a callback that hangs: not in this thread.
-        closer = self._threads.thread(self._stop_client, "zookeeper-close")
+        client = self._client
+        closer = self._threads.thread(lambda: _stop(client), "zookeeper-close")
         closer.start()
         closer.join(_CLOSE_SECS_MAX)
         self._cancel_loss_timer()
-
-    def _stop_client(self) -> None:
-        try:
-            self._client.stop()
-            self._client.close()
-        except Exception as problem:  # a half-open connection: nothing is left to be done about it
-            _log.debug("closing the connection to ZooKeeper: %r", problem)
 
     @property
     def state(self) -> ConnectionState:
@@ -424,8 +468,27 @@ class ZooKeeper:
                 found=f"{type(problem).__name__} at {self.config.hosts}",
                 expected="an answer within the ZooKeeper session",
             ) from problem
-        except (kz.NoAuthError, kz.AuthFailedError) as problem:
-            raise _not_allowed(path, problem) from problem
+        except (kz.NoAuthError, kz.AuthFailedError, kz.InvalidACLError) as problem:
+            raise _not_allowed(path, problem, self.config.hosts) from problem
+
+    # -- who may use a znode --------------------------------------------------
+
+    def everybody_may(self, path: str) -> bool:
+        """Whether clients that are not authenticated may change the znode or its children; errors as :meth:`get`."""
+        try:
+            acls, _ = self._read(path, lambda: self._client.get_acls_async(path))
+        except kz.NoNodeError:
+            return False
+        return any(acl.id.scheme in ("world", "ip") and acl.perms & ~1 for acl in acls)
+
+    def keep_for_creator(self, path: str) -> None:
+        """Leave a znode to the identity of this connection alone; nothing if it is gone; errors as in :meth:`get`."""
+        self._count(writes=1)
+        try:
+            # Repeating it is harmless, so it may be repeated as a read may.
+            self._read(path, lambda: self._client.set_acls_async(path, CREATOR_ALL_ACL))
+        except kz.NoNodeError:
+            pass
 
     # -- writes -------------------------------------------------------------
 
@@ -471,7 +534,7 @@ class ZooKeeper:
                 found=type(problem).__name__,
             ) from problem
         except (kz.NoAuthError, kz.AuthFailedError) as problem:
-            raise _not_allowed(ops[0].path, problem) from problem
+            raise _not_allowed(ops[0].path, problem, self.config.hosts) from problem
         _raise_refusal(ops, results)
 
     def _answer(self, pending: Any, session_number: int) -> Any:
@@ -505,6 +568,46 @@ class ZooKeeper:
         else:
             self._cancel_loss_timer()
             self._lose(self._session_number)
+            # An expired session kazoo replaces by itself; now it has given up.
+            if self._was_usable and self._problems.final:
+                self._revive()
+
+    def _revive(self) -> None:
+        with self._lock:
+            if self._closed or self._reviving:
+                return
+            self._reviving = True
+        self._threads.thread(self._make_again, "zookeeper-revive").start()
+
+    def _make_again(self) -> None:
+        """Until a server accepts this client again: passwords may be changed, or servers restarted, meanwhile."""
+        _log.warning("%s (tried again until that changes)", refused(self._problems.final, self.config.hosts))
+        pause_secs = _REVIVE_SECS_MIN
+        while not self._closed and not self._try_again():
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause_secs)
+            pause_secs = min(2 * pause_secs, _REVIVE_SECS_MAX)
+        with self._lock:
+            self._reviving = False
+
+    def _try_again(self) -> bool:
+        # A client that has given up would send what it has queued since then.
+        client, timeout = self._make_client(), self.config.session_timeout_secs
+        try:
+            client.start_async().wait(timeout)
+            # kazoo says that it is connected before it authenticates: only an answer tells.
+            client.exists_async(self._root).get(timeout=timeout)
+        except (kz.KazooException, KazooTimeoutError, OSError) as problem:
+            _log.debug("ZooKeeper still refuses this client: %r", problem)
+            _stop(client)
+            return False
+        self._problems.clear()
+        client.add_listener(self._on_kazoo_state)
+        with self._lock:
+            self._client, old = client, self._client
+        self._on_kazoo_state(client.state)
+        _stop(client if self._closed else old)
+        return True
 
     def _start_loss_timer(self) -> None:
         timer = self._threads.timer(self.config.session_timeout_secs, self._lose, self._session_number)
@@ -545,6 +648,14 @@ class ZooKeeper:
                 _log.exception("a listener of the ZooKeeper connection failed")
 
 
+def _stop(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except Exception as problem:  # a half-open connection: nothing is left to be done about it
+        _log.debug("closing the connection to ZooKeeper: %r", problem)
+
+
 def _znode(stat: Any) -> Znode:
     return Znode(stat.version, stat.ephemeralOwner, stat.numChildren)
 
@@ -562,7 +673,7 @@ def _raise_refusal(ops: Sequence[Op], results: Sequence[Any]) -> None:
                     expected=f"znode version {op.znode_version}",
                     action="stop writing; this process is no longer the leader",
                 )
-            if isinstance(result, kz.NoAuthError):
+            if isinstance(result, (kz.NoAuthError, kz.InvalidACLError)):
                 raise _not_allowed(op.path, result)
             raise MultiRefused(op, type(result).__name__)
     failed = [result for result in results if isinstance(result, Exception)]
@@ -570,11 +681,23 @@ def _raise_refusal(ops: Sequence[Op], results: Sequence[Any]) -> None:
         raise OutcomeUnknown(f"ZooKeeper gave no reason for refusing {ops[0].path}", found=repr(failed[0]))
 
 
-def _not_allowed(path: str, problem: Exception) -> CoordinationError:
+def _not_allowed(path: str, problem: Exception, hosts: str = "ZooKeeper") -> CoordinationError:
+    if isinstance(problem, kz.AuthFailedError):
+        return refused(problem, hosts)
+    if isinstance(problem, kz.InvalidACLError):
+        return CoordinationError(
+            f"ZooKeeper does not know who this client is, so {path} cannot be kept for its creator",
+            found="InvalidACLError",
+            expected="a connection that is authenticated (zookeeper_acl=creator)",
+            action="set zookeeper_auth or SASL; for a TLS certificate the server needs ssl.clientAuth=need; or set"
+            " zookeeper_acl=open",
+        )
     return CoordinationError(
         f"ZooKeeper does not allow this client to use {path}",
         found=type(problem).__name__,
-        action="check the ACLs and the SASL or auth settings",
+        expected="the identity that created it, or one that its ACL names",
+        action="check zookeeper_auth, or the SASL user and password, or the TLS certificate; `getAcl` in zkCli.sh shows"
+        " whom the znode belongs to",
     )
 
 

@@ -21,6 +21,7 @@ from coordinators import faults
 from coordinators.errors import Halted, TableError
 from coordinators.records import Decision
 from coordinators.transactions import TransactionAttempt
+from states.names import check_inside
 from states.parquet_files import fsync
 from states.staged import StagedFile
 
@@ -65,8 +66,9 @@ class ManifestTable:
 
     @classmethod
     def from_json(cls, value: Any) -> ManifestTable:
+        path = check_inside("the folder of a table", value["path"])
         return cls(
-            value["state"], value["kind"], value["path"], value["table_id"], value["schema_hash"],
+            value["state"], value["kind"], path, value["table_id"], value["schema_hash"],
             tuple(StagedFile.from_json(file) for file in value["files"]), value["details"],
         )  # fmt: skip
 
@@ -128,7 +130,7 @@ class ManifestStore:
     """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests``."""
 
     def __init__(self, warehouse: Path, topology: str, group: str) -> None:
-        self._warehouse = warehouse
+        self._warehouse, self._topology, self._group = warehouse, topology, group
         self._folder = warehouse / "_trident" / topology / group / "manifests"
 
     def write(self, manifest: Manifest) -> Decision:
@@ -159,6 +161,13 @@ class ManifestStore:
             Halted: it is gone or is not the one that was decided.
         """
         path = self._warehouse / decision.manifest
+        if path.parent != self._folder:
+            # Whoever can write to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
+            raise Halted(
+                f"transaction {decision.txid} is decided with a manifest that is not among those of its batch group",
+                found=decision.manifest, expected=f"a file in {self._folder}",
+                action="restore the znode `decided` from a back-up: this framework did not write it",
+            )  # fmt: skip
         try:
             with faults.fault_point(READ):
                 data = path.read_bytes()
@@ -179,7 +188,15 @@ class ManifestStore:
                 expected=f"{decision.size} bytes, sha256 {decision.sha256[:16]}…",
                 action="bring the file back from a back-up of the warehouse, then start again",
             )
-        return Manifest.decode(data)
+        manifest = Manifest.decode(data)
+        whose, ours = (manifest.topology, manifest.group), (self._topology, self._group)
+        if whose != ours or manifest.attempt != decision.attempt:
+            raise Halted(
+                f"the manifest {path} is of another batch", found=f"{'/'.join(whose)} {manifest.attempt}",
+                expected=f"{'/'.join(ours)} {decision.attempt}",
+                action="bring the file back from a back-up of the warehouse, then start again",
+            )  # fmt: skip
+        return manifest
 
     def clean(self, published_txid: int, keep: str | None) -> list[Path]:
         """Removes manifests up to published_txid but the one kept; returns what is gone.

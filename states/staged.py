@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinators.errors import TableError
+from states.names import check_inside
 
 _FIELDS = {"path": str, "size": int, "mtime_ms": int, "num_records": int, "stats": str, "partition_values": dict}
 
@@ -60,6 +61,7 @@ class StagedFile:
         for name, kind in _FIELDS.items():
             if not isinstance(value[name], kind) or isinstance(value[name], bool):
                 raise TableError(f"a staged file's {name} cannot be read", found=value[name], expected=kind.__name__)
+        check_inside("the path of a staged file", value["path"])
         for column, text in value["partition_values"].items():
             if text is not None and not isinstance(text, str):
                 raise TableError(f"the partition value of {column} cannot be read", found=text, expected="text or null")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from coordinators import faults
 from coordinators.errors import StagedFileMissing, TableError
 from coordinators.transactions import TransactionAttempt
+from states.names import check_inside
 from states.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
 from states.staged import StagedFile
 
@@ -110,6 +111,7 @@ def _written(frame: Any, target: FileTarget) -> "DataFrame":
 def staged_file(report: Mapping[str, Any]) -> StagedFile:
     """The file that a task's report row is about."""
     values = {name: report[name] for name in ("path", "size", "mtime_ms", "num_records", "stats")}
+    check_inside("the path that a task reports", values["path"])
     return StagedFile(**values, partition_values=json.loads(report["partition_values"]))
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures", "tests.redis_fixtures"]
+pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures", "tests.redis_fixtures", "tests.zk_security"]
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     from states.compactor import Compactor
     from states.reading import latest_txid
 
+    check_name("topology", name)
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
     descriptors = _descriptors(warehouse, name)
@@ -81,6 +82,7 @@ def skip(name: str, txid: int, config: TridentConfig | None = None, group: str |
         CoordinationError: the topology runs, or txid is not the current transaction.
         TopologyError: no such topology or group.
     """
+    check_name("topology", name)
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
     zk = open_zookeeper(config, warehouse)

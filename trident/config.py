@@ -57,7 +57,7 @@ _HTTP, _SHOW, _MESSAGES = "Requests over HTTP", "Progress and status", "Messages
 
 @dataclass(frozen=True, init=False, repr=False)
 class TridentConfig:
-    """The settings of a topology; made once, never changed.
+    """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
     What is not given is taken from the environment (``TRIDENT_MAX_ATTEMPTS=3``)
     and then from the defaults. An environment variable that begins with
@@ -172,9 +172,10 @@ class TridentConfig:
         unit="s",
     )
     zookeeper_acl: str = _setting(
-        "open",
-        choice("open", "creator"),
-        "Who may use the znodes: everybody, or only who is authenticated as their creator.",
+        "auto",
+        choice("auto", "creator", "open"),
+        "Who may use the znodes: `creator`, only who is authenticated as their creator; `open`, everybody; `auto`,"
+        " creator if any of `zookeeper_auth`, SASL or a TLS certificate of this client is set, else open.",
         section=_ZK,
     )
     zookeeper_auth: str | None = _setting(
@@ -187,7 +188,7 @@ class TridentConfig:
     zookeeper_sasl_mechanism: str | None = _setting(
         None,
         choice("DIGEST-MD5", "GSSAPI", optional=True),
-        "SASL mechanism; needs the package `pure-sasl`.",
+        "SASL mechanism; needs the extra `sasl` of this package (GSSAPI also `kerberos`).",
         section=_ZK,
     )
     zookeeper_sasl_username: str | None = _setting(None, text(optional=True), "SASL user name.", section=_ZK)
@@ -196,13 +197,16 @@ class TridentConfig:
     )
     zookeeper_tls: bool = _setting(False, flag(), "Connect with TLS.", section=_ZK)
     zookeeper_tls_ca_file: str | None = _setting(
-        None, path(optional=True), "Certificates of the authorities that sign the servers'.", section=_ZK
+        None,
+        path(optional=True),
+        "Certificates of the authorities that sign the servers', and of no others; `none`: the system's.",
+        section=_ZK,
     )
     zookeeper_tls_cert_file: str | None = _setting(
         None, path(optional=True), "Certificate that this client presents.", section=_ZK
     )
     zookeeper_tls_key_file: str | None = _setting(
-        None, path(optional=True), "Private key of that certificate.", section=_ZK
+        None, path(optional=True), "Private key of that certificate; `none`: it is in the same file.", section=_ZK
     )
     zookeeper_tls_key_password: str | None = _setting(
         None, text(optional=True), "Password of that private key.", section=_ZK, secret=True
@@ -275,10 +279,19 @@ class TridentConfig:
             )
         if self.zookeeper_tls_key_file and not self.zookeeper_tls_cert_file:
             raise ConfigError("zookeeper_tls_key_file is given without zookeeper_tls_cert_file")
-        if self.zookeeper_acl == "creator" and not (self.zookeeper_auth or self.zookeeper_sasl_mechanism):
+        if self.zookeeper_sasl_mechanism == "DIGEST-MD5" and not (
+            self.zookeeper_sasl_username and self.zookeeper_sasl_password
+        ):
+            raise ConfigError("DIGEST-MD5 needs zookeeper_sasl_username and zookeeper_sasl_password")
+        if not self.zookeeper_tls:
+            for name in ("ca_file", "cert_file"):
+                if getattr(self, f"zookeeper_tls_{name}"):
+                    # Silently, the connection would be one that anybody can read.
+                    raise ConfigError(f"zookeeper_tls_{name} is given without zookeeper_tls=true")
+        if self.zookeeper_acl == "creator" and not self.authenticates:
             raise ConfigError(
                 "zookeeper_acl=creator needs a connection that is authenticated",
-                expected="zookeeper_auth or zookeeper_sasl_mechanism",
+                expected="zookeeper_auth, zookeeper_sasl_mechanism or zookeeper_tls_cert_file",
             )
         if self.http and not self.http_token and not is_loopback(listen_address(self.http)[0]):
             raise ConfigError(
@@ -301,7 +314,9 @@ class TridentConfig:
         for assignment in assignments:
             key, equals, value = assignment.partition("=")
             if not equals or not key.strip():
-                raise ConfigError("--set cannot be read", found=repr(assignment), expected="key=value")
+                sounds_secret = any(word in assignment.lower() for word in ("auth", "password", "token"))
+                found = _HIDDEN if sounds_secret else repr(assignment)
+                raise ConfigError("--set cannot be read", found=found, expected="key=value")
             given[key.strip()] = value.strip()
         return self._with(_named(given, "--set"))
 
@@ -310,6 +325,16 @@ class TridentConfig:
         copy = object.__new__(TridentConfig)
         copy._fill({**own, **given})
         return copy
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether the connection to ZooKeeper presents an identity."""
+        return bool(self.zookeeper_auth or self.zookeeper_sasl_mechanism or self.zookeeper_tls_cert_file)
+
+    @property
+    def keeps_for_creator(self) -> bool:
+        """Whether znodes are left to their creator alone: the setting ``zookeeper_acl``, decided."""
+        return self.zookeeper_acl == "creator" or (self.zookeeper_acl == "auto" and self.authenticates)
 
     def kazoo_options(self) -> dict[str, Any]:
         """The TLS, SASL and ACL settings as arguments of ``kazoo.client.KazooClient``."""
@@ -323,7 +348,7 @@ class TridentConfig:
                 "password": self.zookeeper_sasl_password,
             }
             options["sasl_options"] = {key: value for key, value in sasl.items() if value is not None}
-        if self.zookeeper_acl == "creator":
+        if self.keeps_for_creator:
             from kazoo.security import CREATOR_ALL_ACL
 
             options["default_acl"] = CREATOR_ALL_ACL
@@ -349,6 +374,17 @@ class TridentConfig:
             name: _HIDDEN if setting.metadata["secret"] and getattr(self, name) is not None else getattr(self, name)
             for name, setting in _FIELDS.items()
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled, it has no secrets: a function that names its config takes it along to the executors."""
+        hidden = {name: None for name, setting in _FIELDS.items() if setting.metadata["secret"]}
+        return {**vars(self), **hidden}
+
+    def __copy__(self) -> TridentConfig:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TridentConfig:
+        return self
 
     def __repr__(self) -> str:
         given = {name: value for name, value in self.shown().items() if self.origin(name) != "default"}

@@ -40,6 +40,7 @@ from coordinators.errors import (
     UserFunctionError,
     ValueTooLarge,
     WrongArguments,
+    ZooKeeperRefused,
     ZooKeeperUnreachable,
 )
 
@@ -77,5 +78,6 @@ __all__ = [
     "UserFunctionError",
     "ValueTooLarge",
     "WrongArguments",
+    "ZooKeeperRefused",
     "ZooKeeperUnreachable",
 ]

@@ -122,13 +122,21 @@ class HttpServer:
         front: who answers.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the address cannot be listened at, or other machines can
+            reach it and there is no token.
         AddressInUse: another process listens there.
     """
 
     def __init__(self, address: str, token: str | None, front: Answers) -> None:
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
+        if not token and not is_loopback(host):
+            # "localhost" is whatever this machine's resolver says.
+            self._listener.close()
+            raise ConfigError(
+                f"http={address} would answer other machines, and anybody there, without http_token", found=host,
+                expected="a loopback address such as 127.0.0.1, or http_token as well",
+            )  # fmt: skip
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._map: dict[int, Any] = {}
         self._server = create_server(

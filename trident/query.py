@@ -43,6 +43,7 @@ from coordinators.master import Limits, Mode
 from coordinators.records import GroupRecord
 from coordinators.registration import Registration
 from coordinators.transactions import TransactionAttempt
+from coordinators.znode_access import keep_for_creator
 from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from states.background_compactor import BackgroundCompactor
 from states.committer import DeltaCommitter
@@ -62,6 +63,7 @@ from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.stored_frames import StoredFrames, own_snapshot
+from trident.zookeeper_access import warn_if_open
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +86,7 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
 
     Raises:
         ZooKeeperUnreachable: nobody answered within the connect timeout.
+        ZooKeeperRefused: a certificate, an identity or a password is not accepted.
         JavaProblem: the embedded server needs a Java that is not here.
     """
     hosts = config.zookeeper
@@ -99,6 +102,7 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
         )
     )
     zk.connect()
+    warn_if_open(config, zk)
     return zk
 
 
@@ -521,6 +525,9 @@ class TopologyQuery:
         self._progress.id = self._incarnation
         self._has_led = self._recovering = True
         self._event(f"leads {self.name} (epoch {self._epoch})")
+        opened = keep_for_creator(self._zk, self.name) if self._config.keeps_for_creator else 0
+        if opened:
+            self._event(f"{opened} znodes that everybody could change are left to this identity alone now")
         groups: list[_RunningGroup] = []
         try:
             for plan_ in self._plans:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from coordinators.environment import is_secret, without_secrets
 from coordinators.errors import EnvironmentProblem, SparkSessionProblem
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     of this process: the class path is fixed when the JVM starts. Sets
     ``PYSPARK_PYTHON`` in the environment unless it is set: in local mode workers
     would otherwise be started with whatever ``python3`` is first on the path.
+    Settings in the environment that are credentials read ``none`` in the workers.
 
     Args:
         builder: ``SparkSession.builder...``
@@ -144,6 +146,8 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
         }
     confs = {key: value for key, value in confs.items() if key not in given}
+    # The JVM has its starter's environment, and local workers have the JVM's.
+    confs |= {f"spark.executorEnv.{variable}": "none" for variable in os.environ if is_secret(variable)}
     confs["spark.sql.extensions"] = _joined(",", given.get("spark.sql.extensions"), DELTA_EXTENSION)
     # By path and at the JVM's start: Hadoop looks for its file system's class
     # before Spark adds what `spark.jars` names.
@@ -176,7 +180,20 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder.config(key, value)
-    return check_session(configure_spark(builder).getOrCreate())
+    configure_spark(builder)
+    with _secrets_hidden():
+        spark = builder.getOrCreate()
+    return check_session(spark)
+
+
+@contextmanager
+def _secrets_hidden() -> Iterator[None]:
+    """The JVM, once started, hands its environment to whatever it starts: it gets no credentials."""
+    hidden = {variable: os.environ.pop(variable) for variable in list(os.environ) if is_secret(variable)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def check_session(spark: SparkSession) -> SparkSession:
@@ -291,7 +308,8 @@ def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
             "open(sys.argv[1], 'w', encoding='utf-8').write(SparkConf().get('spark.jars', ''))\n",
             encoding="utf-8",
         )
-        environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+        environment = without_secrets(os.environ)
+        environment.pop("PYSPARK_SUBMIT_ARGS", None)
         environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
         try:
             done = subprocess.run(

@@ -1,0 +1,19 @@
+"""Which environment variables hold credentials, so that no process gets them that has no use for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# A test compares this with the settings that are marked as secret.
+_SECRET = re.compile(r"TRIDENT_\w*(?:AUTH|PASSWORD|TOKEN)")
+
+
+def is_secret(variable: str) -> bool:
+    """Whether the variable is a setting of this framework that holds a credential."""
+    return _SECRET.fullmatch(variable) is not None
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy for a child process."""
+    return {variable: value for variable, value in environ.items() if not is_secret(variable)}

@@ -1,0 +1,309 @@
+"""What kazoo lacks where an ensemble authenticates; used by ``coordinators/zookeeper.py`` alone.
+
+- **TLS** (:class:`TlsFiles`, :class:`Handler`): kazoo trusts the system's
+  authorities beside the one that is given, passes over a certificate without a
+  key file, has OpenSSL ask at the terminal for a key's password, and learns of
+  a wrong file in its own thread. Here the files are tried when the connection
+  is made, only the given authorities are trusted, and the files are read
+  again at each connection, so that certificates may be renewed.
+- **The log** (:class:`HarmlessLog`): at debug level kazoo logs each request as
+  it is: the password of ``auth_data``, the answer to a SASL challenge, the
+  password of the ZooKeeper session. They are taken out before any handler
+  gets the record.
+- **Why it failed** (:class:`Problems`): kazoo tells its log only, and tries
+  again for ever. A certificate or a password does not get better by that.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo import exceptions as kz
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import SASL, Auth, Connect
+
+from coordinators.errors import ConfigError, ZooKeeperRefused
+
+# A certificate may be refused by one server of several: each has been tried this often.
+_ROUNDS = 2
+_HIDDEN = "***"
+
+
+
+class RequiresSasl(kz.AuthFailedError, getattr(kz, "SessionClosedRequireSaslError", kz.ZookeeperError)):  # type: ignore
+    """The server wants SASL of every client: a failed authentication, of which kazoo's thread would die."""
+
+    code = -124
+
+
+kz.EXCEPTIONS[RequiresSasl.code] = RequiresSasl
+
+
+# -- TLS --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Where authorities, certificate and key are, and what is verified."""
+
+    ca: str | None
+    certfile: str | None
+    keyfile: str | None
+    keyfile_password: str | None
+    verify_certs: bool
+    check_hostname: bool
+
+    def __repr__(self) -> str:
+        return f"TlsFiles(ca={self.ca!r}, certfile={self.certfile!r})"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> TlsFiles | None:
+        """From KazooClient's options; None without ``use_ssl``."""
+        if not options.get("use_ssl"):
+            return None
+        ca, certfile, keyfile, password = map(options.get, ("ca", "certfile", "keyfile", "keyfile_password"))
+        verify = options.get("verify_certs", True)
+        return cls(ca, certfile, keyfile, password, verify, verify and options.get("check_hostname", True))
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files.
+
+        Raises:
+            ConfigError: one is missing, is not what it should be, or the
+                password is not the key's.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.check_hostname
+        context.verify_mode = ssl.CERT_REQUIRED if self.verify_certs else ssl.CERT_NONE
+        if self.ca:
+            with _Reading("the authorities' certificates (ca)", self.ca):
+                context.load_verify_locations(self.ca)
+        else:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        if self.certfile:
+            # Without a password OpenSSL would ask at the terminal, in a thread where nobody sees it.
+            password = self.keyfile_password or ""
+            what = "this client's certificate or its key (certfile, keyfile, keyfile_password)"
+            with _Reading(what, f"{self.certfile}, {self.keyfile or self.certfile}"):
+                context.load_cert_chain(self.certfile, self.keyfile or self.certfile, password)
+        return context
+
+
+class _Reading:
+    """Turns what OpenSSL and the file system say of a file into a ConfigError."""
+
+    def __init__(self, what: str, files: str) -> None:
+        self._what, self._files = what, files
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        if isinstance(problem, (OSError, ValueError)):
+            said = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or type(problem).__name__
+            raise ConfigError(
+                f"TLS to ZooKeeper: {self._what} cannot be used",
+                found=f"{said} ({self._files})",
+                expected="PEM files, the key belonging to the certificate, and the key's password if it has one",
+            ) from problem
+
+
+class Handler(SequentialThreadingHandler):
+    """kazoo's threads and sockets, with TLS as :class:`TlsFiles` says."""
+
+    def __init__(self, tls: TlsFiles | None) -> None:
+        super().__init__()
+        self._tls = tls
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        if self._tls is None:
+            return super().create_connection(*args, **kwargs)
+        return self._connect(**kwargs)
+
+    def _connect(self, address: tuple[Any, ...], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
+        assert self._tls is not None
+        try:
+            context = self._tls.context()
+        except ConfigError as problem:
+            # They were in order when the process started; perhaps they are being renewed.
+            raise OSError(str(problem)) from problem
+        plain = socket.create_connection(address[:2], timeout)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(plain, server_hostname=hostname)
+        except BaseException:
+            plain.close()
+            raise
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        # Of two answers in one TLS record OpenSSL has read both; the socket itself is not readable any more, and
+        # the second one would wait for the next ping.
+        held = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]
+        if not held:
+            return super().select(rlist, wlist, xlist, timeout)
+        readable, writable, failed = super().select(rlist, wlist, xlist, 0)
+        return [*held, *(one for one in readable if one not in held)], writable, failed
+
+
+def require_sasl_package() -> None:
+    """Raises ConfigError when the package that kazoo needs for SASL is missing."""
+    try:
+        import puresasl  # noqa: F401 (kazoo uses it)
+    except ImportError:
+        raise ConfigError(
+            "SASL to ZooKeeper needs a package that is not installed",
+            found="no module puresasl",
+            expected="pure-sasl",
+            action="pip install 'trident-spark[sasl]'",
+        ) from None
+
+
+# -- the log ----------------------------------------------------------------
+
+
+class HarmlessLog(logging.LoggerAdapter):
+    """The logger that kazoo is given: without credentials, and it remembers why connecting failed."""
+
+    def __init__(self, logger: logging.Logger, problems: Problems) -> None:
+        super().__init__(logger, {})
+        self._problems = problems
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        if level >= logging.WARNING:
+            told = next((one for one in args if isinstance(one, BaseException)), None) or sys.exc_info()[1]
+            self._problems.add(told, "Unhandled exception in connection loop" in str(msg))
+        # Below debug kazoo writes the session's password in hexadecimal.
+        if level >= logging.DEBUG and self.isEnabledFor(level):
+            super().log(level, msg, *(harmless(one) for one in args), **kwargs)
+
+
+def harmless(shown: Any) -> Any:
+    """What may be logged in place of an argument of kazoo's."""
+    if isinstance(shown, Auth):
+        return shown._replace(auth=_HIDDEN)
+    if isinstance(shown, SASL):
+        return f"SASL(challenge={_HIDDEN})"
+    if isinstance(shown, Connect):
+        return shown._replace(passwd=_HIDDEN)
+    # The ACL of a digest identity has its password as an unsalted hash.
+    if isinstance(shown, (tuple, list)) and "scheme='digest'" in repr(shown):
+        return f"{type(shown).__name__} with a digest ACL"
+    return shown
+
+
+# -- why it failed ----------------------------------------------------------
+
+
+class Problems:
+    """What went wrong since the last connection that was usable.
+
+    Attributes:
+        last: the last problem of any kind.
+        final: the one with which kazoo gave up.
+    """
+
+    def __init__(self) -> None:
+        self.last: BaseException | None = None
+        self.final: BaseException | None = None
+        self._certificates = 0
+
+    def add(self, problem: BaseException | None, unhandled: bool) -> None:
+        """``unhandled``: kazoo does not know what to do about it."""
+        if problem is None:
+            return
+        self.last = problem
+        if unhandled or isinstance(problem, kz.AuthFailedError):
+            self.final = problem  # kazoo's thread ends with it
+        if _certificate_problem(problem):
+            self._certificates += 1
+
+    def clear(self) -> None:
+        self.last, self._certificates, self.final = None, 0, None
+
+    def refusal(self, hosts: str, hosts_count: int) -> ZooKeeperRefused | None:
+        """The error to raise when trying again is of no use; None while it may be."""
+        if self.final is not None:
+            return refused(self.final, hosts)
+        if self._certificates >= _ROUNDS * hosts_count:
+            assert self.last is not None
+            return refused(self.last, hosts)
+        return None
+
+    def described(self) -> str:
+        """The last problem in a few words, "" for none."""
+        if self.last is None:
+            return ""
+        tls = _tls_error(self.last)
+        return (tls.reason or str(tls)) if tls else str(self.last) or type(self.last).__name__
+
+
+def refused(problem: BaseException | None, hosts: str) -> ZooKeeperRefused:
+    """The error that says what to do about a certificate or an identity that was not accepted."""
+    found, expected, action = _explained(problem)
+    return ZooKeeperRefused(
+        f"the ZooKeeper at {hosts} and this client do not accept each other",
+        found=found, expected=expected, action=action,
+    )  # fmt: skip
+
+
+def _explained(problem: BaseException | None) -> tuple[str, str, str]:
+    tls = _tls_error(problem)
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        if "not valid for" in tls.verify_message or "mismatch" in tls.verify_message:
+            return (
+                f"the server's certificate is of another host: {tls.verify_message}",
+                "a certificate with the host name that is connected to",
+                "name the hosts in `zookeeper` as their certificates do, or give the servers certificates with these"
+                " names (subjectAltName)",
+            )
+        return (
+            f"the server's certificate cannot be verified: {tls.verify_message}",
+            "a certificate that is signed by a trusted authority",
+            "set zookeeper_tls_ca_file to the certificate of the authority that signed the servers'",
+        )
+    if tls is not None:
+        return (
+            f"the server refused this client's certificate: {tls.reason or tls}",
+            "a client certificate that the server trusts",
+            "set zookeeper_tls_cert_file and zookeeper_tls_key_file to a certificate signed by an authority in the"
+            " server's ssl.trustStore",
+        )
+    if isinstance(problem, RequiresSasl):
+        return (
+            "the server wants every client to authenticate with SASL (sessionRequireClientSASLAuth)", "SASL",
+            "set zookeeper_sasl_mechanism, zookeeper_sasl_username and zookeeper_sasl_password",
+        )  # fmt: skip
+    if isinstance(problem, kz.AuthFailedError):
+        return (
+            "the server refused the identity: a wrong user name or password, or a scheme that it does not have",
+            "a user of the server's JAAS configuration, or a scheme of its authProviders",
+            "check zookeeper_sasl_username and zookeeper_sasl_password, or the scheme in zookeeper_auth",
+        )
+    return (
+        f"{type(problem).__name__}: {problem}", "an answer that kazoo understands",
+        "check the SASL and TLS settings; the log of the server may say more",
+    )  # fmt: skip
+
+
+def _certificate_problem(problem: BaseException) -> bool:
+    tls = _tls_error(problem)
+    if tls is None:
+        return False
+    return isinstance(tls, ssl.SSLCertVerificationError) or "CERTIFICATE" in (tls.reason or "") or (
+        tls.reason or ""
+    ).endswith("UNKNOWN_CA")
+
+
+def _tls_error(problem: BaseException | None) -> ssl.SSLError | None:
+    # kazoo raises its own error while it handles this one.
+    for _ in range(5):
+        if problem is None or isinstance(problem, ssl.SSLError):
+            return problem
+        problem = problem.__cause__ or problem.__context__
+    return None

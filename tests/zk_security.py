@@ -1,0 +1,161 @@
+"""A ZooKeeper server with TLS, SASL and ACLs, certificates for it, and what looks for credentials in what is shown."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.zk_servers import ExtraServer, free_port
+
+SASL_USERS = {"trident": "sasl-pass-of-trident", "other": "sasl-pass-of-other"}
+KEY_PASSWORD = "pass-of-the-client-key"
+DIGEST_PASSWORD = "pass-of-the-digest-user"
+WRONG_PASSWORD = "pass-that-is-wrong"
+SECRETS = (*SASL_USERS.values(), KEY_PASSWORD, DIGEST_PASSWORD, WRONG_PASSWORD)
+
+
+def assert_no_secret(text: str, *more: str) -> None:
+    assert [secret for secret in (*SECRETS, *more) if secret in text] == []
+
+
+class Secured(NamedTuple):
+    """The server of these tests: a plain port and one with TLS that wants a certificate, SASL on both."""
+
+    server: ExtraServer
+    tls_port: int
+    certificates: Certificates
+
+    @property
+    def plain(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def tls(self) -> str:
+        # The server's certificate is for this name alone.
+        return f"localhost:{self.tls_port}"
+
+    def tls_settings(self, **more: Any) -> dict[str, Any]:
+        return {
+            "zookeeper": self.tls, "zookeeper_tls": True, "zookeeper_tls_ca_file": self.certificates.ca,
+            "zookeeper_tls_cert_file": self.certificates.client,
+            "zookeeper_tls_key_file": self.certificates.client_locked_key,
+            "zookeeper_tls_key_password": KEY_PASSWORD, **more,
+        }  # fmt: skip
+
+    def sasl_settings(self, user: str = "trident", **more: Any) -> dict[str, Any]:
+        return {
+            "zookeeper": self.plain, "zookeeper_sasl_mechanism": "DIGEST-MD5", "zookeeper_sasl_username": user,
+            "zookeeper_sasl_password": SASL_USERS[user], **more,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    server, tls_port = secured_server(tmp_path_factory.mktemp("secured"), certificates)
+    yield Secured(server, tls_port, certificates)
+    server.stop()
+
+
+class Logged(logging.Handler):
+    """Everything that any logger says, as text, with the tracebacks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.NOTSET)
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+@pytest.fixture
+def everything() -> Iterator[Logged]:
+    """Captures all loggers at their lowest level, also those that keep their records from the root."""
+    handler = Logged()
+    names = ["", "kazoo", "kazoo.client", "kazoo.handlers", "py4j", "coordinators", "trident", "states",
+             "coordinators.zookeeper", "coordinators.zookeeper.kazoo"]  # fmt: skip
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(one, one.level, one.propagate) for one in loggers]
+    for one in loggers:
+        one.setLevel(1)
+        one.propagate = True
+    loggers[0].addHandler(handler)
+    yield handler
+    loggers[0].removeHandler(handler)
+    for one, level, propagate in before:
+        one.setLevel(level)
+        one.propagate = propagate
+
+
+def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServer, int]:
+    """A server with TLS that wants a certificate, and SASL on both ports; (server, its TLS port).
+
+    The plain port takes anonymous clients too: that is what the ACLs are for.
+    """
+    secure_port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    users = "".join(f'\n  user_{name}="{password}"' for name, password in SASL_USERS.items())
+    (folder / "jaas.conf").write_text(
+        f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required{users};\n}};\n"
+    )
+    config = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "secureClientPort": str(secure_port),
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": str(certificates.server), "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": str(certificates.ca), "ssl.trustStore.type": "PEM",
+        "ssl.clientAuth": "need",
+        "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    }  # fmt: skip
+    properties = {"java.security.auth.login.config": str(folder / "jaas.conf")}
+    return ExtraServer(folder, config, properties).start(), secure_port
+
+
+class Certificates:
+    """An authority, a certificate for "localhost" (not for 127.0.0.1), one for a client, and another authority."""
+
+    def __init__(self, folder: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("NOT TESTED: TLS, since there is no openssl to make certificates with")
+        self.folder = folder
+        self.ca = self._authority("ca")
+        self.other_ca = self._authority("other")
+        server_key, server_cert = self._signed("server", "subjectAltName=DNS:localhost")
+        self.server = folder / "server.pem"
+        self.server.write_text(server_key.read_text() + server_cert.read_text())
+        self.client_key, self.client = self._signed("client", "extendedKeyUsage=clientAuth")
+        self.stranger_key, self.stranger = self._signed("stranger", "extendedKeyUsage=clientAuth", "other")
+        self.client_locked_key = folder / "client.locked.key"
+        self._openssl("pkcs8", "-topk8", "-in", self.client_key, "-passout", f"pass:{KEY_PASSWORD}",
+                      "-out", self.client_locked_key)  # fmt: skip
+
+    def _authority(self, name: str) -> Path:
+        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+                      "30", "-subj", f"/CN={name}", "-keyout", self.folder / f"{name}.key",
+                      "-out", self.folder / f"{name}.pem")  # fmt: skip
+        return self.folder / f"{name}.pem"
+
+    def _signed(self, name: str, extension: str, authority: str = "ca") -> tuple[Path, Path]:
+        key, request, cert = (self.folder / f"{name}.{end}" for end in ("key", "csr", "crt"))
+        (self.folder / f"{name}.ext").write_text(extension + "\n")
+        self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj",
+                      f"/CN={name}", "-keyout", key, "-out", request)  # fmt: skip
+        self._openssl("x509", "-req", "-in", request, "-CA", self.folder / f"{authority}.pem", "-CAkey",
+                      self.folder / f"{authority}.key", "-CAcreateserial", "-days", "30", "-extfile",
+                      self.folder / f"{name}.ext", "-out", cert)  # fmt: skip
+        return key, cert
+
+    def _openssl(self, *arguments: object) -> None:
+        done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

@@ -247,7 +247,7 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
             "one table restored from an older copy", group.name, text,
             refusal=f"{', '.join(table.path for table in level)} are as ZooKeeper says, {least.path} lacks "
             "transactions, and what it lacks is nowhere else. Rolling the other tables back is not offered: Delta's "
-            "transaction ids never go back. Bring all tables, and the folder _trident, back from the copy that the older "
+            "transaction ids never go back. Bring all tables, and the folder _trident, back from the copy of the older "
             "one came from and run this again; or begin again with `trident reset NAME --drop-tables`.",
         )  # fmt: skip
     return _rebuilt(facts, group, choices, "tables restored from an older copy", text, True, blocked)
@@ -389,7 +389,7 @@ def _decision(group: GroupFacts, choices: Choices) -> list[Finding]:
         ("--abandon-decision",),
         f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
         "states and queues come after the tables. It is processed again as a new attempt: the same rows of a "
-        "transactional source; of an opaque one, or a queue, what it gives now (messages of the old attempt come again). "
+        "transactional source; of an opaque one, or a queue, what it gives now (messages of before come again). "
         f"Nothing is lost or counted twice. Better, if you can: {back}",
         (AbandonDecision(group.name, decision),),
     )

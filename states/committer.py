@@ -23,9 +23,8 @@ from coordinators.errors import CommitConflict, ForeignTable, Halted, SchemaMism
 from coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from coordinators.records import Decision, GroupRecord, TableMark
 from coordinators.transactions import TransactionAttempt
-from states import delta_log
+from states import contradictions, delta_log
 from states.binding import DELETED_COLUMN, LAST, StateBinding
-from states.compactor import open_plain
 from states.control import DOMAIN, ControlRecord, decode_control
 from states.dead_letters import BESIDE, tables_beside
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
@@ -33,6 +32,7 @@ from states.evolution import add_columns, columns_only_added
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.memory_map import memory_map
+from states.plain_watch import PlainWatch, check_commits
 from states.staged import StagedFile
 from states.staging import StagingTarget, verify_staged
 from states.tables import TableSpec, plain_table, published_table
@@ -77,7 +77,8 @@ class DeltaCommitter:
         self._check_fence = check_fence
         self._manifests = ManifestStore(warehouse, topology, group)
         self._open_tables: dict[str, _Open] = {}  # by path
-        self._last_manifest: str | None = None
+        self._plains = PlainWatch(engine, warehouse)
+        self._published: TransactionAttempt | None = None  # whose manifest stays
         self._decided_here: set[TransactionAttempt] = set()
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
@@ -95,21 +96,29 @@ class DeltaCommitter:
             Halted: a table is not as this group left it: which side is older is said.
             ForeignTable, SchemaMismatch: a table cannot be this state's.
         """
-        seen: set[str] = set()
+        if record.last_published is not None:
+            self._published = record.last_published.attempt
+        self._check_all_there(record)
         for binding in self._bindings.values():
             spec = published_table(binding)
             if spec is not None:
-                seen.add(self._open_table(binding, spec, record))
-        for path in self._detached_paths(record):
-            seen.add(self._engine.load(str(path)).table_id)
+                self._open_table(binding, spec, record)
+
+    def _check_all_there(self, record: GroupRecord) -> None:
+        """Every table that ZooKeeper has a mark of must be there, before any is made anew in its place."""
+        own = [spec.path for binding in self._bindings.values() for spec in _tables_of(binding)]
+        missing, strange, seen = [], [], set()
+        for path in [*(self._warehouse / each for each in own), *self._detached_paths(record)]:
+            if not (path / "_delta_log").is_dir():
+                missing.append(path)
+                continue
+            table_id = self._engine.load(str(path)).table_id
+            seen.add(table_id)
+            if table_id not in record.tables:
+                strange.append(path)
         gone = set(record.tables) - seen
         if gone:
-            raise Halted(
-                f"a table that batch group {self._group!r} has written is gone, or was dropped and made again",
-                found=f"no table with the id {', '.join(sorted(gone))} under {self._warehouse}",
-                expected=f"the tables as of transaction {record.last_published.txid if record.last_published else 0}",
-                action="bring the table back from a back-up, or begin again with `trident reset`",
-            )
+            raise contradictions.tables_gone(self._topology, self._group, record, missing, strange, gone)
 
     def _detached_paths(self, record: GroupRecord) -> list[Path]:
         """Tables of states that the topology no longer has: kept, detached."""
@@ -119,13 +128,15 @@ class DeltaCommitter:
             if descriptor.name in self._bindings or not path.exists():
                 continue
             paths.append(path)
+            if descriptor.kind == "keyed" and (self._warehouse / descriptor.plain_path).exists():
+                paths.append(self._warehouse / descriptor.plain_path)
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
                 replace(descriptor, ends_at=record.current_txid - 1).save(self._warehouse)
         beside = tables_beside(self._warehouse, self._topology)
         return [*paths, *(path for path, group in beside if group == self._group and path.name not in self._bindings)]
 
-    def _open_table(self, binding: StateBinding, spec: TableSpec, record: GroupRecord) -> str:
+    def _open_table(self, binding: StateBinding, spec: TableSpec, record: GroupRecord) -> None:
         path = self._warehouse / spec.path
         first = ControlRecord(
             self._topology, self._group, self._incarnation, record.current_txid - 1, -1, "", self._epoch,
@@ -145,14 +156,11 @@ class DeltaCommitter:
         control = decode_control(path, snapshot.control(DOMAIN))
         self._check_owner(path, control)
         mark = record.tables.get(snapshot.table_id)
-        if mark is None:
-            if control.attempt_id != -1:
-                raise self._contradiction(path, control, "no transaction of this table")
-        elif not control.same_batch(mark):
-            raise self._contradiction(path, control, f"transaction {mark.txid}, attempt {mark.attempt_id}")
+        if control.attempt_id != -1 if mark is None else not control.same_batch(mark):
+            raise contradictions.transactions_differ(self._topology, path, control, mark)
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
         version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)
-        self._check_foreign(path, snapshot.version if version is None else version, snapshot)
+        self._check_foreign(binding.name, path, snapshot.version if version is None else version, snapshot)
         if _may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
             snapshot = self._add_columns(binding, spec, path)
         self._check_schema(path, snapshot, spec)
@@ -162,10 +170,10 @@ class DeltaCommitter:
             )
         if binding.kind == "keyed":
             plain = plain_table(binding)
+            assert plain is not None
             descriptor = load_descriptor(self._warehouse, binding.name)
-            found = open_plain(self._engine, descriptor, str(self._warehouse / plain.path), str(path))
+            found = self._plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._warehouse / plain.path, found, plain)
-        return snapshot.table_id
 
     def _add_columns(self, binding: StateBinding, spec: TableSpec, path: Path) -> TableSnapshot:
         """The topology has been given further fields for this state: old rows have nulls there.
@@ -202,22 +210,7 @@ class DeltaCommitter:
                 action="choose another state name, or run that topology",
             )
         if control.incarnation != self._incarnation:
-            raise Halted(
-                f"the table {path} is of another life of topology {self._topology!r} than ZooKeeper",
-                found=f"the table: incarnation {control.incarnation}, transaction {control.txid}",
-                expected=f"incarnation {self._incarnation}, as in ZooKeeper",
-                action="ZooKeeper was wiped or the table comes from elsewhere: restore ZooKeeper's data, "
-                "or begin again with `trident reset NAME --drop-tables`",
-            )
-
-    def _contradiction(self, path: Path, control: ControlRecord, expected: str) -> Halted:
-        return Halted(
-            f"the table {path} and ZooKeeper do not agree on the last transaction",
-            found=f"the table has transaction {control.txid}, attempt {control.attempt_id}",
-            expected=f"{expected}, as in ZooKeeper",
-            action="the side with the smaller transaction is older, probably restored from a copy: bring both from "
-            "the same moment, or begin again with `trident reset NAME --drop-tables`",
-        )
+            raise contradictions.other_incarnation(self._topology, path, control, self._incarnation)
 
     def _check_schema(self, path: Path, snapshot: TableSnapshot, spec: TableSpec) -> None:
         if not spec.fits(snapshot.schema_json) or tuple(snapshot.partition_columns) != tuple(spec.partition_columns):
@@ -228,19 +221,8 @@ class DeltaCommitter:
                 action="choose another state name, or make the topology deliver those columns",
             )
 
-    def _check_foreign(self, path: Path, version: int, snapshot: TableSnapshot) -> None:
-        if snapshot.version <= version:
-            return
-        for commit in delta_log.commits_since(str(path), version):
-            reason = delta_log.foreign(commit, self._is_ours)
-            if reason:
-                raise Halted(
-                    f"somebody else changed the table {path}",
-                    found=f"table version {commit.version}: {reason}",
-                    expected="commits of this topology, OPTIMIZE, VACUUM or statistics only",
-                    action="bring the table back from a back-up of before that, or begin again with "
-                    "`trident reset NAME --drop-tables`",
-                )
+    def _check_foreign(self, state: str, path: Path, version: int, snapshot: TableSnapshot) -> None:
+        check_commits(self._topology, state, path, version, snapshot.version, self._is_ours)
 
     def _is_ours(self, commit: delta_log.Commit) -> bool:
         control = commit.control.get(DOMAIN)
@@ -286,6 +268,7 @@ class DeltaCommitter:
         record: GroupRecord,
     ) -> PreparedBatch:  # fmt: skip
         staged: Mapping[str, list[StagedFile]] = processed.staged
+        self._plains.check(self._bindings)
         tables = tuple(
             self._part(binding, staged[binding.name], record) for binding in self._bindings.values()
             if binding.kind not in BESIDE or staged[binding.name]
@@ -306,11 +289,11 @@ class DeltaCommitter:
             path = self._own_root(binding.name).relative_to(self._warehouse).as_posix()
             details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
             return ManifestTable(binding.name, binding.kind, path, "", "", tuple(files), details)
-        snapshot = self._check_table(self._warehouse / spec.path, record)
+        snapshot = self._check_table(binding.name, self._warehouse / spec.path, record)
         schema_hash = hashlib.sha256(snapshot.schema_json.encode()).hexdigest()
         return ManifestTable(binding.name, binding.kind, spec.path, snapshot.table_id, schema_hash, tuple(files))
 
-    def _check_table(self, path: Path, record: GroupRecord) -> TableSnapshot:
+    def _check_table(self, state: str, path: Path, record: GroupRecord) -> TableSnapshot:
         """The table must be as this group left it; cheap when nothing has happened to it."""
         known = self._open_tables[str(path)]
         version = known.snapshot.version
@@ -320,25 +303,15 @@ class DeltaCommitter:
         try:
             snapshot = self._engine.load(str(path))
         except TableMissing:
-            raise Halted(
-                f"the table {path} is gone",
-                found="no Delta table",
-                expected=f"the table at version {version} or later",
-                action="bring it back from a back-up, or begin again with `trident reset NAME --drop-tables`",
-            ) from None
+            raise contradictions.table_gone(self._topology, path, version) from None
         if snapshot.table_id != known.snapshot.table_id:
-            raise Halted(
-                f"the table {path} was dropped and made again",
-                found=f"table id {snapshot.table_id}",
-                expected=f"table id {known.snapshot.table_id}",
-                action="bring the old table back from a back-up, or begin again with `trident reset NAME --drop-tables`",
-            )
-        self._check_foreign(path, version, snapshot)
+            raise contradictions.made_again(self._topology, path, snapshot.table_id, known.snapshot.table_id)
+        self._check_foreign(state, path, version, snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         mark = record.tables.get(snapshot.table_id) or decode_control(path, known.snapshot.control(DOMAIN)).mark(0)
         if not control.same_batch(mark):
             self._check_fence()
-            raise self._contradiction(path, control, f"transaction {mark.txid}, attempt {mark.attempt_id}")
+            raise contradictions.transactions_differ(self._topology, path, control, mark)
         self._remember(snapshot)
         return snapshot
 
@@ -346,13 +319,8 @@ class DeltaCommitter:
 
     def publish(self, decision: Decision, record: GroupRecord) -> Published:
         manifest = self._manifests.read(decision)
-        try:
-            for table in manifest.tables:
-                verify_staged(self._warehouse / table.path, table.files)
-        except StagedFileMissing as error:
-            self._check_fence()
-            raise Halted(f"transaction {decision.txid} is decided and cannot be published: {error}") from error
-        marks = {}
+        self._verify_files(manifest, decision)
+        marks = self._plains.marks()
         own = [table for table in manifest.tables if table.kind in _WITHOUT_TABLE]
         for table in manifest.tables:
             if table.kind not in _WITHOUT_TABLE:
@@ -364,8 +332,32 @@ class DeltaCommitter:
                 self._publish_memory(table, decision)
             else:
                 self._publish_user(table, decision)
-        self._last_manifest = Path(decision.manifest).name
+        self._published = decision.attempt
         return Published(marks, manifest.spouts)
+
+    def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
+        problems = []
+        for table in manifest.tables:
+            try:
+                verify_staged(self._warehouse / table.path, table.files)
+            except StagedFileMissing as error:
+                # A table that has the transaction needs its files no more: OPTIMIZE and VACUUM may have removed them.
+                if not self._has_batch(table, decision):
+                    problems.append(error.message)
+        if problems:
+            self._check_fence()
+            raise contradictions.files_missing(self._topology, decision, problems)
+
+    def _has_batch(self, table: ManifestTable, decision: Decision) -> bool:
+        if table.kind in _WITHOUT_TABLE:
+            return False
+        try:
+            snapshot = self._engine.load(str(self._warehouse / table.path))
+        except TableMissing:
+            return False
+        control = decode_control(snapshot.path, snapshot.control(DOMAIN))
+        same = control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256))
+        return same and snapshot.table_id == table.table_id
 
     def _publish_user(self, table: ManifestTable, decision: Decision) -> None:
         binding = self._bindings.get(table.state)
@@ -383,18 +375,18 @@ class DeltaCommitter:
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._warehouse / table.path
         known = self._open_tables.get(str(path))
-        snapshot = known.snapshot if known else self._load_for_publish(path, table)
+        mark = record.tables.get(table.table_id)
+        snapshot = known.snapshot if known else self._load_for_publish(path, table, mark, decision)
         for _ in range(_COMMIT_TRIES):
             control = decode_control(path, snapshot.control(DOMAIN))
             self._check_identity(path, snapshot, control, table)
             if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
                 self._remember(snapshot)
                 return control.mark(snapshot.version)
-            mark = record.tables.get(table.table_id)
             expected = control.attempt_id == -1 if mark is None else control.same_batch(mark)
             if not expected:
                 self._check_fence()
-                raise self._contradiction(path, control, f"transaction {mark.txid if mark else 'none'}")
+                raise contradictions.transactions_differ(self._topology, path, control, mark)
             after = control.after(decision.txid, decision.attempt_id, decision.sha256, self._epoch)
             try:
                 committed = self._engine.commit_files(
@@ -403,23 +395,29 @@ class DeltaCommitter:
             except (CommitConflict, TxnAlreadyApplied, CommitOutcomeUnknown) as error:
                 # A log drop, an OPTIMIZE, our own earlier try or a zombie came first: the control record tells.
                 log.info("publishing %s to %s met %s; reading the table again", decision.attempt, path, error)
-                snapshot = self._load_for_publish(path, table)
+                # Somebody else's rows are not committed upon: from then on nobody would look at them.
+                snapshot = self._load_for_publish(path, table, control.mark(snapshot.version), decision)
                 continue
             self._remember(committed)
             return after.mark(committed.version)
         raise TableError(f"publishing to {path} met {_COMMIT_TRIES} conflicts in a row")
 
-    def _load_for_publish(self, path: Path, table: ManifestTable) -> TableSnapshot:
+    def _load_for_publish(
+        self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
+    ) -> TableSnapshot:
+        """The table as it is now, with nobody's commits but ours since ``mark``."""
         try:
-            return self._engine.load(str(path))
+            snapshot = self._engine.load(str(path))
         except TableMissing:
             self._check_fence()
-            raise Halted(
-                f"a decided transaction cannot be published: the table {path} is gone",
-                found="no Delta table",
-                expected=f"table id {table.table_id}",
-                action="bring the table back from a back-up, then start again",
-            ) from None
+            raise contradictions.table_gone(self._topology, path, mark.version if mark else -1, decision) from None
+        if mark is not None and snapshot.table_id == table.table_id:
+            try:
+                self._check_foreign(table.state, path, mark.version, snapshot)
+            except Halted:
+                self._check_fence()  # what a deposed coordinator finds is for the leader to judge
+                raise
+        return snapshot
 
     def _check_identity(
         self, path: Path, snapshot: TableSnapshot, control: ControlRecord, table: ManifestTable
@@ -430,7 +428,8 @@ class DeltaCommitter:
                 f"a decided transaction cannot be published: {path} is another table",
                 found=f"table id {snapshot.table_id}, incarnation {control.incarnation}",
                 expected=f"table id {table.table_id}, incarnation {self._incarnation}",
-                action="bring the table back from a back-up, then start again",
+                action=f"bring the table back from a back-up, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             )
         same = hashlib.sha256(snapshot.schema_json.encode()).hexdigest() == table.schema_hash
         if not same and not columns_only_added(str(path), snapshot.version, table.schema_hash):
@@ -473,7 +472,7 @@ class DeltaCommitter:
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that."""
         try:
-            self._manifests.clean(attempt.txid, self._last_manifest)
+            self._manifests.clean(attempt.txid, self._published)
             with faults.fault_point(CLEAN):
                 if attempt.attempt_id > 0:
                     self._drop_other_attempts(attempt)
@@ -500,6 +499,10 @@ class DeltaCommitter:
                 parts = entry.name.split("-")
                 if parts[0] == str(attempt.txid) and parts[1:2] != [str(attempt.attempt_id)]:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _tables_of(binding: StateBinding) -> list[TableSpec]:
+    return [spec for spec in (published_table(binding), plain_table(binding)) if spec is not None]
 
 
 def _may_grow(binding: StateBinding) -> bool:

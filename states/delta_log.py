@@ -24,9 +24,12 @@ from states.log_entries import (
 )  # fmt: skip
 
 __all__ = [
-    "Commit", "columns_only_added_since", "commits_since", "find_version_by_control", "find_version_by_txn", "foreign",
-    "newest_version", "only_adds_columns", "read_commit",
+    "Commit", "IsOurs", "columns_only_added_since", "commits_since", "find_version_by_control", "find_version_by_txn",
+    "foreign", "newest_version", "only_adds_columns", "read_commit",
 ]  # fmt: skip
+
+IsOurs = Callable[[Commit], bool]
+"""Recognises the commits of the topology that asks."""
 
 # Operations of others that leave every row as it is, as Delta names them.
 _ADD_COLUMNS = "ADD COLUMNS"

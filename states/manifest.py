@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -198,12 +199,30 @@ class ManifestStore:
             )  # fmt: skip
         return manifest
 
-    def clean(self, published_txid: int, keep: str | None) -> list[Path]:
+    def found(self) -> list[tuple[Decision, Manifest]]:
+        """Every whole manifest that is there, with the decision that would name it; by attempt.
+
+        A torn file, of a process that died while it wrote, was never decided and is left out.
+        """
+        manifests = []
+        for path in sorted(self._folder.glob("*.json")):
+            data = path.read_bytes()
+            try:
+                manifest = Manifest.decode(data)
+            except TableError:
+                continue
+            relative, digest = path.relative_to(self._warehouse).as_posix(), hashlib.sha256(data).hexdigest()
+            decision = Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest)
+            manifests.append((decision, manifest))
+        return sorted(manifests, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
+
+    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> list[Path]:
         """Removes manifests up to published_txid but the one kept; returns what is gone.
 
         Args:
             published_txid: the last advanced transaction.
-            keep: file name of the manifest of ``last_published``: it stays.
+            keep: the attempt of ``last_published``, whose manifest stays: it
+                has the positions from which a lost ZooKeeper is rebuilt.
         """
         removed = []
         if not self._folder.is_dir():
@@ -211,7 +230,9 @@ class ManifestStore:
         with faults.fault_point(CLEAN):
             for path in self._folder.iterdir():
                 txid = path.name.split("-", 1)[0]
-                if path.name != keep and txid.isdigit() and int(txid) <= published_txid:
+                if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", path.name):
+                    continue
+                if txid.isdigit() and int(txid) <= published_txid:
                     path.unlink(missing_ok=True)
                     removed.append(path)
         return removed

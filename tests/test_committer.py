@@ -52,7 +52,8 @@ def test_publishing_again_changes_nothing_in_this_process_and_another(spark, eng
     first = group.committer.publish(decision, group.record)
     assert group.committer.publish(decision, group.record) == first
     successor = Group(engine, group.warehouse, [], epoch=2, record=group.record)
-    assert successor.committer.publish(decision, successor.record) == first
+    again = successor.committer.publish(decision, successor.record)
+    assert again.marks.items() <= first.marks.items() and len(again.marks) == 2  # of plain tables it knows nothing
     assert words(spark, group.warehouse / "rows") == {"a": 1}
 
 
@@ -95,13 +96,13 @@ def test_a_stale_writer_that_still_leads_halts_instead_of_writing(spark, engine,
     group.commit(1, ["a"])
     stale = group.record
     group.commit(2, ["b"])
-    with pytest.raises(Halted, match="do not agree.*transaction 2.*older"):
+    with pytest.raises(Halted, match="do not agree.*ZooKeeper is the older side.*transaction 2.*trident repair top"):
         Group(engine, group.warehouse, record=stale).open()
 
 
 def test_tables_of_another_incarnation_halt(engine, group: Group) -> None:
     group.commit(1, ["a"])
-    with pytest.raises(Halted, match="incarnation inc.*wiped"):
+    with pytest.raises(Halted, match="ZooKeeper was wiped.*incarnation inc.*trident repair top"):
         Group(engine, group.warehouse, incarnation="other").open()
 
 

@@ -98,7 +98,7 @@ def skip(name: str, txid: int, config: TridentConfig | None = None, group: str |
         if group not in groups:
             raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
         spark = make_session(f"trident skip {name}", spark_settings(config))
-        with _leading(zk, name, list(groups)) as lease:
+        with leading(zk, name, list(groups)) as lease:
             return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, groups[group], incarnation, txid)
     finally:
         zk.close()
@@ -290,7 +290,7 @@ def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
 
 
 @contextmanager
-def _leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+def leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
     """The lease, or an error at once when somebody else leads."""
     give_up = threading.Event()
     waits_for: list[str] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -218,6 +219,44 @@ def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) ->
     from trident import admin
 
     _say(admin.reset(name, drop_tables=drop_tables, config=config))
+
+
+@main.command()
+@click.argument("name", callback=_name)
+@click.option("--warehouse", help="The warehouse folder, as --set warehouse=….")
+@click.option("--zookeeper", help="Where ZooKeeper is, as --set zookeeper=….")
+@click.option("--undo-foreign", multiple=True, metavar="STATE", help="Take back what others did to its tables.")
+@click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep what others did to its table.")
+@click.option("--accept-unverified", multiple=True, metavar="STATE", help="Take its table as it is, unseen.")
+@click.option("--adopt-tables", is_flag=True, help="ZooKeeper is newer: go on from the older tables.")
+@click.option("--accept-loss", is_flag=True, help="With --adopt-tables: what a source has forgotten is lost.")
+@click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that is not published anywhere.")
+@click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
+@_command
+def repair(
+    name: str, warehouse: str | None, zookeeper: str | None, undo_foreign: tuple[str, ...],
+    accept_foreign: tuple[str, ...], accept_unverified: tuple[str, ...], adopt_tables: bool, accept_loss: bool,
+    abandon_decision: bool, apply_: bool, settings: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Say where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
+
+    Exit code 3 while a contradiction is left.
+    """
+    from trident.repair import repair as run_repair
+    from trident.repair_cli import report
+    from trident.repair_steps import Choices
+
+    more = [f"{key}={value}" for key, value in (("warehouse", warehouse), ("zookeeper", zookeeper)) if value]
+    choices = Choices(
+        frozenset(undo_foreign), frozenset(accept_foreign), frozenset(accept_unverified), adopt_tables, accept_loss,
+        abandon_decision,
+    )  # fmt: skip
+    repaired = run_repair(name, choices, apply_, _config((*settings, *more)))
+    words = [word for word in sys.argv[1:] if word != "--apply"]
+    command = shlex.join(["trident", "repair", name, *(word for word in words if word not in ("repair", name))])
+    click.echo(report(repaired, command, apply_))
+    if repaired.left:
+        sys.exit(EXIT_HALT)
 
 
 @main.group("dead-letters")

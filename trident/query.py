@@ -48,7 +48,9 @@ from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from states.background_compactor import BackgroundCompactor
 from states.committer import DeltaCommitter
 from states.compactor import Compactor
+from states.contradictions import repair_command
 from states.descriptor import load_descriptor
+from states.earlier_life import check_no_earlier_life
 from states.kernel import KernelEngine
 from states.reading import read_state
 from trident.config import TridentConfig
@@ -520,6 +522,9 @@ class TopologyQuery:
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
         fences = lease.fences.values()
+        if self._registration.read() is None:
+            # Before ZooKeeper is told of a new life: of an old one, tables would be adopted and counted twice.
+            check_no_earlier_life(self._engine, self._warehouse, self.name)
         self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences)
         self._epoch = max((fence.epoch for fence in lease.fences.values()), default=0)
         self._progress.id = self._incarnation
@@ -567,7 +572,8 @@ class TopologyQuery:
                 f"batch group {plan_.name!r} in ZooKeeper is of another life of {self.name!r}",
                 found=f"incarnation {record.incarnation}",
                 expected=f"incarnation {self._incarnation}",
-                action="begin again with `trident reset NAME`",
+                action=f"{repair_command(self.name)} shows what can be done and changes nothing; to begin again: "
+                f"`trident reset {self.name}`",
             )
         committer = DeltaCommitter(
             self._engine, self._warehouse, self._topology.name, plan_.name, self._incarnation, fence.epoch,

@@ -1,0 +1,151 @@
+"""What `trident repair` writes to ZooKeeper: each step one multi, under the fence like every write of a leader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from coordinators.errors import StaleState
+from coordinators.group_store import RECORD, GroupStore
+from coordinators.leadership import Lease
+from coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
+from coordinators.transactional_state import Changes, RotatingTransactionalState
+from coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper
+
+
+def leap_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:
+    """Lets the epochs of a lease begin at ``epoch`` at least; a later leader has a greater one.
+
+    A rebuilt ZooKeeper counts leaders from 1 again, and fenced maps and queues
+    would refuse them as older than those of before.
+
+    Raises:
+        Deposed: another coordinator leads; nothing was written.
+        OutcomeUnknown: the answer was lost; acquire again and do it again.
+    """
+    ops: list[Op] = []
+    after = {}
+    for group, fence in lease.fences.items():
+        if fence.epoch >= epoch:
+            continue
+        fence.check_op(ops)
+        ops.append(SetData(fence.path, encode(LeaderRecord(epoch, fence.nonce)), fence.znode_version))
+        after[group] = replace(fence, epoch=epoch, znode_version=fence.znode_version + 1)
+    if ops:
+        zk.multi(ops)
+        lease.fences.update(after)
+
+
+def greatest_epoch(zk: ZooKeeper, topology: str) -> int:
+    """Of all leader znodes of a topology; 0 without any. Writes nothing."""
+    root, epochs = zk.path(topology), [0]
+    for name in zk.children(root):
+        path = f"{root}/{name}/leader"
+        found = zk.get(path)
+        if found:
+            epochs.append(decode(path, found[0], LeaderRecord).epoch)
+    return max(epochs)
+
+
+class RepairStore(GroupStore):
+    """A group's state, with what only a repair may do to it. Call load() first."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the group has a record."""
+        return self._record is not None
+
+    def rebuild(
+        self, incarnation: str, identity: Mapping[str, Any], record: GroupRecord, decision: Decision | None,
+        pins: Mapping[str, Mapping[int, Any]], opaque: Mapping[str, Mapping[str, Any]], opaque_txid: int,
+    ) -> None:  # fmt: skip
+        """Replaces all that is stored of the group, and the topology's incarnation and identity, in one multi.
+
+        Doing the same again changes nothing but znode versions.
+
+        Args:
+            incarnation: of the tables.
+            identity: of the topology, should ZooKeeper have none.
+            record, decision: of the group.
+            pins: tx_id → txid → metadata.
+            opaque: tx_id → partition → metadata, stored under ``opaque_txid``.
+
+        Raises: as every write of :class:`GroupStore`.
+        """
+        with self._lock:
+            self._writable()
+            for tx_id in self.tx_ids:
+                self._ensure(self._zk.path(self.topology, tx_id))
+            self._ensure(self._zk.path(self.topology, self.group))
+            ops = [*self._registration(incarnation, identity), *self._decided(decision)]
+            edits: list[Changes] = []
+            for tx_id, states in self._pins.items():
+                if tx_id != self.group:
+                    self._ensure(self._pins_path(tx_id))
+                edits.append(_replaced(states, pins.get(tx_id, {})))
+            for tx_id in self.tx_ids:
+                more, new = self._partitions_replaced(tx_id, opaque.get(tx_id, {}), opaque_txid)
+                ops, edits = [*ops, *more], [*edits, *new]
+            self._write(RECORD, record, ops, edits)
+            self._decision = decision
+
+    def abandon(self, decision: Decision) -> None:
+        """Deletes a decision of which nothing is published; its attempt id is not used again.
+
+        Raises:
+            StaleState: another decision, or none, is stored.
+        """
+        with self._lock:
+            self._writable()
+            if self._decision != decision:
+                raise StaleState("the decision is not there", found=str(self._decision), expected=str(decision))
+            self._write(RECORD, self.record, [Delete(self._decided_path)], [])
+            self._decision = None
+
+    def _registration(self, incarnation: str, identity: Mapping[str, Any]) -> list[Op]:
+        values = {
+            "identity": encode(msgspec.convert(dict(identity), Identity, strict=True)),
+            "incarnation": encode(Incarnation(incarnation)),
+        }
+        ops: list[Op] = []
+        for name, data in values.items():
+            path = self._zk.path(self.topology, name)
+            found = self._zk.get(path)
+            if found is None:
+                ops.append(Create(path, data))
+            elif found[0] != data and name == "incarnation":
+                ops.append(SetData(path, data, found[1].znode_version))
+        return ops
+
+    def _decided(self, decision: Decision | None) -> list[Op]:
+        ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
+        return [*ops, Create(self._decided_path, encode(decision))] if decision else ops
+
+    def _partitions_replaced(
+        self, tx_id: str, wanted: Mapping[str, Any], txid: int
+    ) -> tuple[list[Op], list[Changes]]:
+        root = self._zk.path(self.topology, tx_id, "user")
+        ops: list[Op] = []
+        edits = []
+        known = self._partitions[tx_id]
+        if wanted:
+            self._ensure(root)
+        for partition in sorted({*known, *wanted}):
+            path = f"{root}/{quote(partition, safe='@:=+,')}"
+            states = known.get(partition) or RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
+            if partition not in known and self._zk.exists(path) is None:
+                ops.append(Create(path))
+            edits.append(_replaced(states, {txid: wanted[partition]} if partition in wanted else {}))
+        return ops, edits
+
+
+def _replaced(states: RotatingTransactionalState, values: Mapping[int, Any]) -> Changes:
+    changes = states.changes()
+    states.remove_after_in(changes, 0)
+    for txid, value in sorted(values.items()):
+        states.put_in(changes, txid, value)
+    return changes

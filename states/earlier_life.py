@@ -1,0 +1,58 @@
+"""Whether a warehouse holds transactions of a topology that ZooKeeper knows nothing of (DESIGN 3).
+
+Asked before a topology is registered for the first time. After `trident
+reset` there is nothing to be found: it forgets descriptors and manifests too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from states import contradictions
+from states.control import DOMAIN, decode_control
+from states.descriptor import list_descriptors
+from states.kernel import KernelEngine, TableMissing
+from states.manifest import ManifestStore
+
+# A memory map is gone with its process: it contradicts nobody.
+_FORGOTTEN = frozenset({"memory"})
+
+
+def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) -> None:
+    """Refuses to begin at transaction 1 over tables that have transactions of this topology.
+
+    Raises:
+        Halted: there are some: ZooKeeper was wiped, or is another one.
+    """
+    found = traces(engine, warehouse, topology)
+    if found:
+        raise contradictions.zookeeper_forgot(topology, warehouse, found)
+
+
+def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
+    """What an earlier life of a topology has published here, a text each."""
+    found = []
+    for descriptor in list_descriptors(warehouse, topology):
+        try:
+            snapshot = engine.load(str(warehouse / descriptor.published_path))
+        except TableMissing:
+            continue
+        text = snapshot.control(DOMAIN)
+        if text is None:
+            continue
+        control = decode_control(snapshot.path, text)
+        if control.topology == topology and control.attempt_id >= 0:
+            said = contradictions.attempt_text(control.txid, control.attempt_id)
+            found.append(f"table {descriptor.published_path} has {said} (incarnation {control.incarnation})")
+    for group in groups_with_manifests(warehouse, topology):
+        for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
+            if any(table.kind not in _FORGOTTEN for table in manifest.tables) and not found:
+                said = contradictions.attempt_text(decision.txid, decision.attempt_id)
+                found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")
+    return found
+
+
+def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
+    """The batch groups of which there are manifests."""
+    folder = warehouse / "_trident" / topology
+    return sorted(path.parent.name for path in folder.glob("*/manifests") if path.is_dir())

@@ -1,0 +1,322 @@
+"""What `trident repair` decides: over every small world, whatever it does leaves each transaction in each table once.
+
+A world is what tables and ZooKeeper hold; a naive model here publishes to it,
+wipes and restores it, carries out the steps and runs on from them. It shares
+no code with the plan. "Holds" is a set of (txid, times): a transaction that is
+missing, or there twice, is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
+from coordinators.transactions import TransactionAttempt
+from states.control import ControlRecord
+from states.manifest import Manifest, ManifestTable
+from states.staged import StagedFile
+from trident.repair_facts import (
+    APPEND,
+    LOG,
+    PLAIN,
+    ForeignChange,
+    GroupFacts,
+    ManifestFacts,
+    TableFacts,
+    TopologyFacts,
+)
+from trident.repair_plan import diagnose
+from trident.repair_steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
+
+TABLES = (("counts", LOG, "counts__log"), ("words", APPEND, "words"))
+IDENTITY = {"streams": {"lines": "Spout"}, "states": {}, "groups": {"lines": ["lines"]}}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Tables (txids they hold, in order), what ZooKeeper says, and the attempt of each transaction."""
+
+    tables: tuple[tuple[int, ...], ...] = ((), ())
+    current: int | None = 1
+    decided: bool = False
+    attempts: tuple[int, ...] = ()  # of transactions 1, 2, …
+    queue: bool = False  # whether each batch has commit data
+    spout_kind: str = "transactional"
+    marks: tuple[int, ...] = (0, 0)  # the last txid of each table, as ZooKeeper knows it
+    gone: tuple[str, ...] = ()  # states whose files of the last transaction are gone
+    leftovers: dict[int, int] = field(default_factory=dict)
+
+    def attempt(self, txid: int) -> TransactionAttempt:
+        return TransactionAttempt(txid, self.attempts[txid - 1])
+
+    def decision(self, txid: int) -> Decision:
+        attempt = self.attempt(txid)
+        digest = hashlib.sha256(repr(attempt).encode()).hexdigest()
+        return Decision(txid, attempt.attempt_id, f"manifests/{txid}-{attempt.attempt_id}.json", 10, digest)
+
+    def control(self, txid: int) -> ControlRecord:
+        if txid == 0:
+            return ControlRecord("top", "lines", "inc", 0, -1, "", 1, 1)
+        decision = self.decision(txid)
+        return ControlRecord("top", "lines", "inc", txid, decision.attempt_id, decision.sha256, 1, 1)
+
+    def mark(self, txid: int) -> TableMark | None:
+        return self.control(txid).mark(txid) if txid else None
+
+    def marker(self, txid: int) -> Marker | None:
+        decision = self.decision(txid) if txid else None
+        return Marker(txid, decision.attempt_id, decision.sha256) if decision else None
+
+    def manifest(self, txid: int) -> ManifestFacts:
+        files = (StagedFile("data/f", 1, 1, 1, "{}", {}),)
+        parts = tuple(
+            ManifestTable(state, "keyed" if role == LOG else "append", path, f"id-{path}", "h", files)
+            for state, role, path in TABLES
+        )
+        spout = {
+            "spout": "Spout", "kind": self.spout_kind, "metadata": {"at": txid},
+            "commit_data": [txid] if self.queue else None,
+        }  # fmt: skip
+        parent = self.attempt(txid - 1) if txid > 1 else None
+        manifest = Manifest("top", "lines", "inc", self.attempt(txid), parent, parts, {"lines": spout})
+        return ManifestFacts(self.decision(txid), manifest, {state: ("data/f",) for state in self.gone})
+
+    def record(self) -> GroupRecord | None:
+        if self.current is None:
+            return None
+        marks = {
+            f"id-{path}": mark for (_, _, path), txid in zip(TABLES, self.marks) if (mark := self.mark(txid))
+        }
+        last = self.marker(self.current - 1)
+        attempts = {self.current: self.attempts[self.current - 1]} if self.decided else {}
+        parents = {txid: last.attempt_id if last else None for txid in attempts}
+        return GroupRecord("inc", self.current, attempts, parents, last, last, marks)
+
+    def facts(self, **tables: dict[str, object]) -> TopologyFacts:
+        record, newest = self.record(), max((held[-1] for held in self.tables if held), default=0)
+        found = []
+        for (state, role, path), held in zip(TABLES, self.tables):
+            txid = held[-1] if held else 0
+            mark = record.tables.get(f"id-{path}") if record else None
+            before = self.control(held[-2] if len(held) > 1 else 0) if held else None
+            found.append(
+                TableFacts(
+                    state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark,
+                    **tables.get(path, {}),  # type: ignore[arg-type]
+                )
+            )  # fmt: skip
+        manifests = [self.manifest(txid) for txid in range(newest, newest + 2) if 0 < txid <= len(self.attempts)]
+        decision = self.decision(self.current) if self.decided and self.current else None
+        group = GroupFacts("lines", record, decision, tuple(found), tuple(manifests), self.leftovers, ("lines",))
+        known = record is not None
+        return TopologyFacts("top", "inc" if known else None, IDENTITY if known else None, (group,), {}, 7)
+
+
+def steps_of(findings: list[Finding]) -> list:
+    return [step for finding in findings if finding.chosen for step in finding.chosen.steps]
+
+
+def run_on(model: Model, step: WriteRecord, until: int) -> tuple[tuple[int, ...], ...]:
+    """What the tables hold when the topology goes on from a written record, told naively."""
+    tables = [list(held) for held in model.tables]
+    if step.decision is not None:
+        for held in tables:
+            if not held or held[-1] != step.decision.txid:
+                held.append(step.decision.txid)
+    pinned = max(step.pins["lines"])
+    # The source goes on behind the position that is pinned.
+    current = step.record.current_txid + (1 if step.decision else 0)
+    assert current == pinned + 1
+    for txid in range(current, until + 1):
+        for held in tables:
+            held.append(txid)
+    return tuple(tuple(held) for held in tables)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Model:
+    """Up to five transactions were published; the last perhaps to one table only. ZooKeeper is anything."""
+    count = draw(st.integers(1, 5))
+    attempts = tuple(draw(st.lists(st.integers(0, 3), min_size=count + 1, max_size=count + 1)))
+    half = draw(st.booleans())
+    all_of, but_last = tuple(range(1, count + 1)), tuple(range(1, count))
+    tables = (all_of, but_last if half else all_of)
+    known = draw(st.one_of(st.none(), st.integers(0, count - 1)))
+    marks = (0, 0) if known is None else (min(known, count), min(known, len(tables[1])))
+    return Model(
+        tables, None if known is None else known + 1, False, attempts, draw(st.booleans()), "transactional", marks,
+        leftovers=draw(st.dictionaries(st.integers(1, count + 3), st.integers(0, 9), max_size=4)),
+    )  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_an_older_or_wiped_zookeeper_is_rebuilt_so_that_every_transaction_counts_once(model: Model) -> None:
+    (finding,) = diagnose(model.facts())
+    assert finding.chosen is not None, finding.refusal  # it needs no other word than --apply
+    (step,) = finding.chosen.steps
+    assert isinstance(step, WriteRecord)
+    until = len(model.tables[0]) + 3
+    assert run_on(model, step, until) == (tuple(range(1, until + 1)),) * 2
+    check_record(model, step)
+
+
+def check_record(model: Model, step: WriteRecord) -> None:
+    record = step.record
+    assert record.problem() is None and encode(record)  # it can be stored, and read again
+    assert step.epoch > 7
+    used = dict(model.leftovers)
+    for txid, attempt_id in used.items():
+        if txid > record.current_txid - (0 if step.decision else 1) and txid <= 100:
+            assert record.attempts.get(txid, -1) >= attempt_id or (step.decision and txid == step.decision.txid)
+    if step.decision is not None:
+        assert record.attempts[step.decision.txid] == step.decision.attempt_id
+        assert record.last is None or record.last.attempt == model.attempt(step.decision.txid - 1)
+    held = [len(of_table) for of_table in model.tables]
+    marks = [record.tables.get(f"id-{path}") for _, _, path in TABLES]
+    assert [mark.version if mark else 0 for mark in marks] == held
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.integers(1, 4), st.sampled_from(["transactional", "opaque"]))
+def test_a_newer_zookeeper_goes_back_only_when_asked_for_by_name(model: Model, ahead: int, kind: str) -> None:
+    count = len(model.tables[0])
+    attempts = (*model.attempts, *([0] * (ahead + 1)))
+    newer = replace(model, current=count + ahead + 1, attempts=attempts, spout_kind=kind, marks=(count + ahead,) * 2)
+    assert steps_of(diagnose(newer.facts())) == []
+    choices = Choices(adopt_tables=True)
+    if kind == "opaque":
+        assert steps_of(diagnose(newer.facts(), choices)) == []
+        choices = Choices(adopt_tables=True, accept_loss=True)
+    if newer.tables[0] != newer.tables[1]:
+        # One table has a transaction more than the other: half published when copied, or restored alone?
+        findings = diagnose(newer.facts(), choices)
+        assert all(isinstance(step, WriteRecord) and step.decision for step in steps_of(findings))
+        return
+    (step,) = steps_of(diagnose(newer.facts(), choices))
+    until = count + ahead + 2
+    assert run_on(newer, step, until) == (tuple(range(1, until + 1)),) * 2
+    # No attempt id of the transactions that are done again is used again.
+    assert all(step.record.attempts.get(txid, -1) >= attempts[txid - 1] for txid in (count + ahead,))
+
+
+@pytest.mark.parametrize("published", [0, 1, 2])
+@pytest.mark.parametrize("gone", [(), ("words",), ("counts",), ("counts", "words")])
+def test_a_decision_is_given_up_only_when_nothing_of_it_is_published(published: int, gone: tuple[str, ...]) -> None:
+    tables = tuple((1, 2, 3) if number < published else (1, 2) for number in range(2))
+    model = Model(tables, 3, True, (0, 1, 2), marks=(2, 2), gone=gone)
+    findings = diagnose(model.facts(), Choices(abandon_decision=True))
+    needed = [state for number, (state, _, _) in enumerate(TABLES) if number >= published and state in gone]
+    if not needed:
+        assert findings == []  # it is rolled forward as it is
+    elif published == 0:
+        (step,) = steps_of(findings)
+        assert isinstance(step, AbandonDecision)
+        assert steps_of(diagnose(model.facts())) == []  # not without being asked
+    else:
+        assert steps_of(findings) == [] and "cannot be given up" in findings[0].refusal
+
+
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_what_agrees_is_left_alone(held: int) -> None:
+    model = Model(((*range(1, held + 1),),) * 2, held + 1, attempts=(0,) * (held + 1), marks=(held, held))
+    assert diagnose(model.facts(), Choices(adopt_tables=True, abandon_decision=True)) == []
+
+
+CHANGE = (ForeignChange(4, "WRITE", "WRITE by somebody"),)
+RESTORED = (ForeignChange(4, "RESTORE", "RESTORE by somebody"),)
+
+
+def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> TopologyFacts:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    if role == PLAIN:
+        facts = model.facts()
+        mark = TableMark(3, 2, 0, "")
+        table = TableFacts(
+            "counts", PLAIN, "counts", True, "id-plain", 4, model.control(0), merged=2, mark=mark, foreign=foreign,
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+        group = facts.groups[0]
+        assert group.record is not None
+        record = replace(group.record, tables={**group.record.tables, "id-plain": mark})
+        return replace(facts, groups=(replace(group, record=record, tables=(*group.tables, table)),))
+    path = "counts__log" if role == LOG else "words"
+    return model.facts(**{path: {"foreign": foreign, **more}})
+
+
+@pytest.mark.parametrize(
+    ("role", "foreign", "more", "undone", "accepted"),
+    [
+        (APPEND, CHANGE, {}, True, True),
+        (APPEND, RESTORED, {}, True, True),
+        (LOG, CHANGE, {}, True, False),
+        (LOG, RESTORED, {}, True, False),
+        (PLAIN, CHANGE, {}, True, True),
+        (PLAIN, CHANGE, {"odd_rows": "2 keys have several rows"}, True, False),
+        (PLAIN, RESTORED, {}, True, False),
+        (APPEND, CHANGE, {"ours_after": True}, False, True),
+        (PLAIN, RESTORED, {"ours_after": True}, False, False),
+    ],
+)
+def test_what_others_did_is_undone_or_accepted_only_by_name_and_only_where_exact(
+    role: str, foreign: tuple[ForeignChange, ...], more: dict, undone: bool, accepted: bool
+) -> None:
+    state = "words" if role == APPEND else "counts"
+    facts = changed(role, foreign, **more)
+    assert steps_of(diagnose(facts)) == []
+    assert steps_of(diagnose(facts, Choices(undo_foreign=frozenset({"other"})))) == []
+    undo = steps_of(diagnose(facts, Choices(undo_foreign=frozenset({state}))))
+    assert [type(step) for step in undo] == ([Restore] if undone else [])
+    assert all(step.version == 3 for step in undo)
+    accept = steps_of(diagnose(facts, Choices(accept_foreign=frozenset({state}))))
+    assert [type(step) for step in accept] == ([SetMarks] if accepted else [])
+
+
+@pytest.mark.parametrize("fault", [{"foreign": CHANGE}, {"unverified": True}])
+def test_a_rebuild_never_takes_in_what_nobody_has_looked_at(fault: dict) -> None:
+    """The record would say that the changed table is as it should be."""
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    facts = model.facts(words=fault)
+    assert not any(isinstance(step, WriteRecord) for step in steps_of(diagnose(facts)))
+    accepting = Choices(accept_foreign=frozenset({"words"}), accept_unverified=frozenset({"words"}))
+    assert any(isinstance(step, WriteRecord) for step in steps_of(diagnose(facts, accepting)))
+
+
+def test_one_table_restored_alone_is_refused_whatever_is_asked() -> None:
+    everything = [
+        Choices(adopt_tables=adopt, accept_loss=loss, abandon_decision=abandon)
+        for adopt, loss, abandon in itertools.product([False, True], repeat=3)
+    ]
+    for short, choices in itertools.product((0, 1), everything):
+        tables = tuple((1,) if number == short else (1, 2, 3, 4) for number in range(2))
+        for current in (None, 2, 5):
+            known = min(current - 1, 4) if current else 0
+            model = Model(tables, current, attempts=(0,) * 4, marks=(known, known))
+            findings = diagnose(model.facts(), choices)
+            assert findings and steps_of(findings) == [] and all(finding.refusal for finding in findings)
+
+
+def test_a_table_of_another_topology_stops_everything() -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    other = replace(model.control(3), topology="other")
+    facts = model.facts()
+    group = facts.groups[0]
+    tables = (group.tables[0], replace(group.tables[1], control=other))
+    findings = diagnose(replace(facts, groups=(replace(group, tables=tables),)), Choices(adopt_tables=True))
+    assert [found.kind for found in findings] == ["two topologies on one table"] and steps_of(findings) == []
+
+
+def test_a_plain_table_that_is_gone_is_made_again_only_from_a_whole_log() -> None:
+    facts = changed(PLAIN, ())
+    group = facts.groups[0]
+    gone = replace(group.tables[2], exists=False, table_id="", control=None, mark=None)
+    for floor, steps in ((0, [SetMarks]), (1, [])):
+        tables = (*group.tables[:2], replace(gone, floor=floor, starts_at=1))
+        findings = diagnose(replace(facts, groups=(replace(group, tables=tables),)))
+        assert [type(step) for step in steps_of(findings)] == steps

@@ -1,0 +1,397 @@
+"""What is wrong between ZooKeeper and the tables, and what may be done about it: pure decisions.
+
+In: facts (repair_facts.py) and the user's choices. Out: findings, each with
+what could be done, what that would mean, and, where the choices say so, the
+steps. Nothing is read or written here; repair.py does both.
+
+The rules behind it:
+
+- A table's rows count, ZooKeeper's record follows: a record can be written
+  again from control records and manifests, rows cannot.
+- Positions come from the manifest of the last transaction that the tables
+  have. Without it nothing is rebuilt: a source would be read from elsewhere.
+- Whether the last transaction was finished may be unknown. Then it is decided
+  again: all that follows a decision may be done twice.
+- What may lose rows, or count them twice, has to be asked for by name.
+"""
+
+from __future__ import annotations
+
+from coordinators.records import Decision, GroupRecord, TableMark
+from trident.repair_facts import APPEND, LOG, PLAIN, ForeignChange, GroupFacts, TableFacts, TopologyFacts
+from trident.repair_rebuild import batch_of, marks_of, rebuild
+from trident.repair_steps import AbandonDecision, Choices, Finding, Offer, Refused, Restore, SetMarks
+
+_NONE = Choices()
+
+
+def diagnose(facts: TopologyFacts, choices: Choices = _NONE) -> list[Finding]:
+    """Every contradiction, in the order in which they are to be repaired."""
+    return [finding for group in facts.groups for finding in _diagnose_group(facts, group, choices)]
+
+
+def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -> list[Finding]:
+    strangers = [finding for table in group.tables for finding in _strangers(facts, group, table)]
+    if strangers:
+        return strangers
+    changed = [
+        finding for table in group.tables if table.exists
+        for finding in (*_foreign(facts, group, table, choices), *_unverified(facts, group, table, choices))
+    ]  # fmt: skip
+    lost = _lost_tables(group)
+    if lost:
+        return [*changed, *lost]
+    open_ones = [finding for finding in changed if finding.chosen is None]
+    differ = _differ(facts, group, choices, blocked=bool(open_ones))
+    if differ is not None:
+        return [*changed, differ]
+    return [*changed, *_went_back(group), *_decision(group, choices)]
+
+
+# --- tables that are not ours, or not there ----------------------------------------------------------
+
+
+def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> list[Finding]:
+    control = table.control
+    if not table.exists or control is None or (control.topology, control.group) == (facts.name, group.name):
+        return []
+    return [
+        Finding(
+            "two topologies on one table", group.name,
+            f"the table {table.path} belongs to topology {control.topology!r}, batch group {control.group!r}, which "
+            f"has published transaction {control.txid} to it; expected: {facts.name!r}, {group.name!r}",
+            refusal="a table has one writer: give the state another name in one of the two topologies. What the other "
+            "one has written stays its own.",
+        )
+    ]  # fmt: skip
+
+
+def _lost_tables(group: GroupFacts) -> list[Finding]:
+    """Tables of which ZooKeeper has a mark, and which are nowhere."""
+    marks = group.record.tables if group.record else {}
+    gone = sorted(set(marks) - {table.table_id for table in group.tables if table.exists})
+    if not gone:
+        return []
+    places = [table for table in group.tables if not table.exists or table.table_id not in marks]
+    derived = [one for one in gone if marks[one].digest == ""]
+    plains = [table for table in places if table.role == PLAIN]
+    if derived == gone and plains:
+        return [_lost_plain(group, gone, plains)]
+    where = "; ".join(
+        f"{table.path}: {'another table, dropped and made again' if table.exists else 'no table'}" for table in places
+    )
+    last = group.record.last_published if group.record else None
+    return [
+        Finding(
+            "table dropped and recreated", group.name,
+            f"ZooKeeper is the newer side: it knows tables {', '.join(gone)} with transactions up to "
+            f"{last.txid if last else 0}; found: {where or 'no such table'}",
+            refusal="the rows of these transactions are nowhere else, so nothing is taken for them. Bring the folder "
+            "of the table back from a back-up (one of the present moment goes on at once, with an older one run this "
+            "command again), or begin again with `trident reset NAME --drop-tables`.",
+        )
+    ]  # fmt: skip
+
+
+def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts]) -> Finding:
+    names = ", ".join(sorted(table.path for table in plains))
+    text = f"the plain table of a keyed state is gone or was made again: {names}; ZooKeeper is the newer side"
+    short = [table for table in plains if not table.complete_log]
+    if short:
+        return Finding(
+            "table dropped and recreated", group.name, text,
+            refusal=f"the log of {short[0].state} is kept above transaction {short[0].floor} only; what came before "
+            "was in the plain table alone. Bring the table back from a back-up, or begin again with `trident reset`.",
+        )  # fmt: skip
+    foreign = [table for table in plains if table.exists and table.control is None]
+    if foreign:
+        return Finding(
+            "table dropped and recreated", group.name, text,
+            refusal=f"{foreign[0].path} is a table of somebody else now: move its folder away, then run this again.",
+        )
+    steps = (SetMarks(group.name, forget=tuple(gone)),)
+    offer = Offer((), "it is made again from the log, which has every transaction: nothing is lost or doubled", steps)
+    return Finding("table dropped and recreated", group.name, text, (offer,), chosen=offer)
+
+
+# --- what others have done to a table -------------------------------------------------------------------
+
+
+def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
+    if not table.foreign:
+        return []
+    first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
+    older = "the table is the older side (its rows are those of an earlier version)" if restored else (
+        "the table is the newer side (it has what no transaction wrote)"
+    )  # fmt: skip
+    said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
+    text = f"somebody else changed {table.path} after version {first.version - 1}; {older}; found: {said}"
+    undo, accept = _undo(group, table, first), _accept(group, table, restored)
+    offers = tuple(offer for offer in (undo, accept) if isinstance(offer, Offer))
+    refusal = " ".join(offer.text for offer in (undo, accept) if isinstance(offer, Refused))
+    chosen = None
+    if table.state in choices.undo_foreign and isinstance(undo, Offer):
+        chosen = undo
+    elif table.state in choices.accept_foreign and isinstance(accept, Offer):
+        chosen = accept
+    kind = "table RESTOREd" if restored else "table written by someone else"
+    return [Finding(kind, group.name, text, offers, refusal, chosen)]
+
+
+def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:
+    if table.ours_after:
+        return Refused(
+            "It cannot be undone: transactions of this topology came after it, and a RESTORE would take them away too."
+        )
+    good = first.version - 1
+    return Offer(
+        ("--undo-foreign", table.state),
+        f"RESTORE {table.path} to version {good}, as this topology left it. The change is taken back; no transaction "
+        "is lost or counted twice. Delta refuses it if VACUUM has removed files that this needs; then nothing changes. "
+        "A stream that reads the table may stop at it, since rows are removed.",
+        (Restore(group.name, table.path, table.table_id, good, table.mark_now(good)),),
+    )
+
+
+def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Refused:
+    if table.role == LOG:
+        return Refused(
+            "It cannot be accepted: what others write to the log of a keyed state is merged in part or not at all, "
+            "according to the transaction that the row names."
+        )
+    if table.role == PLAIN and restored:
+        return Refused(
+            "It cannot be accepted: the rows are older than the transaction that the table says it holds, and those "
+            "between would be missing."
+        )
+    if table.role == PLAIN and table.odd_rows:
+        return Refused(f"It cannot be accepted: {table.odd_rows}.")
+    if table.role == PLAIN:
+        meaning = "the values in it are the base of all that follows; what is in the log above it is added"
+    elif restored:
+        meaning = "rows that the RESTORE took away stay away, though their transactions are done: THEY ARE LOST"
+    else:
+        meaning = "rows that were added stay, rows that were removed stay away; transactions go on from there"
+    return Offer(
+        ("--accept-foreign", table.state),
+        f"take {table.path} as it is at version {table.version}: {meaning}. No transaction is processed again.",
+        (SetMarks(group.name, marks_of([table])),),
+    )
+
+
+def _unverified(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
+    if not table.unverified:
+        return []
+    since = table.mark.version if table.mark else 0
+    offer = Offer(
+        ("--accept-unverified", table.state),
+        f"take {table.path} as it is at version {table.version}. If somebody else changed it since version {since}, "
+        "that stays, and nobody will look again: compare the table with what you expect first.",
+        (SetMarks(group.name, marks_of([table])),),
+    )
+    return [
+        Finding(
+            "Delta log cleaned too far", group.name,
+            f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to "
+            f"some point before version {table.version}; which side is older cannot be known",
+            (offer,), chosen=offer if table.state in choices.accept_unverified else None,
+        )
+    ]  # fmt: skip
+
+
+# --- ZooKeeper and tables at different transactions --------------------------------------------------------
+
+
+def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: bool) -> Finding | None:
+    tables = [table for table in group.tables if table.exists and table.has_transaction]
+    record, decision = group.record, group.decision
+    incarnations = sorted({table.control.incarnation for table in tables if table.control})
+    if record is None or (facts.incarnation and incarnations and incarnations != [facts.incarnation]):
+        if not tables:
+            return None
+        fresh = record is None or record.last_published is None
+        said = "; ".join(_says(table) for table in tables)
+        text = (
+            f"ZooKeeper is the older side: it knows {'no' if record is None else 'another life of this'} batch group "
+            f"({_zookeeper_says(record)}), but the tables have transactions; found: {said}"
+        )
+        if not fresh:
+            return Finding(
+                "incarnations differ", group.name, text,
+                refusal="ZooKeeper has transactions of another life of the topology (incarnation "
+                f"{record.incarnation if record else ''}): tables and ZooKeeper are not of one system. Name the right "
+                "warehouse and ZooKeeper, or begin again with `trident reset NAME --drop-tables`.",
+            )  # fmt: skip
+        return _rebuilt(facts, group, choices, "ZooKeeper wiped", text, lossy=False, blocked=blocked)
+    ahead = [table for table in tables if _compare(table, decision) > 0]
+    behind = [table for table in tables if _compare(table, decision) < 0]
+    if not ahead and not behind:
+        return None
+    said = "; ".join(_says(table) for table in [*ahead, *behind])
+    if ahead and behind:
+        return Finding(
+            "tables of different moments", group.name,
+            f"neither side is the older one: some tables are ahead of ZooKeeper, some behind it; found: {said}",
+            refusal="bring all tables, and the folder _trident, back from one copy, then run this again.",
+        )  # fmt: skip
+    if ahead:
+        text = f"ZooKeeper is the older side ({_zookeeper_says(record)}), restored from an older copy; found: {said}"
+        return _rebuilt(facts, group, choices, "ZooKeeper restored from an older copy", text, False, blocked)
+    text = f"the tables are the older side, ZooKeeper is newer ({_zookeeper_says(record)}); found: {said}"
+    # A table that has no part in the later transactions (a detached state's) is the same in every copy.
+    least_txid = min(_position(table) for table in behind)[0]
+    level = [table for table in tables if table not in behind and _position(table)[0] > least_txid]
+    if level:
+        least = min(behind, key=_position)
+        return Finding(
+            "one table restored from an older copy", group.name, text,
+            refusal=f"{', '.join(table.path for table in level)} are as ZooKeeper says, {least.path} lacks "
+            "transactions, and what it lacks is nowhere else. Rolling the other tables back is not offered: Delta's "
+            "transaction ids never go back. Bring all tables, and the folder _trident, back from the copy of the older "
+            "one came from and run this again; or begin again with `trident reset NAME --drop-tables`.",
+        )  # fmt: skip
+    return _rebuilt(facts, group, choices, "tables restored from an older copy", text, True, blocked)
+
+
+def _says(table: TableFacts) -> str:
+    control, mark = table.control, table.mark
+    assert control is not None
+    zookeeper = f"transaction {mark.txid} attempt {mark.attempt_id}" if mark else "nothing of it"
+    return (
+        f"{table.path} has transaction {control.txid} attempt {control.attempt_id} (version {table.version}), "
+        f"ZooKeeper says {zookeeper}"
+    )
+
+
+def _zookeeper_says(record: GroupRecord | None) -> str:
+    if record is None:
+        return "no record"
+    last = record.last_published
+    said = f"transaction {last.txid} attempt {last.attempt_id}" if last else "nothing"
+    return f"current transaction {record.current_txid}, last published {said}"
+
+
+def _position(table: TableFacts) -> tuple[int, int]:
+    assert table.control is not None
+    return table.control.txid, table.control.attempt_id
+
+
+def _compare(table: TableFacts, decision: Decision | None) -> int:
+    """1: the table is ahead of ZooKeeper; −1: behind it; 0: as it is to be."""
+    control, mark = table.control, table.mark
+    assert control is not None
+    if decision and control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
+        return 0
+    if mark is None:
+        return 1
+    if control.same_batch(mark):
+        return 0
+    return 1 if (control.txid, control.attempt_id) > (mark.txid, mark.attempt_id) else -1
+
+
+def _rebuilt(
+    facts: TopologyFacts, group: GroupFacts, choices: Choices, kind: str, text: str, lossy: bool, blocked: bool
+) -> Finding:
+    offer = rebuild(facts, group, lossy)
+    if isinstance(offer, Refused):
+        return Finding(kind, group.name, text, refusal=offer.text)
+    if blocked:
+        reason = "first decide about the changes of others and the missing log entries above; name them in one command"
+        return Finding(kind, group.name, text, (offer,), refusal=reason)
+    asked = set(offer.options) <= _asked(choices)
+    return Finding(kind, group.name, text, (offer,), chosen=offer if asked else None)
+
+
+def _asked(choices: Choices) -> set[str]:
+    named = {
+        "--adopt-tables": choices.adopt_tables, "--accept-loss": choices.accept_loss,
+        "--abandon-decision": choices.abandon_decision,
+    }  # fmt: skip
+    return {option for option, asked in named.items() if asked}
+
+
+# --- what is left --------------------------------------------------------------------------------------------
+
+
+def _went_back(group: GroupFacts) -> list[Finding]:
+    findings = []
+    for table in group.tables:
+        mark = table.mark
+        if not table.exists or mark is None or (table.version >= mark.version and table.merged >= _least(table)):
+            continue
+        text = (
+            f"{table.path} is older than ZooKeeper: it was restored from a copy; found: version {table.version}"
+            f"{f', merged up to {table.merged}' if table.role == PLAIN else ''}; expected: version {mark.version} "
+            "or later"
+        )
+        if table.role == PLAIN and table.merged < table.floor:
+            findings.append(
+                Finding(
+                    "plain table restored from an older copy", group.name, text,
+                    refusal=f"its log is kept above transaction {table.floor} only, the table is merged up to "
+                    f"{table.merged}: what is between is nowhere. Bring the table back from a newer copy.",
+                )
+            )  # fmt: skip
+            continue
+        if table.role == PLAIN:
+            meaning = "the log has all that it lacks, and is merged into it again: nothing is lost or counted twice"
+        else:
+            meaning = "it has the same last transaction as ZooKeeper says: nothing of this topology is lost"
+        offer = Offer((), f"take {table.path} as it is: {meaning}", (SetMarks(group.name, marks_of([table])),))
+        findings.append(Finding("table restored from an older copy", group.name, text, (offer,), chosen=offer))
+    return findings
+
+
+def _least(table: TableFacts) -> int:
+    return table.mark.txid if table.role == PLAIN and table.mark else 0
+
+
+def _decision(group: GroupFacts, choices: Choices) -> list[Finding]:
+    decision = group.decision
+    if decision is None:
+        return []
+    found = next((one for one in group.manifests if one.decision == decision), None)
+    batch = batch_of(decision)
+    having = [t for t in group.tables if t.has_transaction and t.control and t.control.same_batch(batch)]
+    if found is None:
+        problem, part_states = f"the manifest {decision.manifest} is gone or is not the one that was decided", None
+    else:
+        has = {table.state for table in having}
+        missing = [name for state, names in found.missing.items() if state not in has for name in names]
+        if not missing:
+            return []
+        problem = f"{len(missing)} files are gone or not the same: {', '.join(missing[:10])}"
+        part_states = {part.state for part in found.manifest.tables}
+    text = (
+        f"ZooKeeper is the newer side: transaction {decision.txid} attempt {decision.attempt_id} is decided there and "
+        f"cannot be published: {problem}"
+    )
+    back = "Bring the files back from a back-up and start again: nothing else completes a decided batch."
+    published_to = [table for table in group.tables if table.exists and table.role in (APPEND, LOG)]
+    if part_states is not None:
+        published_to = [table for table in published_to if table.state in part_states]
+    if having:
+        return [
+            Finding(
+                "staged files gone after the decision", group.name, text,
+                refusal=f"{', '.join(table.path for table in having)} has the transaction already, so it cannot be "
+                f"given up: one table would have it and another not. {back}",
+            )
+        ]  # fmt: skip
+    if not published_to:
+        return [
+            Finding(
+                "staged files gone after the decision", group.name, text,
+                refusal="the group has no Delta table that would show whether something is published already. " + back,
+            )
+        ]  # fmt: skip
+    offer = Offer(
+        ("--abandon-decision",),
+        f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
+        "states and queues come after the tables. It is processed again as a new attempt: the same rows of a "
+        "transactional source; of an opaque one, or a queue, what it gives now (messages of before come again). "
+        f"Nothing is lost or counted twice. Better, if you can: {back}",
+        (AbandonDecision(group.name, decision),),
+    )
+    chosen = offer if choices.abandon_decision else None
+    return [Finding("staged files gone after the decision", group.name, text, (offer,), chosen=chosen)]

@@ -1,0 +1,120 @@
+"""What the user of `trident repair` chooses, what is offered, and the steps that it consists of: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinators.records import Decision, GroupRecord, TableMark
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user has asked for by name."""
+
+    undo_foreign: frozenset[str] = frozenset()
+    accept_foreign: frozenset[str] = frozenset()
+    accept_unverified: frozenset[str] = frozenset()
+    adopt_tables: bool = False
+    accept_loss: bool = False
+    abandon_decision: bool = False
+
+    @property
+    def states(self) -> frozenset[str]:
+        """All states that are named."""
+        return self.undo_foreign | self.accept_foreign | self.accept_unverified
+
+
+@dataclass(frozen=True)
+class Restore:
+    """RESTORE a table to one of its own versions, and let ZooKeeper know of the version that this makes."""
+
+    group: str
+    path: str
+    table_id: str
+    version: int
+    mark: TableMark | None
+
+
+@dataclass(frozen=True)
+class SetMarks:
+    """Change what ZooKeeper says of tables."""
+
+    group: str
+    marks: Mapping[str, TableMark] = field(default_factory=dict)
+    forget: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WriteRecord:
+    """Write a group's whole state in ZooKeeper, from the tables."""
+
+    group: str
+    tx_ids: tuple[str, ...]
+    incarnation: str
+    identity: Mapping[str, Any]
+    record: GroupRecord
+    decision: Decision | None
+    pins: Mapping[str, Mapping[int, Any]]
+    opaque: Mapping[str, Mapping[str, Any]]
+    epoch: int
+
+
+@dataclass(frozen=True)
+class AbandonDecision:
+    """Give up a decision of which nothing is published."""
+
+    group: str
+    decision: Decision
+
+
+Step = Restore | SetMarks | WriteRecord | AbandonDecision
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Something that can be done.
+
+    Attributes:
+        options: of `trident repair`, beside --apply.
+        text: what it does, what is lost, and what may be counted twice.
+        steps: how.
+    """
+
+    options: tuple[str, ...]
+    text: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One contradiction.
+
+    Attributes:
+        kind: its name: see docs/operations.md.
+        text: what was found, what was expected, which side is older.
+        offers: what could be done.
+        refusal: why nothing, or nothing else, is offered.
+        chosen: the offer that the choices name.
+    """
+
+    kind: str
+    group: str
+    text: str
+    offers: tuple[Offer, ...] = ()
+    refusal: str = ""
+    chosen: Offer | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why something is not offered."""
+
+    text: str
+
+
+def with_versions(record: GroupRecord, versions: Mapping[str, int]) -> GroupRecord:
+    """A record whose marks have the versions that restoring tables has made."""
+    marks = {one: replace(mark, version=versions.get(one, mark.version)) for one, mark in record.tables.items()}
+    return replace(record, tables=marks)

@@ -57,6 +57,15 @@ def test_publishing_again_changes_nothing_in_this_process_and_another(spark, eng
     assert words(spark, group.warehouse / "rows") == {"a": 1}
 
 
+def test_each_table_also_carries_the_transaction_id_that_delta_itself_checks(engine, group: Group) -> None:
+    """SetTransaction: what any Delta reader sees of our progress, and a second guard behind the control record."""
+    app = group.committer.txn_app_id
+    for txid in (1, 2):
+        group.commit(txid, ["a"])
+        for table in ("rows", "counts__log"):
+            assert engine.load(str(group.warehouse / table)).txn_version(app) == txid
+
+
 def test_a_crash_between_two_tables_is_finished_by_a_successor_that_knows_no_topology(spark, engine, group) -> None:
     decision = group.prepare(TransactionAttempt(1, 0), ["a"])
     faults.arm("publish.table:fail_before:2")
@@ -98,6 +107,22 @@ def test_a_stale_writer_that_still_leads_halts_instead_of_writing(spark, engine,
     group.commit(2, ["b"])
     with pytest.raises(Halted, match="do not agree.*ZooKeeper is the older side.*transaction 2.*trident repair top"):
         Group(engine, group.warehouse, record=stale).open()
+
+
+def test_what_another_coordinator_has_published_stops_the_one_before_the_decision(spark, engine, group: Group) -> None:
+    """Its commits are the topology's own, so nothing but the control record tells them from ours."""
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    still_leads = Group(engine, group.warehouse, record=group.record).open()
+    Group(engine, group.warehouse, epoch=2, record=group.record).open().commit(1, ["b"])
+    with pytest.raises(Deposed):
+        zombie.prepare(TransactionAttempt(1, 0), ["zombie"])
+    with pytest.raises(Halted, match="do not agree.*transaction 1"):
+        still_leads.prepare(TransactionAttempt(1, 0), ["zombie"])
+    assert words(spark, group.warehouse / "rows") == {"b": 1}
 
 
 def test_tables_of_another_incarnation_halt(engine, group: Group) -> None:
@@ -212,6 +237,18 @@ def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group
     group.committer.advanced(TransactionAttempt(1, 1), published=True)
     folders = {path.name.rsplit("-", 1)[0] for path in (group.warehouse / "rows" / "data" / "inc").iterdir()}
     assert folders == {"1-1", "2-0"}
+
+
+def test_rows_that_wait_for_their_turn_stay_until_they_had_it(group: Group) -> None:
+    """Those of the next transaction are staged while this one is published."""
+    folders = []
+    for kind in ("states", "boundaries"):
+        for txid in (1, 2):
+            folders.append(group.committer.folder / kind / "x" / "data" / "inc" / f"{txid}-0-abc")
+            folders[-1].mkdir(parents=True)
+    group.commit(1, ["a"])
+    group.committer.advanced(TransactionAttempt(1, 0), published=True)
+    assert [folder.exists() for folder in folders] == [False, True, False, True]
 
 
 def test_only_the_last_published_manifest_stays(group: Group) -> None:

@@ -406,6 +406,28 @@ def test_a_lost_session_is_told_to_the_caller_and_closes_the_store(cutting_proxy
     successor.advance(Marker(2, 0, "d"), True, {})
 
 
+def test_a_write_is_not_repeated_in_the_next_session(cutting_proxy, zk_connect):
+    """The connection comes back by itself, with a new session: by then another may lead."""
+    lease, store = prepared(zk_connect(cutting_proxy.hosts, session_secs=1.5))
+    before = coordinator_znode_version(store)
+
+    def come_back():
+        lease.lost.wait(10)
+        cutting_proxy.down = False
+
+    cutting_proxy.before_cut = cutting_proxy.go_down
+    cutting_proxy.cut_next_multi("request")
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    with pytest.raises(OutcomeUnknown):
+        WRITES["decide"](store)
+    thread.join()
+    assert lease.lost.is_set()
+    assert store._zk.wait_connected(timeout_secs=10)
+    assert coordinator_znode_version(store) == before
+    lease.release()
+
+
 # -- damage -----------------------------------------------------------------
 
 

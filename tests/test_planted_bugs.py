@@ -1,8 +1,16 @@
 """The checks find defects: each patch plants one, and the tests named for it must fail.
 
+Each patch is applied in a copy of the project, and the tests named for it run
+there, in a process of their own. `make test` plants what the explorers find and
+those of the promised bugs that need no Spark, and runs the first of each one's
+tests; ``TRIDENT_PLANTED=all`` (`make planted`) plants all and runs every test
+named. docs/faults.md has the same table in words, with what
+each bug would do to a user; a test here holds the two together.
+
 A patch that no longer applies is an error too: plant the bug again in the new
 code. To add one: ``tests/planted/NN-name.patch`` (a unified diff from the
-root of the project, as of ``git diff``) and an entry in PLANTED.
+root of the project, as of ``git diff -U1``), an entry in tests/planted/bugs.py, and a
+row in docs/faults.md.
 """
 
 from __future__ import annotations
@@ -13,115 +21,84 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.planted.bugs import PLANTED, PROMISED, SUITES
+
 ROOT = Path(__file__).resolve().parent.parent
 PATCHES = ROOT / "tests" / "planted"
+PAGE = ROOT / "docs" / "faults.md"
 COPIED = ("coordinators", "states", "trident", "tests", "pyproject.toml")
+ALL = os.environ.get("TRIDENT_PLANTED") == "all"
+# What a test that runs in a process of its own must load; all the rest takes most of its time.
+BARE = ("--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio")
+NEEDS = {
+    "nothing": BARE,
+    "hypothesis": ("--noconftest", "-p", "no:anyio"),
+    "ZooKeeper": (*BARE, "-p", "tests.zk_fixtures"),
+    "Spark": (),
+}
 
 
-class Caught(NamedTuple):
-    """``tests``: all of them must fail. ``says``: what the failure must be about (a regex)."""
+@pytest.fixture(scope="module")
+def zookeeper_for_all(tmp_path_factory: pytest.TempPathFactory):
+    """One server for the runs of this process; each test in them has a root of its own."""
+    from coordinators.embedded import EmbeddedZooKeeper
 
-    says: str
-    tests: tuple[str, ...]
-
-
-def coordinator(says: str, world: str, *units: str) -> Caught:
-    explorer = f"tests/test_explorer.py::test_every_claim_holds_in_every_reachable_state_of_a_tiny_world[{world}]"
-    return Caught(says, (explorer, *(f"tests/test_master_coordinator.py::{unit}" for unit in units)))
-
-
-def compaction(says: str, world: str) -> Caught:
-    name = f"test_compaction_is_exact_in_every_interleaving_of_a_tiny_world[{world}]"
-    return Caught(says, (f"tests/test_compaction_explorer.py::{name}",))
-
-
-PLANTED: dict[str, Caught] = {
-    # --- coordinators/master.py
-    "01-attempt-ids-used-again-after-a-restart": coordinator(
-        "attempt id used again: 1:0", "crash", "test_attempt_ids_grow_for_ever_and_over_a_restart"
-    ),
-    "02-advance-before-publish": coordinator(
-        "1:0 advances before it is published", "failure", "test_an_attempt_goes_processing_processed_committing_success"
-    ),
-    "03-success-before-advance": coordinator(
-        "success of 1:0 is told, but 1 is current", "failure",
-        "test_success_is_told_only_after_the_advance_is_durable",
-    ),
-    "04-stale-fail-clears-the-live-attempt": coordinator(
-        "a late Failed", "failure", "test_a_stale_fail_does_not_clear_the_live_attempt"
-    ),
-    "05-order-broken-when-readiness-flips": coordinator(
-        "live is not contiguous: 2:0 BEGINNING", "readiness-flips",
-        "test_in_any_run_each_attempt_is_begun_once_and_successes_come_in_order",
-    ),
-    "06-failure-heard-after-the-decision": coordinator(
-        "was heard after the decision", "failure",
-        "test_a_failure_after_the_decision_was_issued_is_not_heard[False-5]",
-    ),
-    "07-replay-waits-for-readiness": coordinator(
-        "a replay of 1 waits for readiness", "failure", "test_replays_do_not_wait_for_readiness"
-    ),
-    "08-later-attempts-kept-when-an-earlier-one-fails": coordinator(
-        "2:0 is decided, built on 1:0, but 1:1 was committed", "failure",
-        "test_a_failure_replays_the_batch_and_every_later_active_one_with_new_attempt_ids",
-    ),
-    "09-two-commits-at-once": coordinator("two commits at once", "failure", "test_one_commit_at_a_time"),
-    "10-decision-forgotten-at-the-restart": coordinator(
-        "before 1 is finished", "crash", "test_a_restart_finishes_the_pending_decision_before_anything_begins"
-    ),
-    "11-begins-before-the-decision-is-finished": coordinator("before 1 is finished", "crash"),
-    "12-stop-leaves-a-decision-behind": coordinator(
-        "stopped with 1:0 decided and not published", "stop",
-        "test_stop_finishes_what_is_decided_and_drops_the_rest",
-    ),
-    "13-gives-up-before-the-earlier-ones-are-finished": coordinator(
-        "gave up before 1 was finished", "cap", "test_at_the_attempt_cap_the_earlier_ones_are_finished_first"
-    ),
-    "14-success-not-told-again-after-a-restart": coordinator(
-        "nothing more can happen, and it is not finished", "crash", "test_success_is_told_again_after_a_restart"
-    ),
-    "15-replaced-backoff-never-ends": coordinator(
-        "nothing more can happen, and it is not finished", "timeouts", "test_failures_are_counted_per_txid"
-    ),
-    "16-one-active-too-many": Caught(
-        "assert", ("tests/test_master_coordinator.py::test_at_most_max_spout_pending_transactions_are_active[2]",)
-    ),
-    # --- coordinators/group_store.py, with a real ZooKeeper
-    "20-no-fence": Caught(
-        "DID NOT RAISE.*Deposed", ("tests/test_group_store.py::test_a_paused_leader_that_wakes_up_writes_nothing",)
-    ),
-    # --- states/compaction.py
-    "30-log-dropped-beyond-what-is-merged": compaction("the log was dropped up to 2, the table is", "two-compactors"),
-    "31-log-dropped-into-the-retention": compaction("1 before 1 must be kept", "retention"),
-    "32-live-read-of-a-log-that-was-dropped-since": compaction("a live read as of 1 gives {}", "reader"),
-    "33-live-read-of-a-table-that-is-ahead": compaction("a live read as of 0 gives {'a'", "reader"),
-    "34-live-read-of-a-half-published-transaction": compaction("which is half published", "reader"),
-    "35-no-upto-guard": compaction(r"'a', \(1, 1, 2\)", "two-compactors"),
-    "36-merges-what-has-not-advanced": compaction("1 is merged, but 0 is the last", "reader"),
-    "37-live-read-that-waits-for-a-publish": compaction("round for ever", "half-published-above-an-empty-one"),
-}  # fmt: skip
-
-# Plugins and fixtures that a run of pure tests does not need; they take most of its time.
-PURE = ("--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio")
+    folder = tmp_path_factory.mktemp("zookeeper")
+    yield EmbeddedZooKeeper.ensure(folder)
+    EmbeddedZooKeeper.stop(folder)
 
 
 def test_every_patch_is_named_with_what_catches_it():
     assert sorted(PLANTED) == sorted(path.stem for path in PATCHES.glob("*.patch"))
+    assert set(PROMISED.values()) <= set(PLANTED) and len(set(PROMISED.values())) == 16
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_the_planted_bug_is_caught(name, tmp_path):
+def test_the_page_about_faults_has_the_same_table():
+    text = PAGE.read_text()
+    rows = {row[0].strip("` "): row for row in table_of(text, "bug")}
+    assert sorted(rows) == sorted(PLANTED)
+    for name, (_, what, suites) in rows.items():
+        assert {suite.strip() for suite in suites.split(",")} == PLANTED[name].suites, name
+        assert len(what) > 20, f"what does {name} do to a user?"
+    for promised, name in PROMISED.items():
+        assert f"**{promised}**" in rows[name][1], f"{name} must be marked as the one called {promised!r}"
+    described = {row[0] for row in table_of(text, "suite")}
+    assert set(SUITES.values()) <= described
+
+
+def table_of(text: str, first_column: str) -> list[list[str]]:
+    """The rows of the Markdown table whose first column has this title."""
+    lines = text[text.index(f"| {first_column} |") :].split("\n\n")[0].splitlines()
+    return [[part.strip() for part in line.strip("| ").split(" | ")] for line in lines[2:]]
+
+
+def chosen() -> list:
+    """Every bug; those that a run of `make test` leaves out say so."""
+    left_out = pytest.mark.skip("planted with TRIDENT_PLANTED=all (make planted)")
+    return [pytest.param(name, marks=[] if ALL or is_cheap(name) else [left_out]) for name in PLANTED]
+
+
+def is_cheap(name: str) -> bool:
+    caught = PLANTED[name]
+    explored = {"explorer", "compaction explorer"} & caught.suites
+    return caught.needs != "Spark" and bool(explored or name in PROMISED.values())
+
+
+@pytest.mark.parametrize("name", chosen())
+def test_the_planted_bug_is_caught(name, tmp_path, request):
     caught = PLANTED[name]
     plant(PATCHES / f"{name}.patch", tmp_path)
-    outcome, output = run(caught.tests, tmp_path)
+    tests = caught.tests if ALL else caught.tests[:1]
+    zookeeper = request.getfixturevalue("zookeeper_for_all") if caught.needs in ("ZooKeeper", "Spark") else ""
+    outcome, output = run(tests, tmp_path, caught.needs, zookeeper)
     assert outcome == 1, f"expected failing tests, pytest ended with {outcome}:\n{output}"
     failed = set(re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
-    assert failed == set(caught.tests), f"not caught by {set(caught.tests) - failed}:\n{output}"
+    assert failed == set(tests), f"not caught by {set(tests) - failed}:\n{output}"
     assert re.search(caught.says, output), f"caught, but not for {caught.says!r}:\n{output}"
+    shutil.rmtree(tmp_path)
 
 
 def test_a_patch_that_does_not_apply_is_told(tmp_path):
@@ -153,14 +130,15 @@ def plant(patch: Path, folder: Path) -> None:
         assert (folder / name).read_text() != before[name], f"{patch.name} changed nothing in {name}"
 
 
-def run(tests: tuple[str, ...], folder: Path) -> tuple[int, str]:
+def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tuple[int, str]:
     """pytest's exit code and output, in a process that sees the copy only."""
-    pure = PURE if not any("test_group_store" in test or "in_any_run" in test for test in tests) else ()
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("TRIDENT_EXPLORE", None)
-    environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *pure, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
+    for name in ("TRIDENT_EXPLORE", "TRIDENT_PLANTED", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
+    environment.update(TRIDENT_MATRIX="all", TRIDENT_TEST_ZOOKEEPER=zookeeper)
+    options = ("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])
     ended = subprocess.run(
-        command, cwd=folder, env={**environment, "COLUMNS": "500"}, capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     return ended.returncode, ended.stdout + ended.stderr

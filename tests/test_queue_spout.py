@@ -23,6 +23,7 @@ from coordinators.faults import InjectedFault
 from coordinators.transactions import TransactionAttempt
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
+from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology, sqlite_queue
 from trident.queue_spout import QueueSpout
 from trident.spouts import CommitterTridentSpout, SpoutContext, SpoutKind
@@ -492,6 +493,23 @@ def test_a_topology_counts_each_message_once_over_faults_and_a_replaced_coordina
         assert sorted(row.id for row in query.snapshot("receipts").collect()) == sorted(messages)
         expected = Counter(word for text in put + more for word in text.split())
         assert {row.word: row["count"] for row in query.snapshot("counts").collect()} == expected
+
+
+def test_nothing_is_acknowledged_before_its_tables_are_published(
+    spark, zk_server: str, zk_root: str, tmp_path: Path
+) -> None:
+    """Whoever counts the queue and the tables together must find a message in one of them at any moment."""
+    queue = SqliteQueue(tmp_path / "q.db")
+    queue.put(["m1 w1", "m2 w2"])
+    with starter(spark, zk_server, zk_root, tmp_path) as start:
+        faults.arm("publish.table:hang:1")
+        query = start(word_count(queue))
+        assert eventually(lambda: not faults.unfired(), 90)
+        # It is decided, and no table has it yet. Were it acknowledged first, that would have happened by now.
+        assert len(queue) == 2
+        faults.disarm()
+        query.process_all_available(90)
+        assert query.snapshot("messages").count() == 2 and len(queue) == 0
 
 
 # --- processes that are killed -----------------------------------------------------------------

@@ -247,6 +247,43 @@ def test_only_the_log_files_that_are_not_merged_are_opened(group):
     assert sorted(path.split("/")[-2] for path in opened) == ["5-0-x", "6-0-x"]
 
 
+class Between:
+    """The engine; something happens right before the table that is loaded as the n-th."""
+
+    def __init__(self, engine, nth, happens):
+        self._engine, self._nth, self._happens, self.loads = engine, nth, happens, 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def load(self, path):
+        self.loads += 1
+        if self.loads == self._nth:
+            self._happens()
+        return self._engine.load(path)
+
+
+def test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_seen(spark, engine, tmp_path):
+    """The append was looked at before; were the table looked at last, its P would be above what the append has."""
+    group = Group(spark, engine, tmp_path, keyed(), append("a_lines"))
+    merging = compactor_of(group, snapshot_retention_txids=0)
+
+    def transaction(txid):
+        group.publish(txid, {"counts": [("the", 2)], "a_lines": [(f"line {txid}",)]})
+
+    def happens():
+        transaction(2)
+        merging.merge_once(2, force=True)
+        merging.drop_once(2)
+
+    transaction(1)
+    between = Between(engine, 3, happens)
+    frames, txid = read_group(spark, between, tmp_path, ["counts", "a_lines"])
+    assert between.loads >= 3 and txid in (1, 2)
+    found = as_map(group.bindings["counts"], frames["counts"]), frames["a_lines"].count()
+    assert found == (group.expected("counts", txid), txid)
+
+
 def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_path):
     """Each transaction adds 10 to the sum of the counts and one line: any reader can tell what it must see."""
     group = Group(spark, engine, tmp_path, keyed(), append())

@@ -264,6 +264,26 @@ def test_reads_survive_a_lost_connection_of_the_same_session(cutting_proxy, zk_c
     assert zk.get(zk.path("b"))[0] == b"2" and zk.session_number == session_number
 
 
+def test_a_read_is_not_repeated_in_the_next_session(cutting_proxy, zk_connect):
+    """What is read there is of another time: whoever led with the old session is not the leader any more."""
+    zk = zk_connect(cutting_proxy.hosts, session_secs=3.0)
+    zk.multi([Create(zk.path("a"), b"1")])
+    session_number = zk.session_number
+
+    def come_back(state: ConnectionState) -> None:
+        if state is ConnectionState.LOST:
+            cutting_proxy.down = False
+
+    zk.add_listener(come_back)
+    cutting_proxy.go_down()
+    assert eventually(lambda: not zk.connected)
+    time.sleep(2.0)  # the session ends while the read waits, well before the read's own time is over
+    with pytest.raises(ZooKeeperUnreachable, match="/a"):
+        zk.get(zk.path("a"))
+    assert eventually(lambda: zk.connected)
+    assert zk.session_number == session_number + 1 and zk.get(zk.path("a"))[0] == b"1"
+
+
 def test_close_does_not_wait_for_a_callback_that_hangs(zk_connect):
     zk = zk_connect()
     release = threading.Event()

@@ -1,0 +1,312 @@
+"""The planted bugs: what each failure must say, and the tests that must fail. Run by tests/test_planted_bugs.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+# The file that a test is in → the suite, as docs/faults.md calls it.
+SUITES = {
+    "test_explorer": "explorer",
+    "test_compaction_explorer": "compaction explorer",
+    "test_master_coordinator": "coordinator",
+    "test_group_store": "ZooKeeper",
+    "test_zookeeper_state": "ZooKeeper",
+    "test_leadership": "ZooKeeper",
+    "test_values": "values and maps",
+    "test_map_states": "values and maps",
+    "test_user_tasks": "values and maps",
+    "test_committer": "publishing",
+    "test_staging": "publishing",
+    "test_compactor": "merging and reading",
+    "test_reading": "merging and reading",
+    "test_acker": "messages",
+    "test_message_executor": "messages",
+    "test_tracking": "messages",
+    "test_tracked_streams": "messages",
+    "test_queue_spout": "queues",
+    "test_late_states": "whole topologies",
+    "test_windows": "whole topologies",
+    "test_matrix": "matrix",
+}
+
+# The sixteen that the project promises to catch → the patch that is exactly it.
+PROMISED = {
+    "no fence": "20-no-fence",
+    "no SetTransaction": "40-no-set-transaction",
+    "metadata not pinned": "21-metadata-not-pinned",
+    "opaque base wrong": "50-opaque-base-wrong",
+    "advance before publish": "02-advance-before-publish",
+    "success before advance": "03-success-before-advance",
+    "cleanup of the current txid": "27-cleanup-of-the-current-txid",
+    "a swallowed multi failure": "22-swallowed-multi-failure",
+    "retry across session expiry": "23-retry-across-session-expiry",
+    "corrupt value read as absent": "25-corrupt-value-read-as-absent",
+    "control record not checked": "41-control-record-not-checked",
+    "attempt ids reset": "01-attempt-ids-used-again-after-a-restart",
+    "live read in the wrong order": "38-live-read-in-the-wrong-order",
+    "MERGE without its txn ids": "39-merge-without-its-txn-ids",
+    "log dropped beyond P": "30-log-dropped-beyond-what-is-merged",
+    "staged files taken from a listing": "47-staged-files-taken-from-a-listing",
+}
+
+
+class Caught(NamedTuple):
+    """How a bug is found.
+
+    Attributes:
+        says: what the failure must be about (a regex).
+        tests: all of them must fail.
+        needs: what they run on.
+    """
+
+    says: str
+    tests: tuple[str, ...]
+    needs: str = "nothing"
+
+    @property
+    def suites(self) -> set[str]:
+        return {SUITES[Path(test.split("::")[0]).stem] for test in self.tests}
+
+
+def coordinator(says: str, world: str, *units: str) -> Caught:
+    explorer = f"tests/test_explorer.py::test_every_claim_holds_in_every_reachable_state_of_a_tiny_world[{world}]"
+    tests = (explorer, *(f"tests/test_master_coordinator.py::{unit}" for unit in units))
+    return Caught(says, tests, "hypothesis" if any("in_any_run" in unit for unit in units) else "nothing")
+
+
+def compaction(says: str, world: str) -> Caught:
+    name = f"test_compaction_is_exact_in_every_interleaving_of_a_tiny_world[{world}]"
+    return Caught(says, (f"tests/test_compaction_explorer.py::{name}",))
+
+
+def zookeeper(says: str, *tests: str) -> Caught:
+    return Caught(says, tuple(f"tests/test_{test}" for test in tests), "ZooKeeper")
+
+
+def pure(says: str, *tests: str) -> Caught:
+    return Caught(says, tuple(f"tests/test_{test}" for test in tests))
+
+
+def spark(says: str, *tests: str) -> Caught:
+    return Caught(says, tuple(f"tests/test_{test}" for test in tests), "Spark")
+
+
+def cell(name: str) -> str:
+    """Of the matrix; those of one state only are there with TRIDENT_MATRIX=all, which every run here has."""
+    return f"matrix.py::test_cell[{name}]"
+
+
+PLANTED: dict[str, Caught] = {
+    # --- coordinators/master.py
+    "01-attempt-ids-used-again-after-a-restart": coordinator(
+        "attempt id used again: 1:0", "crash", "test_attempt_ids_grow_for_ever_and_over_a_restart"
+    ),
+    "02-advance-before-publish": coordinator(
+        "1:0 advances before it is published", "failure", "test_an_attempt_goes_processing_processed_committing_success"
+    ),
+    "03-success-before-advance": coordinator(
+        "success of 1:0 is told, but 1 is current", "failure",
+        "test_success_is_told_only_after_the_advance_is_durable",
+    ),
+    "04-stale-fail-clears-the-live-attempt": coordinator(
+        "a late Failed", "failure", "test_a_stale_fail_does_not_clear_the_live_attempt"
+    ),
+    "05-order-broken-when-readiness-flips": coordinator(
+        "live is not contiguous: 2:0 BEGINNING", "readiness-flips",
+        "test_in_any_run_each_attempt_is_begun_once_and_successes_come_in_order",
+    ),
+    "06-failure-heard-after-the-decision": coordinator(
+        "was heard after the decision", "failure",
+        "test_a_failure_after_the_decision_was_issued_is_not_heard[False-5]",
+    ),
+    "07-replay-waits-for-readiness": coordinator(
+        "a replay of 1 waits for readiness", "failure", "test_replays_do_not_wait_for_readiness"
+    ),
+    "08-later-attempts-kept-when-an-earlier-one-fails": coordinator(
+        "2:0 is decided, built on 1:0, but 1:1 was committed", "failure",
+        "test_a_failure_replays_the_batch_and_every_later_active_one_with_new_attempt_ids",
+    ),
+    "09-two-commits-at-once": coordinator("two commits at once", "failure", "test_one_commit_at_a_time"),
+    "10-decision-forgotten-at-the-restart": coordinator(
+        "before 1 is finished", "crash", "test_a_restart_finishes_the_pending_decision_before_anything_begins"
+    ),
+    "11-begins-before-the-decision-is-finished": coordinator("before 1 is finished", "crash"),
+    "12-stop-leaves-a-decision-behind": coordinator(
+        "stopped with 1:0 decided and not published", "stop",
+        "test_stop_finishes_what_is_decided_and_drops_the_rest",
+    ),
+    "13-gives-up-before-the-earlier-ones-are-finished": coordinator(
+        "gave up before 1 was finished", "cap", "test_at_the_attempt_cap_the_earlier_ones_are_finished_first"
+    ),
+    "14-success-not-told-again-after-a-restart": coordinator(
+        "nothing more can happen, and it is not finished", "crash", "test_success_is_told_again_after_a_restart"
+    ),
+    "15-replaced-backoff-never-ends": coordinator(
+        "nothing more can happen, and it is not finished", "timeouts", "test_failures_are_counted_per_txid"
+    ),
+    "16-one-active-too-many": pure(
+        "assert", "master_coordinator.py::test_at_most_max_spout_pending_transactions_are_active[2]"
+    ),
+    # --- who leads: coordinators/leadership.py
+    "17-takeover-leaves-the-fence-as-it-is": zookeeper(
+        "DID NOT RAISE.*Deposed", "leadership.py::test_every_group_that_zookeeper_knows_is_fenced",
+        "group_store.py::test_deposed_while_the_answer_was_lost[decide-request]",
+    ),
+    "18-a-leader-on-another-host-is-taken-for-dead": zookeeper(
+        "assert not True", "leadership.py::test_a_leader_on_another_host_is_waited_for_although_its_pid_is_not_here"
+    ),
+    # --- what is in ZooKeeper: coordinators/group_store.py, zookeeper.py, transactional_state.py
+    "20-no-fence": zookeeper(
+        "DID NOT RAISE.*Deposed", "group_store.py::test_a_paused_leader_that_wakes_up_writes_nothing"
+    ),
+    "21-metadata-not-pinned": zookeeper(
+        r"\[0, 9\]", "group_store.py::test_a_pin_is_got_or_created_and_given_back_as_json_will_give_it"
+    ),
+    "22-swallowed-multi-failure": zookeeper(
+        "DID NOT RAISE.*MultiRefused", "zookeeper_state.py::test_a_refused_multi_says_which_operation_and_does_nothing",
+        "zookeeper_state.py::test_two_writers_of_one_map_are_noticed",
+        "group_store.py::test_a_store_that_was_deposed_stays_closed",
+    ),
+    "23-retry-across-session-expiry": zookeeper(
+        "DID NOT RAISE.*ZooKeeperUnreachable", "zookeeper_state.py::test_a_read_is_not_repeated_in_the_next_session"
+    ),
+    "24-write-repeated-in-the-next-session": zookeeper(
+        "DID NOT RAISE.*OutcomeUnknown", "group_store.py::test_a_write_is_not_repeated_in_the_next_session"
+    ),
+    "25-corrupt-value-read-as-absent": zookeeper(
+        "DID NOT RAISE.*CorruptZnode", "zookeeper_state.py::test_a_value_that_cannot_be_read_is_never_absent",
+        "group_store.py::test_a_znode_that_holds_garbage_is_named[garbage-names2]",
+    ),
+    "26-corrupt-decision-read-as-none": zookeeper(
+        "DID NOT RAISE.*CorruptZnode", "group_store.py::test_a_znode_that_holds_garbage_is_named[garbage-names1]"
+    ),
+    "27-cleanup-of-the-current-txid": zookeeper(
+        r"\{4: 'four'\}", "zookeeper_state.py::test_rotating_state_against_its_reading_by_another",
+        "group_store.py::test_a_transaction_step_by_step_as_another_process_reads_it",
+    ),
+    "28-attempt-id-not-stored": zookeeper(
+        "attempt 1:0", "group_store.py::test_an_attempt_id_is_never_used_again"
+    ),
+    "29-an-older-attempt-is-decided": zookeeper(
+        "DID NOT RAISE.*StaleState",
+        "group_store.py::test_only_the_last_begun_attempt_at_the_current_txid_is_decided_once",
+    ),
+    # --- states/compaction.py
+    "30-log-dropped-beyond-what-is-merged": compaction("the log was dropped up to 2, the table is", "two-compactors"),
+    "31-log-dropped-into-the-retention": compaction("1 before 1 must be kept", "retention"),
+    "32-live-read-of-a-log-that-was-dropped-since": compaction("a live read as of 1 gives {}", "reader"),
+    "33-live-read-of-a-table-that-is-ahead": compaction("a live read as of 0 gives {'a'", "reader"),
+    "34-live-read-of-a-half-published-transaction": compaction("which is half published", "reader"),
+    "35-no-upto-guard": compaction(r"'a', \(1, 1, 2\)", "two-compactors"),
+    "36-merges-what-has-not-advanced": compaction("1 is merged, but 0 is the last", "reader"),
+    "37-live-read-that-waits-for-a-publish": compaction("round for ever", "half-published-above-an-empty-one"),
+    # --- carried out on Delta: states/reading.py, compactor.py, committer.py, staging.py
+    "38-live-read-in-the-wrong-order": spark(
+        r"\(\{\('the',\): \(4,\)\}, 1\)",
+        "reading.py::test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_seen",
+    ),
+    "39-merge-without-its-txn-ids": spark(
+        "was told as done and is not in the table", "compactor.py::test_the_commit_carries_p_and_says_whose_it_is"
+    ),
+    "40-no-set-transaction": spark(
+        "assert None == 1",
+        "committer.py::test_each_table_also_carries_the_transaction_id_that_delta_itself_checks",
+    ),
+    "41-control-record-not-checked": spark(
+        "DID NOT RAISE.*Deposed", "committer.py::test_a_stale_writer_is_refused_by_the_control_record"
+    ),
+    "42-control-record-not-checked-in-prepare": spark(
+        "DID NOT RAISE.*Deposed",
+        "committer.py::test_what_another_coordinator_has_published_stops_the_one_before_the_decision",
+    ),
+    "43-control-record-not-checked-at-takeover": spark(
+        "DID NOT RAISE.*Halted", "committer.py::test_a_stale_writer_that_still_leads_halts_instead_of_writing"
+    ),
+    "44-foreign-commit-not-noticed": spark(
+        "DID NOT RAISE.*Halted", "committer.py::test_a_row_that_somebody_else_wrote_halts_before_the_decision",
+        "committer.py::test_a_restored_table_halts_at_takeover",
+    ),
+    "45-cleanup-of-published-files": spark(
+        r"\{'2-0'\} == ",
+        "committer.py::test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced",
+    ),
+    "46-cleanup-of-what-the-next-needs": spark(
+        r"\[False, False, False, False\] == ",
+        "committer.py::test_rows_that_wait_for_their_turn_stay_until_they_had_it",
+    ),
+    "47-staged-files-taken-from-a-listing": spark(
+        "6 == 3", "staging.py::test_the_files_of_a_try_that_spark_gave_up_do_not_count"
+    ),
+    "48-published-again-after-a-lost-answer": spark(
+        "TableMark", "committer.py::test_publishing_again_changes_nothing_in_this_process_and_another"
+    ),
+    # --- what states hold, and users' maps: states/values.py, user_tasks.py
+    "50-opaque-base-wrong": pure(
+        r"assert OpaqueValue",
+        "values.py::test_every_row_of_the_table[Semantics.OPAQUE-stored11-tried-old-after_new11-after_none11]",
+        "values.py::test_opaque_replays_of_any_rows_give_exactly_the_fold_of_the_last_tries",
+    ),
+    "51-transactional-update-applied-again": pure(
+        r"TransactionalValue\(txid=7, value='new'",
+        "values.py::test_every_row_of_the_table"
+        "[Semantics.TRANSACTIONAL-stored5-old-skipped-_Unchanged.UNCHANGED-_Unchanged.UNCHANGED]",
+        "values.py::test_transactional_replays_of_the_same_rows_give_exactly_the_fold",
+    ),
+    "52-user-map-without-its-fence": pure(
+        "DID NOT RAISE.*StaleEpoch",
+        "user_tasks.py::test_a_task_of_an_older_coordinator_writes_nothing_whatever_its_transaction",
+    ),
+    "53-fence-of-the-coordinator-only": pure(
+        "DID NOT RAISE.*StaleEpoch",
+        "user_tasks.py::test_a_task_of_an_older_transaction_that_wakes_up_writes_nothing",
+    ),
+    # --- spouts, and what is told to them: trident/spout_executors.py, queue_spout.py, coordinators/driver.py
+    "54-opaque-partitions-go-on-from-what-is-committed": spark(
+        "Outcome.DOUBLED", cell("opaque × Delta append × no fault")
+    ),
+    "55-partition-that-is-away-is-forgotten": spark(
+        "Outcome.DOUBLED", cell("opaque partitioned × Delta append × partition added and removed")
+    ),
+    "56-opaque-metadata-not-stored-when-advancing": spark(
+        "Outcome.DOUBLED", cell("opaque × Delta append × crash after publish")
+    ),
+    "57-spout-told-before-the-tables-are-published": spark(
+        "assert 0 == 2", "queue_spout.py::test_nothing_is_acknowledged_before_its_tables_are_published"
+    ),
+    "76-queue-message-acknowledged-before-the-decision": pure(
+        "assert False", "queue_spout.py::test_a_failed_transaction_gives_its_messages_back_before_it_takes_again"
+    ),
+    "77-queue-message-not-held": pure(
+        "queue.hold:fail_before:1",
+        "queue_spout.py::test_an_operation_whose_answer_is_lost_is_made_good_by_the_next[hold-fail_before]",
+    ),
+    # --- in the transaction's turn: trident/runner.py
+    "60-resolved-before-its-turn": spark(
+        "AssertionError", "late_states.py::test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch"
+    ),
+    "61-resolved-as-of-the-wrong-transaction": spark(
+        "AssertionError", "windows.py::test_exactly_once_over_crashes"
+    ),
+    # --- messages: coordinators/acker.py, trident/tracked_batches.py, ledger.py
+    "70-acker-completes-before-the-init": pure(
+        "spout=-1", "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
+    ),
+    "71-acker-lets-a-failed-root-complete": pure(
+        "'acked'.* == .*'failed'", "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
+    ),
+    "72-acker-adds-instead-of-xor": pure(
+        "assert None == Ended", "acker.py::test_the_arithmetic_of_example_6_2"
+    ),
+    "73-failed-message-stays-in-its-batch": pure(
+        "column's length must match",
+        "message_executor.py::test_the_rows_of_a_batch_have_their_messages_as_roots",
+    ),
+    "74-dead-letter-not-in-the-decision": spark(
+        "not enough values to unpack",
+        "tracked_streams.py::test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter"
+    ),
+    "75-lost-row-counts-as-processed": spark(
+        r"== dict_keys\(\[\]\)", "tracking.py::test_a_row_that_is_lost_on_its_way_fails_its_message[flat_map]"
+    ),
+}  # fmt: skip

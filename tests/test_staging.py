@@ -1,0 +1,41 @@
+"""What counts as staged: the files that tasks report whose results reached the driver (DESIGN 2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinators.transactions import TransactionAttempt
+from states import parquet_files, staging
+from states.staging import StagingTarget, stage
+
+
+def test_the_files_of_a_try_that_spark_gave_up_do_not_count(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is run again, or speculatively beside itself, leaves files of both tries in the attempt's folder."""
+
+    def tried_twice(target: parquet_files.FileTarget) -> Any:
+        write = parquet_files.writer_of(target)
+
+        def both(batches: Iterator[Any]) -> Iterator[Any]:
+            rows = list(batches)
+            list(write(iter(rows)))  # wrote its files, and its result never reached the driver
+            yield from write(iter(rows))
+
+        return both
+
+    monkeypatch.setattr(staging, "writer_of", tried_twice)
+    target = StagingTarget("rows", tmp_path / "rows")
+    frame = spark.range(0, 100, 1, 3)
+    staged = stage({"rows": frame}, [target], "inc", TransactionAttempt(1, 0))["rows"]
+    written = [path for path in target.root.rglob("*.parquet")]
+    assert len(written) == 6, "the fault that this is about was not made"
+    assert len(staged) == 3
+    found = [row["id"] for file in staged for row in pq.read_table(target.root / file.path).to_pylist()]
+    assert sorted(found) == list(range(100))

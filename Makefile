@@ -4,7 +4,14 @@
 # make bench   the benchmarks
 # make matrix  every spout kind with every state kind under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
-# make kills   a real SIGKILL at every fault point
+# make kills   three batch groups in one process, killed with SIGKILL at every kind of moment
+# make sweep   every fault point × outcome × time × kind of topology, pairs of faults, a real SIGKILL at every point
+# make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
+# make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
+# make repair  everything that can contradict itself, and its repair
+# make storage  disks that are full, read-only or slow, executors out of memory
+# make planted  every planted bug, with every test that must find it
+# make soak    random kills every few seconds; MINUTES=60 of them
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a third of them
 # make clean   removes what these made
 #
@@ -28,7 +35,8 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills types venv clean check-python check-java
+.PHONY: test demo bench matrix random kills sweep simulate failover repair storage planted soak types venv clean \
+	check-python check-java
 
 test: check-java $(STAMP)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
@@ -43,6 +51,30 @@ random: check-java $(STAMP)
 
 kills: check-java $(STAMP)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py -s $(PYTEST_ARGS)
+
+sweep: check-java $(STAMP)
+	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/test_sweep.py $(PYTEST_ARGS)
+
+SEEDS := 20000
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS)
+
+failover: check-java $(STAMP)
+	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py -s $(PYTEST_ARGS)
+	@$(BIN)/python -m benchmarks failover
+
+repair: check-java $(STAMP)
+	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/test_repair_plan.py tests/test_contradictions.py $(PYTEST_ARGS)
+
+storage: check-java $(STAMP)
+	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py $(PYTEST_ARGS)
+
+planted: check-java $(STAMP)
+	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)
+
+MINUTES := 60
+soak: check-java $(STAMP)
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 types: check-java $(STAMP)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py $(PYTEST_ARGS)

@@ -92,7 +92,38 @@ def test_a_hanging_point_waits_until_disarmed_and_then_fails():
     assert seen == ["failed"]
 
 
-@pytest.mark.parametrize("text", ["t.x", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"])
+@pytest.mark.parametrize(("outcome", "before", "after"), [("do_then_hang", 1, "done, failed"), ("pause", 0, "done")])
+def test_a_point_may_wait_behind_its_io_or_before_it(outcome, before, after):
+    faults.arm(f"t.x:{outcome}")
+    done: list[int] = []
+    seen: list[str] = []
+
+    def enter() -> None:
+        try:
+            with fault_point("t.x"):
+                done.append(1)
+            seen.append("done")
+        except InjectedFault:
+            seen.append("done, failed" if done else "failed")
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive() and seen == [] and len(done) == before and faults.unfired() == []
+    faults.disarm()
+    thread.join(5)
+    assert seen == [after] and len(done) == 1
+
+
+def test_the_entries_of_a_chained_fault_count_from_when_the_one_before_has_fired():
+    faults.arm("t.x:fail_before:2>t.y:fail_before:2,t.y:do_then_fail:1")
+    assert entries("t.y", 3) == ["done, failed", "done", "done"]
+    assert entries("t.x", 2) == ["done", "failed"]
+    assert entries("t.y", 3) == ["done", "failed", "done"]
+    assert faults.unfired() == []
+
+
+@pytest.mark.parametrize("text", ["t.x", "t.x:hang>", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"])
 def test_a_fault_that_cannot_be_read_is_an_error_and_arms_nothing(text):
     with pytest.raises(ConfigError, match="point:outcome"):
         faults.arm(f"t.y:fail_before,{text}")

@@ -456,6 +456,14 @@ def test_an_operation_whose_answer_is_lost_is_made_good_by_the_next(queue, clock
     assert faults.unfired() == [] and committed == ["a", "b", "c"] and contents(queue) == []
 
 
+@pytest.mark.parametrize(("fault", "there"), [("queue.put:fail_before", ""), ("queue.put:do_then_fail", "abc")])
+def test_messages_are_put_all_or_none(queue, fault, there) -> None:
+    faults.arm(fault)
+    with pytest.raises(InjectedFault):
+        queue.put("abc")
+    assert contents(queue) == list(there) and faults.unfired() == []
+
+
 # --- on the whole framework ---------------------------------------------------------------------
 
 FAULTS = (

@@ -614,18 +614,16 @@ class TopologyQuery:
 
     def _make_group(self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter) -> _RunningGroup:
         executors: dict[str, SpoutExecutor] = {}
-        for tx_id in plan_.spouts:
-            executor = self._make_executor(plan_, tx_id)
-            assert executor is not None
-            executors[tx_id] = executor
-            pins = store.pins.get(tx_id, {})
-            committed = store.opaque_metadata.get(tx_id, {})
-            if pins:
-                executor.resume(max(pins), pins[max(pins)])
-            elif committed:
-                positions = {partition: metadata for partition, (_, metadata) in committed.items()}
-                executor.resume(max(txid for txid, _ in committed.values()), positions)
         host = TridentSpoutHost(executors)
+        try:
+            for tx_id in plan_.spouts:
+                executor = self._make_executor(plan_, tx_id)
+                assert executor is not None
+                executors[tx_id] = executor
+                _resume(executor, store.pins.get(tx_id, {}), store.opaque_metadata.get(tx_id, {}))
+        except BaseException:  # the recovery may be tried again: what is open must not stay open beside it
+            host.close()
+            raise
         stored = StoredFrames(self._spark, self._engine, self._warehouse)
         runner = SparkBatchRunner(
             self._spark, self._topology.name, plan_, host, committer.staging_targets, committer.folder, stored,
@@ -781,6 +779,15 @@ class TopologyQuery:
             error[0] if error else None, error[1] if error else None,
             str(group.driver.error) if state.mode is Mode.HALTED else None,
         )  # fmt: skip
+
+
+def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping[str, tuple[int, Any]]) -> None:
+    """Tells a stream's executor where its last committed batch ended."""
+    if pins:
+        executor.resume(max(pins), pins[max(pins)])
+    elif committed:
+        positions = {partition: metadata for partition, (_, metadata) in committed.items()}
+        executor.resume(max(txid for txid, _ in committed.values()), positions)
 
 
 class _LeaseLost(TridentError):

@@ -164,6 +164,8 @@ def test_an_older_or_wiped_zookeeper_is_rebuilt_so_that_every_transaction_counts
     assert isinstance(step, WriteRecord)
     until = len(model.tables[0]) + 3
     assert run_on(model, step, until) == (tuple(range(1, until + 1)),) * 2
+    # Whether a queue has heard of the last transaction is not known: it is told again.
+    assert (step.decision is not None) == (model.queue or model.tables[0] != model.tables[1])
     check_record(model, step)
 
 
@@ -181,6 +183,15 @@ def check_record(model: Model, step: WriteRecord) -> None:
     held = [len(of_table) for of_table in model.tables]
     marks = [record.tables.get(f"id-{path}") for _, _, path in TABLES]
     assert [mark.version if mark else 0 for mark in marks] == held
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_half_published_transaction_is_not_rebuilt_without_its_files(queue: bool) -> None:
+    model = Model(((1, 2, 3), (1, 2)), None, attempts=(0, 0, 0), queue=queue)
+    (finding,) = diagnose(replace(model, gone=("words",)).facts())
+    assert finding.chosen is None and "files are gone" in finding.refusal
+    (finding,) = diagnose(replace(model, gone=("counts",)).facts())  # that table has the transaction
+    assert finding.chosen is not None
 
 
 @settings(max_examples=200, deadline=None)
@@ -300,6 +311,8 @@ def test_one_table_restored_alone_is_refused_whatever_is_asked() -> None:
             model = Model(tables, current, attempts=(0,) * 4, marks=(known, known))
             findings = diagnose(model.facts(), choices)
             assert findings and steps_of(findings) == [] and all(finding.refusal for finding in findings)
+            if current == 5:
+                assert [finding.kind for finding in findings] == ["one table restored from an older copy"]
 
 
 def test_a_table_of_another_topology_stops_everything() -> None:

@@ -127,7 +127,7 @@ class ManifestStore:
     """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests``."""
 
     def __init__(self, warehouse: Path, topology: str, group: str) -> None:
-        self._warehouse = warehouse
+        self._warehouse, self._topology = warehouse, topology
         self._folder = warehouse / "_trident" / topology / group / "manifests"
 
     def write(self, manifest: Manifest) -> Decision:
@@ -163,7 +163,8 @@ class ManifestStore:
         except OSError as error:
             raise Halted(
                 f"transaction {decision.txid} is decided but its manifest {path} cannot be read: {error}",
-                action="bring the file back from a back-up of the warehouse, then start again",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             ) from error
         digest = hashlib.sha256(data).hexdigest()
         if len(data) != decision.size or digest != decision.sha256:
@@ -171,7 +172,8 @@ class ManifestStore:
                 f"the manifest {path} is not the one that was decided",
                 found=f"{len(data)} bytes, sha256 {digest[:16]}…",
                 expected=f"{decision.size} bytes, sha256 {decision.sha256[:16]}…",
-                action="bring the file back from a back-up of the warehouse, then start again",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             )
         return Manifest.decode(data)
 

@@ -333,3 +333,20 @@ def test_a_plain_table_that_is_gone_is_made_again_only_from_a_whole_log() -> Non
         tables = (*group.tables[:2], replace(gone, floor=floor, starts_at=1))
         findings = diagnose(replace(facts, groups=(replace(group, tables=tables),)))
         assert [type(step) for step in steps_of(findings)] == steps
+
+
+def test_a_zookeeper_of_another_life_with_transactions_of_its_own_is_not_overwritten() -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = model.facts()
+    group = facts.groups[0]
+    assert group.record is not None
+    marks = {f"other-{table_id}": mark for table_id, mark in group.record.tables.items()}
+    record = replace(group.record, incarnation="other", tables=marks)
+    tables = tuple(replace(table, mark=None) for table in group.tables)
+    there = replace(facts, incarnation="other", groups=(replace(group, record=record, tables=tables),))
+    (finding,) = diagnose(there, Choices(adopt_tables=True, accept_loss=True))
+    assert finding.kind == "incarnations differ" and finding.refusal and finding.offers == ()
+    fresh = replace(record, current_txid=1, last=None, last_published=None, tables={})
+    begun = replace(there, groups=(replace(group, record=fresh, tables=tables),))
+    (step,) = steps_of(diagnose(begun))  # a start after the wipe had begun anew, and has published nothing
+    assert isinstance(step, WriteRecord) and step.incarnation == "inc"

@@ -25,8 +25,8 @@ def report(repaired: Repaired, where: str, applied: bool) -> str:
         lines += ["", *_finding_lines(number, finding, command, repaired.facts.name)]
     lines.append("")
     if not applied:
-        lines.append("Nothing was changed: this was a dry run. A line that begins with * is done with --apply as it is;")
-        lines.append("one that begins with - needs the options that it names.")
+        lines.append("Nothing was changed: this was a dry run. A line with * is what --apply would do with the options")
+        lines.append("given; one with - needs those that it names.")
         return "\n".join(lines)
     lines += [f"done: {text}" for text in repaired.done] or ["Nothing was changed: no repair was chosen."]
     if repaired.left:

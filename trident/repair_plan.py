@@ -39,13 +39,19 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         for finding in (*_foreign(facts, group, table, choices), *_unverified(facts, group, table, choices))
     ]  # fmt: skip
     lost = _lost_tables(group)
-    if lost:
+    if lost and not _other_life(facts, group):
         return [*changed, *lost]
     open_ones = [finding for finding in changed if finding.chosen is None]
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
         return [*changed, differ]
     return [*changed, *_went_back(group), *_decision(group, choices)]
+
+
+def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
+    """Whether tables are of another life of the topology than ZooKeeper: then their ids say nothing more."""
+    lives = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
+    return facts.incarnation is not None and bool(lives - {facts.incarnation})
 
 
 # --- tables that are not ours, or not there ----------------------------------------------------------

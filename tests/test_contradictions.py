@@ -538,5 +538,17 @@ def test_a_repair_that_dies_at_a_step_is_run_again_and_goes_on(world: World, bro
     goes_on(world)
 
 
+@full
+def test_a_repair_that_dies_before_zookeeper_knows_of_the_restore_is_finished_by_the_next(world: World) -> None:
+    world.sql("INSERT INTO {words} VALUES ('foreign')")
+    faults.arm("repair.restore:do_then_fail")
+    with pytest.raises(faults.InjectedFault):
+        world.repair(apply=True, undo_foreign=["words"])
+    faults.disarm()
+    check_said(world.fails(), "somebody else changed the table")
+    the_repair(world, "repair not finished")
+    goes_on(world)
+
+
 def test_the_batches_of_this_test_tell_every_transaction_from_every_other() -> None:
     assert len({tuple(sorted(fold(batches).items())) for batches in range(len(BATCHES) + 1)}) == len(BATCHES) + 1

@@ -105,12 +105,8 @@ class Model:
             txid = held[-1] if held else 0
             mark = record.tables.get(f"id-{path}") if record else None
             before = self.control(held[-2] if len(held) > 1 else 0) if held else None
-            found.append(
-                TableFacts(
-                    state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark,
-                    **tables.get(path, {}),  # type: ignore[arg-type]
-                )
-            )  # fmt: skip
+            of_table = TableFacts(state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark)
+            found.append(replace(of_table, **tables.get(path, {})))  # type: ignore[arg-type]
         manifests = [self.manifest(txid) for txid in range(newest, newest + 2) if 0 < txid <= len(self.attempts)]
         decision = self.decision(self.current) if self.decided and self.current else None
         group = GroupFacts("lines", record, decision, tuple(found), tuple(manifests), self.leftovers, ("lines",))
@@ -297,6 +293,12 @@ def test_a_rebuild_never_takes_in_what_nobody_has_looked_at(fault: dict) -> None
     assert not any(isinstance(step, WriteRecord) for step in steps_of(diagnose(facts)))
     accepting = Choices(accept_foreign=frozenset({"words"}), accept_unverified=frozenset({"words"}))
     assert any(isinstance(step, WriteRecord) for step in steps_of(diagnose(facts, accepting)))
+
+
+def test_a_repair_that_died_behind_its_restore_is_finished() -> None:
+    (step,) = steps_of(diagnose(changed(APPEND, (), healed=True, version=5)))
+    assert isinstance(step, SetMarks) and [mark.version for mark in step.marks.values()] == [5]
+    assert diagnose(changed(APPEND, (), healed=True)) == []  # ZooKeeper knows
 
 
 def test_one_table_restored_alone_is_refused_whatever_is_asked() -> None:

@@ -125,7 +125,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts]) ->
 
 def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
     if not table.foreign:
-        return []
+        return _healed(group, table)
     first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
     older = "the table is the older side (its rows are those of an earlier version)" if restored else (
         "the table is the newer side (it has what no transaction wrote)"
@@ -142,6 +142,15 @@ def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices
         chosen = accept
     kind = "table RESTOREd" if restored else "table written by someone else"
     return [Finding(kind, group.name, text, offers, refusal, chosen)]
+
+
+def _healed(group: GroupFacts, table: TableFacts) -> list[Finding]:
+    """A repair that died between the RESTORE and telling ZooKeeper of it."""
+    if not table.healed or table.mark is None or table.mark.version >= table.version:
+        return []
+    text = f"{table.path} has its rows back (version {table.version}), ZooKeeper knows version {table.mark.version}"
+    offer = Offer((), "tell ZooKeeper; nothing else is left to be done", (SetMarks(group.name, marks_of([table])),))
+    return [Finding("repair not finished", group.name, text, (offer,), chosen=offer)]
 
 
 def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:

@@ -632,6 +632,9 @@ class ZooKeeper:
             if session_number != self._session_number or self._state is ConnectionState.LOST:
                 return
             self._session_number += 1
+        # A server that was wiped, or restored from an older copy, refuses for ever a client that has seen more than
+        # it has. Nothing of the lost session is gone on from: whoever goes on leads again, syncs and reads.
+        self._client.last_zxid = 0
         self._tell(ConnectionState.LOST)
 
     def _tell(self, state: ConnectionState) -> None:

@@ -98,27 +98,34 @@ class DeltaCommitter:
         """
         if record.last_published is not None:
             self._published = record.last_published.attempt
-        self._check_all_there(record)
+        loaded = self._check_all_there(record)
         for binding in self._bindings.values():
             spec = published_table(binding)
             if spec is not None:
-                self._open_table(binding, spec, record)
+                self._open_table(binding, spec, record, loaded.get(self._warehouse / spec.path))
 
-    def _check_all_there(self, record: GroupRecord) -> None:
+    def _check_all_there(self, record: GroupRecord) -> dict[Path, TableSnapshot]:
         """Every table that ZooKeeper has a mark of must be there, before any is made anew in its place."""
         own = [spec.path for binding in self._bindings.values() for spec in _tables_of(binding)]
-        missing, strange, seen = [], [], set()
+        missing: list[Path] = []
+        loaded: dict[Path, TableSnapshot] = {}
         for path in [*(self._warehouse / each for each in own), *self._detached_paths(record)]:
             if not (path / "_delta_log").is_dir():
                 missing.append(path)
                 continue
-            table_id = self._engine.load(str(path)).table_id
-            seen.add(table_id)
-            if table_id not in record.tables:
-                strange.append(path)
-        gone = set(record.tables) - seen
+            loaded[path] = self._engine.load(str(path))
+        gone = set(record.tables) - {snapshot.table_id for snapshot in loaded.values()}
         if gone:
+            strange = {path: found for path, found in loaded.items() if found.table_id not in record.tables}
+            for path, snapshot in strange.items():
+                text = snapshot.control(DOMAIN)
+                if text is not None and self._is_other_life(control := decode_control(path, text)):
+                    raise contradictions.other_incarnation(self._topology, path, control, self._incarnation)
             raise contradictions.tables_gone(self._topology, self._group, record, missing, strange, gone)
+        return loaded
+
+    def _is_other_life(self, control: ControlRecord) -> bool:
+        return control.topology == self._topology and control.incarnation != self._incarnation
 
     def _detached_paths(self, record: GroupRecord) -> list[Path]:
         """Tables of states that the topology no longer has: kept, detached."""
@@ -136,14 +143,16 @@ class DeltaCommitter:
         beside = tables_beside(self._warehouse, self._topology)
         return [*paths, *(path for path, group in beside if group == self._group and path.name not in self._bindings)]
 
-    def _open_table(self, binding: StateBinding, spec: TableSpec, record: GroupRecord) -> None:
+    def _open_table(
+        self, binding: StateBinding, spec: TableSpec, record: GroupRecord, loaded: TableSnapshot | None
+    ) -> None:
         path = self._warehouse / spec.path
         first = ControlRecord(
             self._topology, self._group, self._incarnation, record.current_txid - 1, -1, "", self._epoch,
             starts_at=record.current_txid, floor=record.current_txid - 1,
         )  # fmt: skip
         try:
-            snapshot = self._engine.load(str(path))
+            snapshot = loaded or self._engine.load(str(path))
         except TableMissing:
             snapshot = self._engine.create_table(
                 str(path), spec.schema_json, spec.partition_columns, spec.properties, {DOMAIN: first.encode()},
@@ -192,8 +201,7 @@ class DeltaCommitter:
         text = snapshot.control(DOMAIN)
         if text is None:
             return True
-        control = decode_control(path, text)
-        return control.topology == self._topology and control.incarnation != self._incarnation
+        return self._is_other_life(decode_control(path, text))
 
     def _adopt(self, snapshot: TableSnapshot, control: ControlRecord) -> TableSnapshot:
         self._engine.enable_control(snapshot)

@@ -177,7 +177,8 @@ class ManifestStore:
                 f"transaction {decision.txid} is decided but its manifest {path} is gone",
                 found="no such file",
                 expected=f"{decision.size} bytes",
-                action="bring the file back from a back-up of the warehouse, then start again",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             ) from error
         except OSError as error:  # a disk that does not answer now may answer later: tried again
             raise TableError(f"the manifest {path} cannot be read: {error}") from error
@@ -187,7 +188,8 @@ class ManifestStore:
                 f"the manifest {path} is not the one that was decided",
                 found=f"{len(data)} bytes, sha256 {digest[:16]}…",
                 expected=f"{decision.size} bytes, sha256 {decision.sha256[:16]}…",
-                action="bring the file back from a back-up of the warehouse, then start again",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             )
         manifest = Manifest.decode(data)
         whose, ours = (manifest.topology, manifest.group), (self._topology, self._group)

@@ -79,8 +79,9 @@ class UserStatePublisher:
                     f"state {binding.name} has been written by a later coordinator or transaction, and there is none",
                     found=_own_words(error),
                     expected=f"nothing later than transaction {attempt.txid} of coordinator {self._epoch}",
-                    action="ZooKeeper was wiped or restored from an older copy, or another installation writes to the "
-                    "same map: bring both from the same moment, or clear the map",
+                    action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation "
+                    "writes to the same map: bring both from the same moment, or clear the map; "
+                    f"`trident repair {self._config['topology']}` says what the tables of the group say",
                 ) from error  # fmt: skip
             raise
         wanted = sum(file.num_records for file in table.files)

@@ -23,6 +23,7 @@ from coordinators import faults
 from coordinators.embedded import EmbeddedZooKeeper
 from coordinators.errors import CoordinationError, ForeignTable, Halted
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
+from tests.repair_sources import Sources
 from trident import cli
 from trident.status import format_status, read_status
 
@@ -190,6 +191,46 @@ def test_zookeeper_wiped_under_a_running_topology(spark, tmp_path: Path) -> None
         LIMIT["txid"] = 1000
         world.close()
         EmbeddedZooKeeper.stop(folder)
+
+
+@full
+@pytest.mark.parametrize("killed", [None, "publish.user", "spout.commit", "publish.table"])
+def test_every_kind_of_source_and_state_goes_on_from_a_rebuilt_zookeeper(
+    spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path, killed: str | None
+) -> None:
+    """Files, a queue with a fenced map, opaque partitions; ZooKeeper goes, also right behind a decision."""
+    from trident import read
+
+    sources = Sources(tmp_path / "sources")
+    world = World(spark, tmp_path / "warehouse", zk_server, zk_root)
+    try:
+        sources.add()
+        world.run(0, made=sources.topology())
+        sources.add()
+        if killed is None:
+            world.run(0, made=sources.topology())
+        else:
+            faults.arm(f"{killed}:fail_before:1,{killed}:fail_before:2")
+            assert "could not be finished" in str(world.ends(world.start(0, sources.topology())))
+            faults.disarm()
+        world.forget()
+        check_said(world.ends(world.start(0, sources.topology())), "ZooKeeper is the older side")
+        found = world.dry_run().findings
+        assert {finding.kind for finding in found} == {"ZooKeeper wiped"} and len(found) == 3
+        assert world.repair(apply=True).left == []
+        sources.add()
+        world.run(0, made=sources.topology())
+
+        def rows(state: str) -> list:
+            return [tuple(row) for row in read(spark, str(world.warehouse), state).collect()]
+
+        orders = Counter(f"order {number % 3}" for number in range(sources.orders))
+        assert dict(rows("counts")) == {"a": sources.files, "b": 2 * sources.files, "c": sources.files}
+        assert Counter(payload for (payload,) in rows("orders")) == orders
+        assert {key: value.current for (key,), value in sources.map.items()} == orders
+        assert sorted(n for (n,) in rows("numbers")) == list(range(sources.below))
+    finally:
+        world.close()
 
 
 # --- tables restored from an older copy -------------------------------------------------------------------------
@@ -494,6 +535,18 @@ def test_a_repair_that_dies_at_a_step_is_run_again_and_goes_on(world: World, bro
         world.repair(apply=True, **choices)
     faults.disarm()
     assert world.repair(apply=True, **choices).left == []
+    goes_on(world)
+
+
+@full
+def test_a_repair_that_dies_before_zookeeper_knows_of_the_restore_is_finished_by_the_next(world: World) -> None:
+    world.sql("INSERT INTO {words} VALUES ('foreign')")
+    faults.arm("repair.restore:do_then_fail")
+    with pytest.raises(faults.InjectedFault):
+        world.repair(apply=True, undo_foreign=["words"])
+    faults.disarm()
+    check_said(world.fails(), "somebody else changed the table")
+    the_repair(world, "repair not finished")
     goes_on(world)
 
 

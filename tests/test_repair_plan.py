@@ -105,12 +105,8 @@ class Model:
             txid = held[-1] if held else 0
             mark = record.tables.get(f"id-{path}") if record else None
             before = self.control(held[-2] if len(held) > 1 else 0) if held else None
-            found.append(
-                TableFacts(
-                    state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark,
-                    **tables.get(path, {}),  # type: ignore[arg-type]
-                )
-            )  # fmt: skip
+            of_table = TableFacts(state, role, path, True, f"id-{path}", txid, self.control(txid), before, mark=mark)
+            found.append(replace(of_table, **tables.get(path, {})))  # type: ignore[arg-type]
         manifests = [self.manifest(txid) for txid in range(newest, newest + 2) if 0 < txid <= len(self.attempts)]
         decision = self.decision(self.current) if self.decided and self.current else None
         group = GroupFacts("lines", record, decision, tuple(found), tuple(manifests), self.leftovers, ("lines",))
@@ -164,6 +160,8 @@ def test_an_older_or_wiped_zookeeper_is_rebuilt_so_that_every_transaction_counts
     assert isinstance(step, WriteRecord)
     until = len(model.tables[0]) + 3
     assert run_on(model, step, until) == (tuple(range(1, until + 1)),) * 2
+    # Whether a queue has heard of the last transaction is not known: it is told again.
+    assert (step.decision is not None) == (model.queue or model.tables[0] != model.tables[1])
     check_record(model, step)
 
 
@@ -181,6 +179,15 @@ def check_record(model: Model, step: WriteRecord) -> None:
     held = [len(of_table) for of_table in model.tables]
     marks = [record.tables.get(f"id-{path}") for _, _, path in TABLES]
     assert [mark.version if mark else 0 for mark in marks] == held
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_half_published_transaction_is_not_rebuilt_without_its_files(queue: bool) -> None:
+    model = Model(((1, 2, 3), (1, 2)), None, attempts=(0, 0, 0), queue=queue)
+    (finding,) = diagnose(replace(model, gone=("words",)).facts())
+    assert finding.chosen is None and "files are gone" in finding.refusal
+    (finding,) = diagnose(replace(model, gone=("counts",)).facts())  # that table has the transaction
+    assert finding.chosen is not None
 
 
 @settings(max_examples=200, deadline=None)
@@ -288,6 +295,12 @@ def test_a_rebuild_never_takes_in_what_nobody_has_looked_at(fault: dict) -> None
     assert any(isinstance(step, WriteRecord) for step in steps_of(diagnose(facts, accepting)))
 
 
+def test_a_repair_that_died_behind_its_restore_is_finished() -> None:
+    (step,) = steps_of(diagnose(changed(APPEND, (), healed=True, version=5)))
+    assert isinstance(step, SetMarks) and [mark.version for mark in step.marks.values()] == [5]
+    assert diagnose(changed(APPEND, (), healed=True)) == []  # ZooKeeper knows
+
+
 def test_one_table_restored_alone_is_refused_whatever_is_asked() -> None:
     everything = [
         Choices(adopt_tables=adopt, accept_loss=loss, abandon_decision=abandon)
@@ -300,6 +313,8 @@ def test_one_table_restored_alone_is_refused_whatever_is_asked() -> None:
             model = Model(tables, current, attempts=(0,) * 4, marks=(known, known))
             findings = diagnose(model.facts(), choices)
             assert findings and steps_of(findings) == [] and all(finding.refusal for finding in findings)
+            if current == 5:
+                assert [finding.kind for finding in findings] == ["one table restored from an older copy"]
 
 
 def test_a_table_of_another_topology_stops_everything() -> None:
@@ -320,3 +335,20 @@ def test_a_plain_table_that_is_gone_is_made_again_only_from_a_whole_log() -> Non
         tables = (*group.tables[:2], replace(gone, floor=floor, starts_at=1))
         findings = diagnose(replace(facts, groups=(replace(group, tables=tables),)))
         assert [type(step) for step in steps_of(findings)] == steps
+
+
+def test_a_zookeeper_of_another_life_with_transactions_of_its_own_is_not_overwritten() -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = model.facts()
+    group = facts.groups[0]
+    assert group.record is not None
+    marks = {f"other-{table_id}": mark for table_id, mark in group.record.tables.items()}
+    record = replace(group.record, incarnation="other", tables=marks)
+    tables = tuple(replace(table, mark=None) for table in group.tables)
+    there = replace(facts, incarnation="other", groups=(replace(group, record=record, tables=tables),))
+    (finding,) = diagnose(there, Choices(adopt_tables=True, accept_loss=True))
+    assert finding.kind == "incarnations differ" and finding.refusal and finding.offers == ()
+    fresh = replace(record, current_txid=1, last=None, last_published=None, tables={})
+    begun = replace(there, groups=(replace(group, record=fresh, tables=tables),))
+    (step,) = steps_of(diagnose(begun))  # a start after the wipe had begun anew, and has published nothing
+    assert isinstance(step, WriteRecord) and step.incarnation == "inc"

@@ -99,17 +99,18 @@ def skip(name: str, txid: int, config: TridentConfig | None = None, group: str |
             raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
         spark = make_session(f"trident skip {name}", spark_settings(config))
         with leading(zk, name, list(groups)) as lease:
-            return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, groups[group], incarnation, txid)
+            spouts = {tx_id: identity["streams"][tx_id] for tx_id in groups[group]}
+            return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, spouts, incarnation, txid)
     finally:
         zk.close()
 
 
 def _skip(
-    engine: KernelEngine, zk: ZooKeeper, lease: Lease, warehouse: Path, name: str, group: str, tx_ids: list[str],
-    incarnation: str, txid: int,
+    engine: KernelEngine, zk: ZooKeeper, lease: Lease, warehouse: Path, name: str, group: str,
+    spouts: dict[str, str], incarnation: str, txid: int,
 ) -> str:  # fmt: skip
     fence = lease.fences[group]
-    store = GroupStore(zk, name, group, tx_ids, fence)
+    store = GroupStore(zk, name, group, list(spouts), fence)
     record, decision, pins = store.load()
     if record is None or decision is not None or record.current_txid != txid or txid not in record.attempts:
         current = record.current_txid if record else None
@@ -134,7 +135,8 @@ def _skip(
         engine, warehouse, name, group, incarnation, fence.epoch, bindings, lambda: fence.verify(zk)
     )
     committer.open(record)
-    runner = _SkipRunner(committer, warehouse, incarnation, metadata, _last_error(warehouse, name, group))
+    error = _last_error(warehouse, name, group)
+    runner = _SkipRunner(committer, warehouse, incarnation, spouts, metadata, error)
     done = _Advanced()
     driver = GroupDriver(store, _Pinned(txid, metadata), runner, committer, done, Limits(max_spout_pending=1), None)
     driver.start()
@@ -202,10 +204,11 @@ class _SkipRunner:
     """Stages nothing but one dead letter."""
 
     def __init__(
-        self, committer: DeltaCommitter, warehouse: Path, incarnation: str, metadata: dict[str, Any], error: str
-    ) -> None:
+        self, committer: DeltaCommitter, warehouse: Path, incarnation: str, spouts: dict[str, str],
+        metadata: dict[str, Any], error: str,
+    ) -> None:  # fmt: skip
         self._committer, self._warehouse, self._incarnation = committer, warehouse, incarnation
-        self._metadata, self._error = metadata, error
+        self._spouts, self._metadata, self._error = spouts, metadata, error
 
     def process(self, attempt: TransactionAttempt, metadata: Any, timeout_secs: float | None) -> ProcessedBatch:
         targets = self._committer.staging_targets
@@ -213,7 +216,7 @@ class _SkipRunner:
         letters = targets[-1]
         letter = {"metadata": json.dumps(self._metadata), "error": self._error}
         staged[letters.name] = stage_letters(letters.root, self._incarnation, attempt, [letter])
-        spouts = {tx_id: {"spout": "", "kind": "", "metadata": value, "commit_data": None}
+        spouts = {tx_id: {"spout": self._spouts[tx_id], "kind": "", "metadata": value, "commit_data": None}
                   for tx_id, value in self._metadata.items()}  # fmt: skip
         return ProcessedBatch(staged, spouts)
 

@@ -252,9 +252,9 @@ def repair(
         abandon_decision,
     )  # fmt: skip
     repaired = run_repair(name, choices, apply_, _config((*settings, *more)))
-    words = [word for word in sys.argv[1:] if word != "--apply"]
-    command = shlex.join(["trident", "repair", name, *(word for word in words if word not in ("repair", name))])
-    click.echo(report(repaired, command, apply_))
+    where = [*(["--warehouse", warehouse] if warehouse else []), *(["--zookeeper", zookeeper] if zookeeper else [])]
+    where += [word for setting in settings for word in ("--set", setting)]
+    click.echo(report(repaired, shlex.join(where), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
 

@@ -27,7 +27,7 @@ from trident.admin import leading
 from trident.config import TridentConfig
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
-from trident.repair_look import look
+from trident.repair_look import look, repair_marker, repaired_to
 from trident.repair_plan import diagnose
 from trident.repair_rebuild import EPOCH_LEAP
 from trident.repair_steps import (
@@ -43,7 +43,8 @@ from trident.repair_steps import (
 from trident.session import make_session
 
 log = logging.getLogger("trident.repair")
-STEP = faults.register("repair.step", "one step of a repair: a RESTORE, or a multi")
+STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
+RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which ZooKeeper does not know yet")
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,15 @@ class _Repair:
     def _run_restore(self, path: str, version: int) -> int:
         from delta.tables import DeltaTable
 
+        session = self._engine.spark.newSession()
+        session.conf.set(
+            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version)
+        )  # fmt: skip
         try:
-            DeltaTable.forPath(self._engine.spark, path).restoreToVersion(version)
+            with faults.fault_point(RESTORE):
+                DeltaTable.forPath(session, path).restoreToVersion(version)
+        except faults.InjectedFault:
+            raise
         except Exception as error:
             raise TableError(
                 f"{path} could not be restored to version {version}: {str(error).splitlines()[0][:500]}",
@@ -181,7 +189,7 @@ class _Repair:
             ) from error
         version = self._engine.load(path).version
         # A commit that came right behind it is looked at next time: it is after the mark.
-        while delta_log.read_commit(path, version).operation != "RESTORE":
+        while repaired_to(delta_log.read_commit(path, version), self._facts.name) is None:
             version -= 1
         return version
 

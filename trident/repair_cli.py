@@ -7,8 +7,15 @@ from trident.repair_facts import GroupFacts, TableFacts
 from trident.repair_steps import Finding
 
 
-def report(repaired: Repaired, command: str, applied: bool) -> str:
-    """What was found, what could be done or was done, for a terminal."""
+def report(repaired: Repaired, where: str, applied: bool) -> str:
+    """What was found, what could be done or was done, for a terminal.
+
+    Args:
+        repaired: what there is to say.
+        where: the options that name warehouse and ZooKeeper, as they were given.
+        applied: whether the command was to do something.
+    """
+    command = " ".join(["trident repair", repaired.facts.name, *([where] if where else [])])
     lines = []
     for group in repaired.facts.groups:
         lines += _group_lines(group, repaired.facts.incarnation)
@@ -18,14 +25,12 @@ def report(repaired: Repaired, command: str, applied: bool) -> str:
         lines += ["", *_finding_lines(number, finding, command, repaired.facts.name)]
     lines.append("")
     if not applied:
-        lines.append("Nothing was changed: this was a dry run.")
-        chosen = [finding for finding in repaired.findings if finding.chosen]
-        if chosen:
-            lines.append(f"To do what is marked with *: {command} --apply")
+        lines.append("Nothing was changed: this was a dry run. A line with * is what --apply would do with the options")
+        lines.append("given; one with - needs those that it names.")
         return "\n".join(lines)
     lines += [f"done: {text}" for text in repaired.done] or ["Nothing was changed: no repair was chosen."]
     if repaired.left:
-        lines.append(f"{len(repaired.left)} contradiction(s) are left; run {command} again to see them.")
+        lines.append(f"{len(repaired.left)} contradiction(s) are left: {command} shows them.")
     elif repaired.done:
         lines.append("ZooKeeper and the tables agree now: start the topology.")
     return "\n".join(lines)
@@ -73,21 +78,9 @@ def _table_text(table: TableFacts, incarnation: str | None) -> str:
 def _finding_lines(number: int, finding: Finding, command: str, name: str) -> list[str]:
     lines = [f"{number}. {finding.kind.upper()} (batch group {finding.group})", f"   {finding.text}"]
     for offer in finding.offers:
-        options = " ".join(offer.options)
-        base = f"trident repair {name}"
-        settings = command.removeprefix(base)
         mark = "*" if offer is finding.chosen else "-"
-        lines.append(f"   {mark} {base}{' ' + options if options else ''}{_settings_only(settings)} --apply")
+        lines.append(f"   {mark} {' '.join([command, *offer.options, '--apply'])}")
         lines.append(f"       {offer.text}")
     if finding.refusal:
         lines.append(f"   ! {finding.refusal.replace('NAME', name)}")
     return lines
-
-
-def _settings_only(rest: str) -> str:
-    """Of a command line, the part that names warehouse and ZooKeeper."""
-    words, kept = rest.split(), []
-    for flag, value in zip(words, words[1:]):
-        if flag in ("--warehouse", "--zookeeper", "--set"):
-            kept += [flag, value]
-    return f" {' '.join(kept)}" if kept else ""

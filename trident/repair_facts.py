@@ -44,6 +44,7 @@ class TableFacts:
         floor, starts_at: of a plain table, from its log's control record.
         mark: what ZooKeeper says of the table.
         foreign: changes by others since the mark (without one: since our own last commit), oldest first.
+        healed: whether a repair has taken back changes by others since the mark, and ZooKeeper may not know of it.
         ours_after: whether a transaction, or a MERGE, of ours came after the first of them.
         unverified: whether log entries that are needed to know are gone.
         odd_rows: why a plain table's rows, changed by others, could not be merged into; "" when they could.
@@ -62,6 +63,7 @@ class TableFacts:
     starts_at: int = 1
     mark: TableMark | None = None
     foreign: tuple[ForeignChange, ...] = ()
+    healed: bool = False
     ours_after: bool = False
     unverified: bool = False
     odd_rows: str = ""

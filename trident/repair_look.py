@@ -203,7 +203,16 @@ class _Look:
             if all(entry_signature(str(path), each) is not None for each in range(since + 1, table.version + 1)):
                 raise
             return replace(table, unverified=True)
-        foreign = [(commit, reason) for commit in commits if (reason := delta_log.foreign(commit, ours))]
+        foreign: list[tuple[delta_log.Commit, str]] = []
+        healed = False
+        for commit in commits:
+            restored_to = repaired_to(commit, self.topology)
+            if restored_to is not None:
+                # A repair took back what came after that version; ours came before, or it would not have.
+                foreign, healed = [pair for pair in foreign if pair[0].version <= restored_to], True
+            elif reason := delta_log.foreign(commit, ours):
+                foreign.append((commit, reason))
+        table = replace(table, healed=healed)
         if not foreign:
             return table
         first = foreign[0][0].version
@@ -212,7 +221,7 @@ class _Look:
             table,
             foreign=tuple(_change(path, commit, reason) for commit, reason in foreign),
             # A log drop moves the floor only, and a RESTORE keeps that.
-            ours_after=any(commit.txns for commit in later),
+            ours_after=any(commit.txns or commit.metadata_changed for commit in later),
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
 
@@ -242,6 +251,24 @@ class _Look:
         keys = [F.col("`" + key.replace("`", "``") + "`") for key in descriptor.keys]
         doubled = frame.groupBy(*keys).count().filter("count > 1").count()
         return f"{doubled} keys have several rows" if doubled else ""
+
+
+def repair_marker(topology: str, version: int) -> str:
+    """The user metadata of a repair's RESTORE: what others did after that version is taken back."""
+    return json.dumps({"trident-repair": {"topology": topology, "version": version}})
+
+
+def repaired_to(commit: delta_log.Commit, topology: str) -> int | None:
+    """The version to which a commit has put the table back, when a repair of the topology made it."""
+    try:
+        said = json.loads(commit.user_metadata or "null")
+    except ValueError:
+        return None
+    marker = said.get("trident-repair") if isinstance(said, dict) else None
+    if commit.operation != "RESTORE" or not isinstance(marker, dict) or marker.get("topology") != topology:
+        return None
+    version = marker.get("version")
+    return version if isinstance(version, int) else None
 
 
 def _is_there(root: Path, file: StagedFile) -> bool:

@@ -39,13 +39,19 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         for finding in (*_foreign(facts, group, table, choices), *_unverified(facts, group, table, choices))
     ]  # fmt: skip
     lost = _lost_tables(group)
-    if lost:
+    if lost and not _other_life(facts, group):
         return [*changed, *lost]
     open_ones = [finding for finding in changed if finding.chosen is None]
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
         return [*changed, differ]
     return [*changed, *_went_back(group), *_decision(group, choices)]
+
+
+def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
+    """Whether tables are of another life of the topology than ZooKeeper: then their ids say nothing more."""
+    lives = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
+    return facts.incarnation is not None and bool(lives - {facts.incarnation})
 
 
 # --- tables that are not ours, or not there ----------------------------------------------------------
@@ -119,7 +125,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts]) ->
 
 def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
     if not table.foreign:
-        return []
+        return _healed(group, table)
     first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
     older = "the table is the older side (its rows are those of an earlier version)" if restored else (
         "the table is the newer side (it has what no transaction wrote)"
@@ -136,6 +142,15 @@ def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices
         chosen = accept
     kind = "table RESTOREd" if restored else "table written by someone else"
     return [Finding(kind, group.name, text, offers, refusal, chosen)]
+
+
+def _healed(group: GroupFacts, table: TableFacts) -> list[Finding]:
+    """A repair that died between the RESTORE and telling ZooKeeper of it."""
+    if not table.healed or table.mark is None or table.mark.version >= table.version:
+        return []
+    text = f"{table.path} has its rows back (version {table.version}), ZooKeeper knows version {table.mark.version}"
+    offer = Offer((), "tell ZooKeeper; nothing else is left to be done", (SetMarks(group.name, marks_of([table])),))
+    return [Finding("repair not finished", group.name, text, (offer,), chosen=offer)]
 
 
 def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:

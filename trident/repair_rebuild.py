@@ -100,7 +100,8 @@ def _own_states(found: ManifestFacts, lossy: bool) -> str:
 
 def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
-    own = [part for part in found.manifest.tables if part.kind in _OWN and part.files]
+    # A memory map's rows go when the transaction has advanced, like those of users' states.
+    own = [part for part in found.manifest.tables if part.kind in (*_OWN, "memory") and part.files]
     told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
     there = [part for part in own if not found.missing.get(part.state)]
     gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
@@ -111,7 +112,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
             f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
             "is not known whether the last transaction was finished. Bring the files back from a back-up."
         )
-    return bool(own) or told
+    return any(part.kind in _OWN for part in own) or told
 
 
 def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:

@@ -359,7 +359,7 @@ class SparkBatchRunner:
 def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
     """What the manifest says of a stream's part in the batch."""
     return {
-        "spout": type(spout).__name__, "kind": kind_of(spout).value, "metadata": metadata, "commit_data": commit_data,
+        "spout": type(spout).__qualname__, "kind": kind_of(spout).value, "metadata": metadata, "commit_data": commit_data,
     }  # fmt: skip
 
 

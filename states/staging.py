@@ -69,6 +69,18 @@ def stage(
     """
     if not targets:
         return {}
+    with faults.fault_point(STAGE):
+        return write(frames, targets, incarnation, attempt, codec)
+
+
+def write(
+    frames: Mapping[str, "DataFrame"],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    codec: str = "snappy",
+) -> dict[str, list[StagedFile]]:
+    """What :func:`stage` does, without being the I/O of an attempt: for a standby, which rehearses it."""
     folder = attempt_folder(incarnation, attempt)
     reports = []
     for target in targets:
@@ -81,8 +93,7 @@ def stage(
             codec=codec,
         )
         reports.append(_written(frames[target.name], file_target))
-    with faults.fault_point(STAGE):
-        rows = reduce(lambda left, right: left.union(right), reports).collect()
+    rows = reduce(lambda left, right: left.union(right), reports).collect()
     staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
     for row in rows:
         staged[row.target].append(staged_file(row.asDict()))

@@ -193,6 +193,7 @@ class GroupDriver:
             self.error = error
         finally:
             self._stopping.set()
+            self._first_processed.set()
             self._ended.set()
             with self._idle:
                 self._idle.notify_all()
@@ -303,8 +304,9 @@ class GroupDriver:
         if work is None:
             return  # cancelled before it started
         while attempt.txid > self._first_txid and not self._first_processed.wait(0.1):
-            if self._stopping.is_set() or attempt not in self._work:
-                return
+            pass
+        if self._stopping.is_set() or attempt not in self._work:
+            return
         started = time.monotonic()
         try:
             work.processed = self._runner.process(attempt, work.metadata, self._timeout_of(work))

@@ -305,10 +305,10 @@ def commits_of(table: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_text().splitlines():
             action = json.loads(line)
             txn, domain = action.get("txn"), action.get("domainMetadata")
-            if txn and txn["appId"].startswith(f"trident/{TOPOLOGY}/"):
-                txid = txn["version"]
-            elif txn:
+            if txn and txn["appId"].endswith("/merge"):
                 merged = txn["version"]
+            elif txn:
+                txid = txn["version"]
             if domain and '"epoch"' in domain["configuration"]:
                 epoch = json.loads(domain["configuration"])["epoch"]
         yield {"txid": txid, "epoch": epoch, "merged": merged}

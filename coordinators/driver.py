@@ -94,6 +94,9 @@ class GroupDriver:
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
         self._asked_at = 0.0
         self._told: Future[None] | None = None  # telling the last success
+        # After a take-over what counts is the first commit: the first transaction has the cores to itself.
+        self._first_txid = 0
+        self._first_processed = threads.event()
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         name = f"trident-{store.group}"
@@ -114,6 +117,9 @@ class GroupDriver:
         if decision is not None:
             self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
+        self._first_txid = record.current_txid if decided is None else record.current_txid + 1
+        if last is None:
+            self._first_processed.set()  # a first start, which nobody waits for
         self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
         self._started = True
         self._thread.start()
@@ -188,6 +194,7 @@ class GroupDriver:
             self.error = error
         finally:
             self._stopping.set()
+            self._first_processed.set()
             self._ended.set()
             with self._idle:
                 self._idle.notify_all()
@@ -298,12 +305,19 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is None:
             return  # cancelled before it started
+        while attempt.txid > self._first_txid and not self._first_processed.wait(0.1):
+            pass
+        if self._stopping.is_set() or attempt not in self._work:
+            return
         started = self._threads.monotonic()
         try:
             work.processed = self._runner.process(attempt, work.metadata, self._timeout_of(work))
         except Exception as error:
             self._fail(attempt, error)
             return
+        finally:
+            # Also when it has failed: then it waits before it is tried again, and the others need not.
+            self._first_processed.set()
         work.duration_ms.update(work.processed.duration_ms)
         work.duration_ms["process"] = self._ms(started)
         self.tell(master.Processed(attempt))

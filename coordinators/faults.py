@@ -17,6 +17,9 @@ do_then_fail    the I/O is done; then :class:`InjectedFault` is raised
 do_then_die     the I/O is done; then this process SIGKILLs itself
 do_then_hang    the I/O is done; the thread waits until :func:`disarm`:
                 what a process that has died leaves, within one that goes on
+stop            this process SIGSTOPs itself; when it is continued the I/O
+                is done: a zombie that attempts precisely this write
+do_then_stop    the I/O is done; then this process SIGSTOPs itself
 hang            the I/O is not done; the thread waits until :func:`disarm`
                 and then fails
 pause           the thread waits until :func:`disarm` and then does the I/O:
@@ -32,6 +35,7 @@ truth test.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -40,8 +44,11 @@ from typing import ContextManager
 
 from coordinators.errors import ConfigError, TridentError
 
+log = logging.getLogger("coordinators.faults")
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
-OUTCOMES = ("fail_before", "do_then_fail", "do_then_die", "do_then_hang", "hang", "pause")
+OUTCOMES = (
+    "fail_before", "do_then_fail", "do_then_die", "do_then_hang", "do_then_stop", "hang", "pause", "stop",
+)  # fmt: skip
 
 
 class InjectedFault(TridentError):
@@ -165,11 +172,14 @@ class _Firing:
         if fault.outcome == "fail_before":
             fault.fired = True
             raise InjectedFault(fault.point, fault.outcome)
+        if fault.outcome == "stop":
+            fault.fired = True
+            _stop_here(fault.point)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if error is not None or self._fault.outcome == "stop":
             # The I/O failed by itself: "do, then…" did not come about, and
             # the real error must not be hidden behind an injected one.
             return
@@ -180,7 +190,16 @@ class _Firing:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault.outcome == "do_then_hang":
             self._fault.released.wait()
+        if self._fault.outcome == "do_then_stop":
+            _stop_here(self._fault.point)
+            return
         raise InjectedFault(self._fault.point, self._fault.outcome)
+
+
+def _stop_here(point: str) -> None:
+    log.warning("stopping at %s", point)
+    # To this thread: a signal to the process may be taken by another thread, while this one does the I/O.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _parse_chain(chain: str) -> list[_Fault]:

@@ -33,7 +33,10 @@ RELEASE = faults.register("zk.release", "the multi that lets another lead at onc
 
 _POLL_SECS = 1.0
 _RETRY_SECS = 0.05
-_REREAD_EVERY_POLLS = 5
+# How often a standby looks whether the leader's process is gone, which costs a look into /proc; and after how many
+# of these it reads the live znode anew.
+_GONE_POLL_SECS = 0.1
+_REREAD_EVERY_POLLS = 50
 
 # Leases of this process that have ended. After a connection was away for the
 # session timeout the server may still know the ZooKeeper session, and with it
@@ -176,7 +179,7 @@ class Leadership:
 
     def _wait(self, stop: threading.Event, changed: threading.Event, other: Holder) -> None:
         for _ in range(_REREAD_EVERY_POLLS):
-            if changed.wait(_POLL_SECS) or stop.is_set() or holder_is_gone(other, self.holder):
+            if changed.wait(_GONE_POLL_SECS) or stop.is_set() or holder_is_gone(other, self.holder):
                 return
 
     def _read_leaders(self) -> dict[str, tuple[LeaderRecord, int] | None]:

@@ -326,7 +326,12 @@ class DeltaCommitter:
     # --- publish ---------------------------------------------------------------------------------
 
     def publish(self, decision: Decision, record: GroupRecord) -> Published:
-        manifest = self._manifests.read(decision)
+        try:
+            manifest = self._manifests.read(decision)
+        except Halted:
+            # A successor may have finished this transaction and cleaned up behind it.
+            self._check_fence()
+            raise
         self._verify_files(manifest, decision)
         marks = self._plains.marks()
         own = [table for table in manifest.tables if table.kind in _WITHOUT_TABLE]

@@ -71,6 +71,18 @@ def stage(
     """
     if not targets:
         return {}
+    with faults.fault_point(STAGE):
+        return write(frames, targets, incarnation, attempt, codec)
+
+
+def write(
+    frames: Mapping[str, "DataFrame"],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    codec: str = "snappy",
+) -> dict[str, list[StagedFile]]:
+    """What :func:`stage` does, without being the I/O of an attempt: for a standby, which rehearses it."""
     folder = attempt_folder(incarnation, attempt)
     reports = []
     for target in targets:
@@ -84,14 +96,13 @@ def stage(
         )
         reports.append(_written(frames[target.name], file_target))
     staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
-    with faults.fault_point(STAGE):
-        for row in reduce(lambda left, right: left.union(right), reports).collect():
-            staged[row.target].append(staged_file(row.asDict()))
-        for target in targets:
-            files = staged[target.name]
-            files.sort(key=lambda file: file.path)
-            if files:
-                fsync_folders(target.root, folder)
+    for row in reduce(lambda left, right: left.union(right), reports).collect():
+        staged[row.target].append(staged_file(row.asDict()))
+    for target in targets:
+        files = staged[target.name]
+        files.sort(key=lambda file: file.path)
+        if files:
+            fsync_folders(target.root, folder)
     return staged
 
 

@@ -23,6 +23,7 @@ _SERVER = "files of the embedded server's own process, before anything is coordi
 _SPACE = "removes what nobody needs any more: what stays costs space, and is removed by the next"
 _NO_BATCH = "no transaction: a command of the user's, whose tests stop it in its midst"
 _LOOKS = "asks the session about what it has loaded, nothing outside"
+_REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there costs warmth"
 _FOLDER = "makes a folder, if it is not there; what writes into it has a fault point"
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
@@ -64,6 +65,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/parquet_files.py:fsync": (1, _INSIDE),
     "states/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
     "states/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
+    "states/staging.py:write": (1, _INSIDE + ": stage.write"),
     "states/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
     "trident/admin.py:reset": (3, _NO_BATCH),
     "trident/arrow_tracking.py:Ledger.write": (2, _TASK),
@@ -105,6 +107,9 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/tracked_batches.py:TrackedBatches._discard": (1, _SPACE),
     "trident/tuple_query.py:TupleQuery._spout_context": (1, _FOLDER),
     "trident/tuple_runner.py:RoundRunner._level": (2, "at least once: a round that fails replays its messages"),
+    "trident/warm_up.py:WarmUp._clean": (2, _REHEARSED),
+    "trident/warm_up.py:WarmUp._drop_left_over": (1, _REHEARSED),
+    "trident/warm_up.py:WarmUp._store": (1, _REHEARSED),
     "trident/window_lowering.py:_Windows._numbered": (1, "reads states within resolve: its failure fails the attempt"),
     "trident/window_lowering.py:_Windows._turn": (1, "reads states within resolve: its failure fails the attempt"),
 }  # fmt: skip
@@ -176,6 +181,7 @@ ELSEWHERE = {
     "directory.claim": "test_directory_spout.py", "directory.remove": "test_directory_spout.py",
     "stream.return": "test_stream_spout.py", "ledger.sum": "test_reliability_faults.py",
     "publish.memory": "test_query.py", "repair.step": "test_contradictions.py",
+    "repair.restore": "test_contradictions.py",
 }  # fmt: skip
 
 

@@ -155,3 +155,28 @@ def test_the_environment_arms_and_do_then_die_kills_after_the_io():
     )
     assert done.returncode == -signal.SIGKILL
     assert done.stdout.split() == ["first", "second"]
+
+
+@pytest.mark.parametrize("outcome", ["stop", "do_then_stop"])
+def test_a_process_stops_itself_before_or_behind_the_io_and_goes_on_where_it_was(outcome):
+    """Its other threads stop too, and the thread that came to the point does nothing before it is continued."""
+    program = (
+        "import threading\n"
+        "from coordinators.faults import fault_point\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print('begun', flush=True)\n"
+        "with fault_point('t.x'): print('done', flush=True)\n"
+        "with fault_point('t.x'): print('again', flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "TRIDENT_FAULTS": f"t.x:{outcome}"}, cwd=ROOT,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+    os.set_blocking(child.stdout.fileno(), False)
+    assert child.stdout.read().split() == (["begun", "done"] if outcome == "do_then_stop" else ["begun"])
+    os.set_blocking(child.stdout.fileno(), True)
+    os.kill(child.pid, signal.SIGCONT)
+    rest, _ = child.communicate(timeout=30)
+    assert rest.split() == (["again"] if outcome == "do_then_stop" else ["done", "again"])
+    assert child.returncode == 0

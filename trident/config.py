@@ -98,6 +98,12 @@ class TridentConfig:
         section=_RUN,
         unit="s",
     )
+    warm_standby: bool = _setting(
+        True,
+        flag(),
+        "Whether a standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
+        section=_RUN,
+    )
 
     ackers: int = _setting(
         1,

@@ -65,6 +65,7 @@ from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.stored_frames import StoredFrames, own_snapshot
+from trident.warm_up import WarmUp
 from trident.zookeeper_access import warn_if_open
 
 if TYPE_CHECKING:
@@ -510,13 +511,22 @@ class TopologyQuery:
         assert self._zk is not None
         self._mode = "standby"
         leadership = Leadership(self._zk, self._topology.name, [plan_.name for plan_ in self._plans])
-        return leadership.acquire(
-            self._stop_requested,
-            on_waiting=self._is_standby,
-        )
+        warm_up = WarmUp(
+            self._spark, self._engine, self._warehouse, self._topology.name, self._plans,
+            lambda secs: self._event(f"standby: warm after {secs:.1f} s"),
+        )  # fmt: skip
+        try:
+            return leadership.acquire(
+                self._stop_requested,
+                on_waiting=lambda holder: self._is_standby(holder, warm_up),
+            )
+        finally:
+            warm_up.stop()
 
-    def _is_standby(self, holder: Holder) -> None:
+    def _is_standby(self, holder: Holder, warm_up: WarmUp) -> None:
         self._front.waits()
+        if self._config.warm_standby:
+            warm_up.start()
         self._event(f"standby: {holder.host} pid {holder.pid} leads")
 
     def _lead(self, lease: Lease) -> None:

@@ -1,0 +1,102 @@
+"""After a take-over the first transaction is processed alone: nothing delays the first commit but what it needs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from coordinators.driver import GroupDriver
+from coordinators.group_store import GroupStore
+from coordinators.leadership import Leadership
+from coordinators.master import Limits
+from coordinators.ports import Initialized, PreparedBatch, ProcessedBatch
+from coordinators.records import GroupRecord, Marker
+from coordinators.transactions import TransactionAttempt
+from tests.zk_fixtures import eventually
+
+PENDING = 3
+
+
+class Surroundings:
+    """Spouts, runner, committer and observer of empty batches; the first one's processing waits for the test."""
+
+    def __init__(self, first_txid: int, fails: bool = False) -> None:
+        self.first_txid, self.fails = first_txid, fails
+        self.processing: list[int] = []
+        self.goes_on, self.advanced_txids = threading.Event(), []
+
+    def is_ready(self, txid: int) -> bool:
+        return txid < self.first_txid + PENDING
+
+    def initialize(self, beginning: Any) -> Initialized:
+        return Initialized({"lines": {}})
+
+    def process(self, attempt: TransactionAttempt, *_: Any) -> ProcessedBatch:
+        self.processing.append(attempt.txid)
+        if attempt.txid == self.first_txid:
+            self.goes_on.wait(30)
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("the first try")
+        return ProcessedBatch({})
+
+    def resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch, *_: Any) -> ProcessedBatch:
+        return processed
+
+    def prepare(self, *_: Any) -> PreparedBatch:
+        return PreparedBatch(None)
+
+    def advanced(self, attempt: TransactionAttempt, *_: Any) -> None:
+        if attempt.txid not in self.advanced_txids:
+            self.advanced_txids.append(attempt.txid)
+
+    def nothing(self, *_: Any) -> None: ...
+
+    cancel = commit = success = failed = event = nothing
+
+
+def driver_of(zk: Any, record: GroupRecord, around: Surroundings) -> GroupDriver:
+    lease = Leadership(zk, "taken", ["lines"]).acquire()
+    store = GroupStore(zk, "taken", "lines", ["lines"], lease.fences["lines"])
+    store.load()
+    store.create(record)
+    return GroupDriver(store, around, around, around, around, Limits(max_spout_pending=PENDING), None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_transaction_after_a_take_over_is_processed_alone(zk: Any, fails: bool) -> None:
+    around = Surroundings(5, fails)
+    driver = driver_of(zk, GroupRecord("life", 5, last=Marker(4, 0, "")), around)
+    driver.start()
+    assert eventually(lambda: len(driver.state.live) == PENDING), "the others have begun"
+    assert not eventually(lambda: around.processing != [5], 0.5)
+    around.goes_on.set()
+    assert eventually(lambda: around.advanced_txids == [4, 5, 6, 7]), "4 is told again"
+    driver.stop()
+    assert driver.wait(10) and driver.error is None
+    driver.close()
+
+
+def test_at_a_first_start_nothing_waits(zk: Any) -> None:
+    around = Surroundings(1)
+    driver = driver_of(zk, GroupRecord("life", 1), around)
+    driver.start()
+    assert eventually(lambda: sorted(around.processing) == [1, 2, 3])
+    around.goes_on.set()
+    driver.stop()
+    assert driver.wait(10)
+    driver.close()
+
+
+def test_a_driver_that_is_abandoned_meanwhile_ends(zk: Any) -> None:
+    around = Surroundings(5)
+    driver = driver_of(zk, GroupRecord("life", 5, last=Marker(4, 0, "")), around)
+    driver.start()
+    assert eventually(lambda: len(driver.state.live) == PENDING)
+    driver.abandon()
+    around.goes_on.set()
+    assert driver.wait(10)
+    driver.close()
+    assert around.processing == [5]

@@ -1,0 +1,98 @@
+"""A standby rehearses its first transaction, and nobody notices: no spout, no user's function, no table, no znode."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from states.kernel import KernelEngine
+from tests.topology_helpers import WAIT_SECS, starter
+from tests.zk_fixtures import eventually
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
+from trident.planner import plan
+from trident.warm_up import WarmUp
+
+
+def topology(folder: Path, name: str = "warm") -> TridentTopology:
+    """An early keyed state, an appended one, a map of a user's, and a reducer that reads what is stored."""
+
+    def called(text: str) -> str:
+        (folder / "called").touch()
+        return text
+
+    class Longest:
+        def init(self) -> str:
+            return ""
+
+        def reduce(self, current: str, text: str) -> str:
+            return max(current, text, key=len)
+
+    made = TridentTopology(name)
+    stream = made.new_stream("lines", FixedBatchSpout("text string", 2, [("a",), ("bb",), ("ccc",)]))
+    words = stream.map(called, "text string")
+    words.group_by("text").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    words.persistent_aggregate(DeltaMapState("longest"), "text", Longest(), "text string")
+    backing = SqliteMap(str(folder / "map.db"), "totals")
+    words.group_by("text").persistent_aggregate(opaque("totals", backing), Count(), "n")
+    words.partition_persist(DeltaAppend("seen"))
+    return made
+
+
+def contents(folder: Path) -> dict[str, int]:
+    found = {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {path: at for path, at in found.items() if "status.json" not in path}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "warehouse").mkdir()
+    return tmp_path
+
+
+def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk_server: str, zk_root: str) -> None:
+    """With the tables of a topology that has run, and before there are any."""
+    warehouse, caught = folder / "warehouse", []
+
+    def rehearse() -> None:
+        warm_up = WarmUp(spark, KernelEngine(spark), warehouse, "warm", plan(topology(folder)), lambda secs: None)
+        for part in warm_up._parts():
+            try:
+                part()
+            except Exception as error:
+                caught.append(error)
+        warm_up._clean()
+
+    rehearse()
+    # A state that is read before it is written has no table yet.
+    assert len(caught) == 1 and "longest" in str(caught[0])
+    assert contents(folder) == {}
+    with starter(spark, zk_server, zk_root, folder) as start:
+        start.run(topology(folder)).stop(WAIT_SECS)
+    (folder / "called").unlink()
+    before = contents(folder)
+    rehearse()
+    assert len(caught) == 1, caught[1:]
+    assert contents(folder) == before
+
+
+def test_a_standby_is_warm_before_it_leads_and_its_rehearsal_ends_when_it_does(
+    spark: SparkSession, folder: Path, zk_server: str, zk_root: str, caplog: Any
+) -> None:
+    caplog.set_level("INFO", "trident")
+    with starter(spark, zk_server, zk_root, folder) as start:
+        leader = start.run(topology(folder))
+        off = start(topology(folder), warm_standby=False)
+        standby = start(topology(folder))
+        assert eventually(lambda: "standby: warm after" in caplog.text, WAIT_SECS), caplog.text
+        off.stop(WAIT_SECS)
+        leader.stop(WAIT_SECS, compact=False)
+        assert eventually(lambda: standby.is_leader, WAIT_SECS)
+        assert caplog.text.count("standby: warm after") == 1, "the other one was told not to"
+        rehearsed, deadline = folder / "warehouse" / "_trident" / ".warm-up", time.monotonic() + WAIT_SECS
+        while list(rehearsed.glob("*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -240,6 +240,9 @@ CHANGE = (ForeignChange(4, "WRITE", "WRITE by somebody"),)
 RESTORED = (ForeignChange(4, "RESTORE", "RESTORE by somebody"),)
 
 
+PROPERTIES = (ForeignChange(4, "SET TBLPROPERTIES", "by somebody", only_properties=True),)
+
+
 def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> TopologyFacts:
     model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
     if role == PLAIN:
@@ -264,6 +267,8 @@ def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> To
         (APPEND, RESTORED, {}, True, True),
         (LOG, CHANGE, {}, True, False),
         (LOG, RESTORED, {}, True, False),
+        (LOG, PROPERTIES, {}, True, True),
+        (LOG, PROPERTIES + CHANGE, {}, True, False),
         (PLAIN, CHANGE, {}, True, True),
         (PLAIN, CHANGE, {"odd_rows": "2 keys have several rows"}, True, False),
         (PLAIN, RESTORED, {}, True, False),

@@ -483,7 +483,8 @@ class TopologyQuery:
             self._error = error
             log.debug("the topology ended", exc_info=True)
         finally:
-            self._mode = "failed" if self._error else "stopped"
+            halted = isinstance(self._error, Halted)
+            self._mode = "halted" if halted else "failed" if self._error else "stopped"
             if self._has_led:  # a standby must not write over the leader's
                 self._status_writer.update(self._make_status())
             self._status_writer.close()

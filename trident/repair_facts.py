@@ -22,11 +22,13 @@ class ForeignChange:
         version: the table version.
         operation: as its writer named it.
         what: who did what and when, as text.
+        only_properties: whether it set table properties and nothing else.
     """
 
     version: int
     operation: str
     what: str
+    only_properties: bool = False
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,9 @@ def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
     if isinstance(moment, (int, float)):
         when = datetime.datetime.fromtimestamp(moment / 1000, datetime.timezone.utc).isoformat(" ", "seconds")
     said = [reason, f"user {user}" if user else "", when, rows]
-    return ForeignChange(commit.version, commit.operation, ", ".join(part for part in said if part))
+    untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
+    properties = untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
+    return ForeignChange(commit.version, commit.operation, ", ".join(part for part in said if part), properties)
 
 
 def _commit_info(path: Path, version: int) -> dict[str, Any]:

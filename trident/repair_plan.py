@@ -18,9 +18,10 @@ The rules behind it:
 from __future__ import annotations
 
 from coordinators.records import Decision, GroupRecord, TableMark
-from trident.repair_facts import APPEND, LOG, PLAIN, ForeignChange, GroupFacts, TableFacts, TopologyFacts
-from trident.repair_rebuild import batch_of, marks_of, rebuild
-from trident.repair_steps import AbandonDecision, Choices, Finding, Offer, Refused, Restore, SetMarks
+from trident.repair_decided import undecidable
+from trident.repair_facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts, TopologyFacts
+from trident.repair_rebuild import marks_of, rebuild
+from trident.repair_steps import Choices, Finding, Offer, Refused, Restore, SetMarks
 
 _NONE = Choices()
 
@@ -45,7 +46,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
         return [*changed, differ]
-    return [*changed, *_went_back(group), *_decision(group, choices)]
+    return [*changed, *_went_back(group), *undecidable(group, choices)]
 
 
 def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
@@ -169,6 +170,12 @@ def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer |
 
 
 def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Refused:
+    if all(change.only_properties for change in table.foreign):
+        return Offer(
+            ("--accept-foreign", table.state),
+            f"take {table.path} with the table properties that it has now; its rows are as this topology left them.",
+            (SetMarks(group.name, marks_of([table])),),
+        )
     if table.role == LOG:
         return Refused(
             "It cannot be accepted: what others write to the log of a keyed state is merged in part or not at all, "
@@ -359,54 +366,3 @@ def _went_back(group: GroupFacts) -> list[Finding]:
 
 def _least(table: TableFacts) -> int:
     return table.mark.txid if table.role == PLAIN and table.mark else 0
-
-
-def _decision(group: GroupFacts, choices: Choices) -> list[Finding]:
-    decision = group.decision
-    if decision is None:
-        return []
-    found = next((one for one in group.manifests if one.decision == decision), None)
-    batch = batch_of(decision)
-    having = [t for t in group.tables if t.has_transaction and t.control and t.control.same_batch(batch)]
-    if found is None:
-        problem, part_states = f"the manifest {decision.manifest} is gone or is not the one that was decided", None
-    else:
-        has = {table.state for table in having}
-        missing = [name for state, names in found.missing.items() if state not in has for name in names]
-        if not missing:
-            return []
-        problem = f"{len(missing)} files are gone or not the same: {', '.join(missing[:10])}"
-        part_states = {part.state for part in found.manifest.tables}
-    text = (
-        f"ZooKeeper is the newer side: transaction {decision.txid} attempt {decision.attempt_id} is decided there and "
-        f"cannot be published: {problem}"
-    )
-    back = "Bring the files back from a back-up and start again: nothing else completes a decided batch."
-    published_to = [table for table in group.tables if table.exists and table.role in (APPEND, LOG)]
-    if part_states is not None:
-        published_to = [table for table in published_to if table.state in part_states]
-    if having:
-        return [
-            Finding(
-                "staged files gone after the decision", group.name, text,
-                refusal=f"{', '.join(table.path for table in having)} has the transaction already, so it cannot be "
-                f"given up: one table would have it and another not. {back}",
-            )
-        ]  # fmt: skip
-    if not published_to:
-        return [
-            Finding(
-                "staged files gone after the decision", group.name, text,
-                refusal="the group has no Delta table that would show whether something is published already. " + back,
-            )
-        ]  # fmt: skip
-    offer = Offer(
-        ("--abandon-decision",),
-        f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
-        "states and queues come after the tables. It is processed again as a new attempt: the same rows of a "
-        "transactional source; of an opaque one, or a queue, what it gives now (messages of before come again). "
-        f"Nothing is lost or counted twice. Better, if you can: {back}",
-        (AbandonDecision(group.name, decision),),
-    )
-    chosen = offer if choices.abandon_decision else None
-    return [Finding("staged files gone after the decision", group.name, text, (offer,), chosen=chosen)]

@@ -85,7 +85,7 @@ class TopologyStatus:
     later. Leave them out and the writer's own are taken.
 
     Attributes:
-        role: "leader" or "standby", and at the end "stopped" or "failed".
+        role: "leader" or "standby", and at the end "stopped", "failed" or "halted".
         error: what ended the topology; None while it runs and when it was stopped.
     """
 
@@ -273,7 +273,7 @@ def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
 
 def _health(status: TopologyStatus) -> str:
     modes = {group.mode for group in status.groups}
-    if "halted" in modes:
+    if "halted" in modes or status.role == "halted":
         return "HALTED: a person must look"
     if "gave up" in modes:
         return "gave up (attempt cap)"

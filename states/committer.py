@@ -344,7 +344,12 @@ class DeltaCommitter:
     # --- publish ---------------------------------------------------------------------------------
 
     def publish(self, decision: Decision, record: GroupRecord) -> Published:
-        manifest = self._manifests.read(decision)
+        try:
+            manifest = self._manifests.read(decision)
+        except Halted:
+            # A deposed coordinator that wakes up here: its successor has published, and cleaned up.
+            self._check_fence()
+            raise
         try:
             for table in manifest.tables:
                 verify_staged(self._warehouse / table.path, table.files)

@@ -177,6 +177,21 @@ def test_a_manifest_that_was_changed_after_the_decision_halts(group: Group) -> N
         group.committer.publish(decision, group.record)
 
 
+def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(engine, group: Group) -> None:
+    """It was paused between its decision and the manifest: a person has nothing to mend here."""
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    zombie = Group(engine, group.warehouse, record=group.record, fence=deposed).open()
+    decision = zombie.prepare(TransactionAttempt(1, 0), ["a"])
+    (group.warehouse / decision.manifest).unlink()
+    with pytest.raises(Deposed):
+        zombie.committer.publish(decision, zombie.record)
+    with pytest.raises(Halted, match="its manifest .* cannot be read"):
+        group.committer.publish(decision, group.record)
+
+
 def test_an_older_attempt_never_overwrites_a_manifest(tmp_path: Path, group: Group) -> None:
     first = group.prepare(TransactionAttempt(1, 0), ["a"])
     again = group.prepare(TransactionAttempt(1, 0), ["b"])

@@ -600,7 +600,7 @@ class TopologyQuery:
     ) -> None:
         """Rolls a decided transaction forward from its manifest alone, by the same driver."""
         self._event(f"finishing the decided transaction {store.decision.attempt} of {plan_.name}")
-        spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id))
+        spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id), plan_.spouts, store.decision.txid)
         driver = GroupDriver(
             store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None
         )

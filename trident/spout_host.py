@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from coordinators.errors import Halted
@@ -99,12 +100,18 @@ class RecoverySpouts:
     """The host while a pending decision is finished: nothing is emitted, committer spouts hear of it.
 
     Args:
-        make: makes the executor of a stream; called only for streams that have commit data.
+        make: makes the executor of a stream; called only for streams that are to hear something.
+        tx_ids: the topology's streams.
+        finishing: the txid of the decision.
     """
 
-    def __init__(self, make: Callable[[str], SpoutExecutor | None]) -> None:
-        self._make = make
+    def __init__(
+        self, make: Callable[[str], SpoutExecutor | None], tx_ids: Iterable[str] = (), finishing: int = 0
+    ) -> None:
+        self._make, self._tx_ids, self._finishing = make, tuple(tx_ids), finishing
         self._executors: dict[str, SpoutExecutor] = {}
+        # Commit and success are told by two threads; a spout is made once.
+        self._lock = threading.Lock()
 
     def is_ready(self, txid: int) -> bool:
         return False
@@ -117,19 +124,34 @@ class RecoverySpouts:
 
     def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
         for tx_id, data in commit_data.items():
+            executor = self._executor(tx_id)
+            if executor is None:
+                raise Halted(
+                    f"a decided transaction cannot be finished: it has commit data of stream {tx_id!r}",
+                    found="a topology without that stream", expected="the topology that decided it",
+                    action="start the topology as it was once, so that its source hears of the transaction",
+                )  # fmt: skip
+            executor.commit(attempt, data)
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """Of the transaction before the one that is finished.
+
+        Its coordinator may have died after the next decision and before it told
+        this, and once that has advanced nobody would. The finished one itself is
+        told by the host with all spouts, right after.
+        """
+        if attempt.txid < self._finishing:
+            executors = {tx_id: self._executor(tx_id) for tx_id in self._tx_ids}
+            TridentSpoutHost({tx_id: made for tx_id, made in executors.items() if made}).success(attempt)
+
+    def _executor(self, tx_id: str) -> SpoutExecutor | None:
+        with self._lock:
             if tx_id not in self._executors:
                 executor = self._make(tx_id)
                 if executor is None:
-                    raise Halted(
-                        f"a decided transaction cannot be finished: it has commit data of stream {tx_id!r}",
-                        found="a topology without that stream", expected="the topology that decided it",
-                        action="start the topology as it was once, so that its source hears of the transaction",
-                    )  # fmt: skip
+                    return None
                 self._executors[tx_id] = executor
-            self._executors[tx_id].commit(attempt, data)
-
-    def success(self, attempt: TransactionAttempt) -> None:
-        """Told by the host with all spouts, right after."""
+            return self._executors[tx_id]
 
     def backlog(self) -> dict[str, Any]:
         return {}

@@ -1,0 +1,157 @@
+"""Defects to plant in the production code, in this process: one text of one function is replaced by another.
+
+The simulator must find each of them. A text that is not there any more is an
+error: plant the defect again in the new code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+
+class Edit(NamedTuple):
+    """``where``: module:function, or module:Class.function."""
+
+    where: str
+    old: str
+    new: str
+
+
+FENCE = "coordinators.leadership:Fence.check_op"
+STORE = "coordinators.group_store:GroupStore."
+DRIVER = "coordinators.driver:GroupDriver."
+ZOOKEEPER = "coordinators.zookeeper:ZooKeeper."
+
+PLANTED: dict[str, tuple[Edit, ...]] = {
+    "no fence in multis": (Edit(FENCE, "ops.append(Check(self.path, self.znode_version, fence=True))", "pass"),),
+    "a refused multi is not noticed": (Edit(ZOOKEEPER + "multi", "_raise_refusal(ops, results)", "pass"),),
+    "a write is repeated after a lost connection": (
+        Edit(
+            ZOOKEEPER + "multi", "results = self._answer(request.commit_async(), session_number)",
+            "results = KazooRetry(max_tries=-1, sleep_func=self._threads.sleep)("
+            "lambda: self._answer(request.commit_async(), self._session_number))",
+        ),
+    ),
+    "a lost answer counts as done": (
+        Edit(STORE + "_has_happened", "if znode_version == self._znode_version:\n        return False",
+             "if znode_version == self._znode_version:\n        return True"),
+    ),
+    "a lost answer counts as not done": (
+        Edit(STORE + "_has_happened", "and found[0] == data:\n        return True",
+             "and found[0] == data:\n        self._znode_version += 1\n        return False"),
+    ),
+    "a lost answer is looked up at a server that lags": (
+        Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),
+    ),
+    "the control record is not checked": (
+        Edit("states.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
+    ),
+    "a published table is not recognised": (
+        Edit("states.committer:DeltaCommitter._publish_table",
+             "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):", "if False:"),
+    ),
+    "attempt ids begin again after a restart": (
+        Edit(DRIVER + "start", "dict(record.attempts)", "{}"),
+        Edit(STORE + "_check_begin", "if attempt.attempt_id <= greatest:", "if False:"),
+    ),
+    "advance before publish": (
+        Edit(DRIVER + "_commit", "work.published = self._committer.publish(decision, self._store.record)",
+             "work.published = Published()"),
+    ),
+    "success before advance": (
+        Edit(DRIVER + "_advance", "def advance() -> None:",
+             "self._told = self._success_pool.submit(self._success, command.attempt)\n\n    def advance() -> None:"),
+    ),
+    "the success before is not waited for": (Edit(DRIVER + "_advance", "self._wait_told()", "pass"),),
+    "success of the transaction before is not told at a recovery": (
+        Edit("trident.spout_host:RecoverySpouts.success", "if attempt.txid < self._finishing:", "if False:"),
+    ),
+    "metadata is not pinned": (
+        Edit(DRIVER + "_begin", "pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)",
+             "pinned = {**wanted, **self._store.begin(attempt, command.parent, {}, repin=smaller)}"),
+    ),
+    "a pin is not used again": (
+        Edit(STORE + "begin", "if states.has(attempt.txid) and not repin:", "if False:"),
+    ),
+    "opaque metadata is not stored when it advances": (
+        Edit(DRIVER + "_opaque", "return {tx_id: found for tx_id, found in changed.items() if found}", "return {}"),
+    ),
+    "opaque metadata of an attempt that failed is the base": (
+        Edit("tests.simulator.sources:SimExecutor._read_on",
+             "base = self._positions.get(known.parent) if known.parent is not None else None",
+             "base = list(self._positions.values())[-1] if self._positions else None"),
+    ),
+    "the decision is forgotten at a restart": (
+        Edit(STORE + "load", "self._decision = decode(self._decided_path, decided[0], Decision) if decided else None",
+             "self._decision = None"),
+    ),
+    "the committer spout is told before the tables": (
+        Edit(DRIVER + "_commit", "def publish() -> None:",
+             "self._spouts.commit(command.attempt, {name: s['commit_data'] for name, s in work.processed.spouts.items()"
+             " if s.get('commit_data') is not None} if work.processed else {})\n\n    def publish() -> None:"),
+    ),
+    "a failure is heard after the decision": (
+        Edit("coordinators.master:_failed", "if live is None or live.stage >= Stage.DECIDING:", "if live is None:"),
+        Edit(DRIVER + "_until_done", "failures += 1\n",
+             "failures += 1\n            mine = [a for a, w in self._work.items() if w is work]\n"
+             "            self.tell(master.Failed(mine[0]))\n"),
+    ),
+    "the leader is replaced without bumping the fence": (
+        Edit("coordinators.leadership:Leadership._take",
+             "ops.append(SetData(path, data, leader[1]) if leader else Create(path, data))",
+             "ops.extend([] if leader else [Create(path, data)])"),
+        Edit("coordinators.leadership:Leadership._take", "leader[1] + 1 if leader", "leader[1] if leader"),
+    ),
+    "old pins stay": (
+        Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The defect is in the production code meanwhile."""
+    texts: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        for where, old, new in PLANTED[name]:
+            owner, attribute, function = _find(where)
+            text = texts.get(where) or textwrap.dedent(inspect.getsource(function))
+            if text.count(old) < 1:
+                raise AssertionError(f"{name!r} cannot be planted: {where} has no {old!r}")
+            texts[where] = text = text.replace(old, new)
+            stack.enter_context(mock.patch.object(owner, attribute, _compiled(text, function)))
+            _also_where_it_is_kept(stack, owner, function, getattr(owner, attribute))
+        yield
+
+
+def _find(where: str) -> tuple[Any, str, Any]:
+    module_name, _, path = where.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *outer, attribute = path.split(".")
+    for name in outer:
+        owner = getattr(owner, name)
+    found = inspect.getattr_static(owner, attribute)
+    return owner, attribute, getattr(found, "__planted_from__", found)
+
+
+def _compiled(text: str, function: Any) -> Any:
+    names: dict[str, Any] = {}
+    exec(compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"),
+         function.__globals__, names)  # fmt: skip
+    made = names[function.__name__]
+    made.__planted_from__ = function
+    return made
+
+
+def _also_where_it_is_kept(stack: contextlib.ExitStack, owner: Any, before: Any, after: Any) -> None:
+    """The coordinator finds its handlers in a table."""
+    for event, handler in getattr(owner, "_HANDLERS", {}).items():
+        if getattr(handler, "__planted_from__", handler) is before:
+            stack.enter_context(mock.patch.dict(owner._HANDLERS, {event: after}))
+            return

@@ -16,10 +16,11 @@ fail_before     the I/O is not done; :class:`InjectedFault` is raised
 do_then_fail    the I/O is done; then :class:`InjectedFault` is raised
 do_then_die     the I/O is done; then this process SIGKILLs itself
 hang            the I/O is not done; the thread waits until :func:`disarm`
+slow            the I/O is done, after :data:`SLOW_SECS`; so is every later one
 ==============  ==========================================================
 
 ``nth`` counts the entries of that point from 1, the default, since it was
-armed. A fault fires once. With nothing armed a point costs one truth test.
+armed. A fault fires once, except ``slow``. With nothing armed a point costs one truth test.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from typing import ContextManager
 from coordinators.errors import ConfigError, TridentError
 
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
-OUTCOMES = ("fail_before", "do_then_fail", "do_then_die", "hang")
+OUTCOMES = ("fail_before", "do_then_fail", "do_then_die", "hang", "slow")
+SLOW_SECS = 2.0
 
 
 class InjectedFault(TridentError):
@@ -134,7 +136,7 @@ def _enter(name: str) -> ContextManager[None]:
     with _lock:
         for fault in _armed.get(name, ()):
             fault.entries += 1
-            if fault.entries == fault.nth:
+            if fault.entries == fault.nth or (fault.outcome == "slow" and fault.entries > fault.nth and due is None):
                 due = fault
     return _OFF if due is None else _Firing(due)
 
@@ -149,6 +151,9 @@ class _Firing:
             fault.fired = True
             fault.released.wait()
             raise InjectedFault(fault.point, fault.outcome)
+        if fault.outcome == "slow":
+            fault.fired = True
+            fault.released.wait(SLOW_SECS)
         if fault.outcome == "fail_before":
             fault.fired = True
             raise InjectedFault(fault.point, fault.outcome)
@@ -161,6 +166,8 @@ class _Firing:
             # the real error must not be hidden behind an injected one.
             return
         self._fault.fired = True
+        if self._fault.outcome == "slow":
+            return
         if self._fault.outcome == "do_then_die":
             os.kill(os.getpid(), signal.SIGKILL)
         raise InjectedFault(self._fault.point, self._fault.outcome)

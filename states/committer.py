@@ -140,6 +140,7 @@ class DeltaCommitter:
         else:
             if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
                 snapshot = self._adopt(snapshot, first)
+        self._engine.expect_litter(str(path))
         self._remember(snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         self._check_owner(path, control)

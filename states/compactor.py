@@ -189,7 +189,10 @@ class Compactor:
             # On a local disk Spark's commits to one table from two processes could both "win".
             with commit_lock(self.plain), faults.fault_point(MERGE):
                 self._execute(session, state, plan, plain, rows)
-        merged = merged_upto(self.state, self._engine.load(self.plain), self.state.starts_at)
+        after = self._engine.load(self.plain)
+        with commit_lock(self.plain):
+            self._engine.sweep(self.plain, after.version)
+        merged = merged_upto(self.state, after, self.state.starts_at)
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
             raise TableError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from coordinators.errors import (
     AttemptCapReached,
     BatchError,
+    BatchOutOfMemory,
     BatchTimeout,
     CommitConflict,
     ConfigError,
@@ -33,6 +34,7 @@ from coordinators.errors import (
     StagedFileMissing,
     StaleEpoch,
     StaleState,
+    StorageProblem,
     TableError,
     TopologyError,
     TridentError,
@@ -46,6 +48,7 @@ from coordinators.errors import (
 __all__ = [
     "AttemptCapReached",
     "BatchError",
+    "BatchOutOfMemory",
     "BatchTimeout",
     "CommitConflict",
     "ConfigError",
@@ -70,6 +73,7 @@ __all__ = [
     "StagedFileMissing",
     "StaleEpoch",
     "StaleState",
+    "StorageProblem",
     "TableError",
     "TopologyError",
     "TridentError",

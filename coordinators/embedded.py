@@ -70,6 +70,10 @@ _JARS = (
     "metrics-core-*",
 )  # fmt: skip
 
+# Few kilobytes of znodes, written many times a second: with the defaults a log file grows to 100,000 requests, and
+# three of them are kept; and each begins with 64 MB.
+_SMALL = ("-Dzookeeper.snapCount=20000", "-Dzookeeper.preAllocSize=4096")
+
 # The data folder is relative: a properties file is Latin-1, and the folder's
 # own name may be anything.
 _ZOO_CFG = """\
@@ -410,7 +414,7 @@ class _Supervisor:
         command = [
             find_java()[0], "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
             "-Djava.awt.headless=true", "-Dlog4j2.configurationFile=log4j2.properties",
-            "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false",
+            "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false", *_SMALL,
             "-cp", _class_path(), "org.apache.zookeeper.server.quorum.QuorumPeerMain", "./zoo.cfg",
         ]  # fmt: skip
         self._server = subprocess.Popen(

@@ -78,6 +78,7 @@ class DeltaCommitter:
         self._open_tables: dict[str, _Open] = {}  # by path
         self._last_manifest: str | None = None
         self._decided_here: set[TransactionAttempt] = set()
+        self._published: dict[TransactionAttempt, tuple[ManifestTable, ...]] = {}  # not cleaned up yet
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -365,6 +366,7 @@ class DeltaCommitter:
             else:
                 self._publish_user(table, decision)
         self._last_manifest = Path(decision.manifest).name
+        self._published[decision.attempt] = manifest.tables
         return Published(marks, manifest.spouts)
 
     def _publish_user(self, table: ManifestTable, decision: Decision) -> None:
@@ -476,6 +478,8 @@ class DeltaCommitter:
             self._manifests.clean(attempt.txid, self._last_manifest)
             if attempt.attempt_id > 0:
                 self._drop_other_attempts(attempt)
+            for table in self._published.pop(attempt, ()):
+                self._drop_unnamed(table)
             self._drop_published_rows(attempt.txid)
             self.maintain()
         except Exception as error:  # left over files cost space, nothing else
@@ -489,6 +493,16 @@ class DeltaCommitter:
                     number = entry.name.split("-", 1)[0]
                     if number.isdigit() and int(number) <= txid:
                         shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _drop_unnamed(self, table: ManifestTable) -> None:
+        """Files that a task has written before it, or its worker, was killed and the task was tried again."""
+        root, named = self._warehouse / table.path, {file.path for file in table.files}
+        for folder in {os.path.dirname(path) for path in named}:
+            if not (root / folder).is_dir():
+                continue  # of a state without a table: gone as a whole
+            for entry in os.scandir(root / folder):
+                if f"{folder}/{entry.name}" not in named:
+                    os.unlink(entry.path)
 
     def _drop_other_attempts(self, attempt: TransactionAttempt) -> None:
         for target in self.staging_targets:

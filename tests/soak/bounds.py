@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.soak.coordinator import HEAP_MB
+from tests.soak.coordinator import HEAP_MB, MERGE_EVERY, RETENTION_TXIDS
 from tests.soak.measure import slope_per_minute, temporary
 
 WARM_SECS = 60.0
@@ -25,6 +25,8 @@ def _folders(final: dict[str, Any], folder: Path) -> list[str]:
         "MB of ZooKeeper's folder": (final["zookeeper"]["mb"], 300),
         "data files that no commit names": (sum(final["orphans"].values()), 6 * ended + 10),
         "files in Spark's local folders": (final["local"]["files"], 40 * final["kills"].get("jvm", 0) + 20),
+        # What is kept for snapshots, what waits for its MERGE, and what was dropped a moment ago.
+        "data files of the log": (final["data_files"]["counts__log"], RETENTION_TXIDS + 5 * MERGE_EVERY + 200),
         "kB of the queue": (final["queue_kb"], 1000),
         "temporary files": (final["temporary"], 0),
     }

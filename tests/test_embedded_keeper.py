@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper server is there for as long as a topology runs: whoever is killed, and when its disk was full."""
+"""The embedded ZooKeeper server is there for as long as a topology runs, whoever is killed, whichever disk was full."""
 
 from __future__ import annotations
 

@@ -46,14 +46,21 @@ def _processes(records: list[dict[str, Any]]) -> list[str]:
         return []
     minutes = (points[-1]["at"] - points[0]["at"]) / 60
     broken = []
-    for name, slope_max, most in (
-        ("python_mb", 3.0, 600), ("jvm_mb", 12.0, HEAP_MB + 700), ("python_files", 1.0, 150), ("jvm_files", 6.0, 700),
-        ("python_threads", 1.0, 120),
+    # Name, growth at once (Spark remembers its last 1,000 jobs), growth a minute, most.
+    for name, once, each, most in (
+        ("python_mb", 10, 0.3, 600), ("heap_mb", 30, 0.5, HEAP_MB), ("jvm_mb", 120, 1.0, HEAP_MB + 700),
+        ("python_files", 12, 0.02, 150), ("jvm_files", 30, 0.05, 700), ("python_threads", 10, 0.02, 120),
+        ("jvm_threads", 30, 0.02, 400),
     ):  # fmt: skip
-        slope = slope_per_minute([(one["at"], one[name]) for one in points])
-        highest = max(one[name] for one in points)
-        bound = f"at most {slope_max:g}), highest {highest:g} of {most}"
-        print(f"{name}: {slope:+.2f} a minute over {minutes:.1f} minutes ({bound}")
-        if slope > slope_max or highest > most:
+        found = [(one["at"], one[name]) for one in points if name in one]
+        if not found:
+            print(f"{name}: NOT MEASURED here")
+            continue
+        slope, highest, allowed = slope_per_minute(found), max(value for _, value in found), once / minutes + each
+        print(
+            f"{name}: {slope:+.2f} a minute over {minutes:.1f} minutes (at most {allowed:.2f}), "
+            f"from {found[0][1]:g} to {found[-1][1]:g}, highest {highest:g} of {most}"
+        )
+        if slope > allowed or highest > most:
             broken.append(f"{name} of the leader: {slope:+.2f} a minute, highest {highest:g}")
     return broken

@@ -54,8 +54,9 @@ def main(folder: Path) -> None:
         "spark.master": "local[2,3]", "spark.driver.memory": f"{HEAP_MB}m", "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"), "spark.sql.session.timeZone": "UTC",
         "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m "
-        "-XX:MaxMetaspaceSize=400m",
+        # The whole heap from the start: what grows then is not the heap.
+        "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch -XX:TieredStopAtLevel=1 "
+        "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m -XX:MaxMetaspaceSize=400m",
     })  # fmt: skip
     query = topology(folder).start(
         spark, warehouse=str(folder / "w"), zookeeper_session_timeout_secs=SESSION_SECS, max_spout_pending=3,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,21 @@ def threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return 0
+
+
+def live_heap_mb(pid: int) -> float | None:
+    """What lives in a JVM's heap, behind a full collection; None where there is no JDK with jcmd, or no such JVM."""
+    command = shutil.which("jcmd")
+    if command is None:
+        return None
+    try:
+        said = subprocess.run(
+            [command, str(pid), "GC.class_histogram"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    total = re.search(r"^Total\s+\d+\s+(\d+)", said, re.MULTILINE)
+    return int(total[1]) / 1e6 if total else None
 
 
 # --- folders ----------------------------------------------------------------------------------

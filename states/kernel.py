@@ -32,6 +32,7 @@ from states.kernel_errors import (
 )
 from states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
 from states.staged import StagedFile
+from states.torn_entries import set_aside_torn_entry
 
 __all__ = [
     "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
@@ -199,13 +200,17 @@ class KernelEngine:
         return True
 
     def load(self, path: str) -> TableSnapshot:
-        """The newest table version.
+        """The newest table version. A log entry that a power cut has torn is set aside first.
 
         Raises:
             TableMissing: there is no table.
             TableError: it cannot be read, or has a property that would lose
                 transaction ids.
         """
+        try:
+            set_aside_torn_entry(path)
+        except OSError as error:  # a read-only disk: then the table is read as it is
+            log.warning("the log of table %s cannot be looked at: %s", path, error)
         return self._load(path, None)
 
     def load_version(self, path: str, version: int) -> TableSnapshot:

@@ -24,7 +24,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinators import faults, master
-from coordinators.errors import AttemptCapReached, BatchTimeout, Deposed, Halted, OutcomeUnknown, StaleState
+from coordinators.errors import (
+    AttemptCapReached,
+    BatchOutOfMemory,
+    BatchTimeout,
+    Deposed,
+    Halted,
+    OutcomeUnknown,
+    StaleState,
+)
 from coordinators.group_store import GroupStore
 from coordinators.master import CoordinatorState, Limits, Mode
 from coordinators.ports import (
@@ -74,15 +82,18 @@ class GroupDriver:
         limits: of the coordinator.
         message_timeout_secs: bounds processing; None = unbounded.
         threads: where its threads and clocks come from.
+        explain: says of an error what is behind it (a full disk); gives it back when it does not know more.
     """
 
     def __init__(
         self, store: GroupStore, spouts: SpoutHost, runner: BatchRunner, committer: Committer, observer: Observer,
         limits: Limits, message_timeout_secs: float | None, threads: Threads = THREADS,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
     ) -> None:  # fmt: skip
         self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
         self._observer, self._limits, self._timeout = observer, limits, message_timeout_secs
+        self._explain = explain
         self._state = master.initial(limits)
         self._inbox: queue.SimpleQueue[master.Event] = threads.inbox()
         self._timers: list[tuple[float, int, master.Timer]] = []
@@ -99,6 +110,7 @@ class GroupDriver:
         self._first_processed = threads.event()
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
+        self.last_error_at = 0.0  # seconds since the epoch
         name = f"trident-{store.group}"
         self._begin_pool = threads.pool(1, f"{name}-begin")
         self._batch_pool = threads.pool(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
@@ -326,12 +338,15 @@ class GroupDriver:
         """An error before the decision: it fails the attempt, ends the driver, or is late."""
         if self._ends_driver(error):
             return
+        meaning = self._explain(error)
         if attempt in self._work:  # a cancelled attempt's error is nobody's business
-            self._heard(attempt, error)
-        self.tell(master.Failed(attempt, timed_out=isinstance(error, BatchTimeout)))
+            self._heard(attempt, meaning)
+        # What did not fit into memory is tried smaller, like what did not fit into its time.
+        self.tell(master.Failed(attempt, timed_out=isinstance(meaning, (BatchTimeout, BatchOutOfMemory))))
 
     def _heard(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
-        self.last_error = error
+        error = self._explain(error)
+        self.last_error, self.last_error_at = error, time.time()
         log.warning("attempt %s of %s failed: %s", attempt, self._store.group, error)
         self._observer.failed(attempt or TransactionAttempt(self._state.next_txid, -1), error)
 
@@ -423,11 +438,12 @@ class GroupDriver:
         while not self._stopping.is_set():
             try:
                 action()
-            except Exception as error:
-                if self._ends_driver(error):
+            except Exception as raised:
+                if self._ends_driver(raised):
                     return False
                 failures += 1
-                self.last_error = error
+                error = self._explain(raised)
+                self.last_error, self.last_error_at = error, time.time()
                 self._observer.event(f"{part} failed ({failures}), trying again: {error}")
                 if failures >= self._limits.max_attempts:
                     halted = Halted(

@@ -11,7 +11,9 @@ again when it ends unexpectedly, on the same port, so that clients find it.
 What is left when something is killed:
 
 - the starter: nothing changes.
-- the server: the supervisor starts it again on the same data.
+- the server: the supervisor starts it again on the same data. A full disk
+  ends the server, too: it is then started again and again, a few seconds
+  apart, until there is room.
 - the supervisor: on Linux the server dies with it (PR_SET_PDEATHSIG); on
   other systems it stays, and the next ``ensure`` ends it by the pid and start
   time in ``endpoint.json``. Either way the next ``ensure`` starts both again
@@ -58,6 +60,7 @@ IDLE_SECS = 600.0
 START_SECS_MAX = 60.0
 _STOP_SECS_MAX = 10.0
 _RESTARTS_MAX, _RESTARTS_WITHIN_SECS = 5, 60.0
+_RESTART_PAUSE_SECS = 2.0
 _PROBE_SECS_MAX = 2.0
 _PR_SET_PDEATHSIG = 1
 
@@ -67,6 +70,10 @@ _JARS = (
     "zookeeper-*", "slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "netty-*", "snappy-java-*",
     "metrics-core-*",
 )  # fmt: skip
+
+# Few kilobytes of znodes, written many times a second: with the defaults a log file grows to 100,000 requests, and
+# three of them are kept; and each begins with 64 MB.
+_SMALL = ("-Dzookeeper.snapCount=20000", "-Dzookeeper.preAllocSize=4096")
 
 # The data folder is relative: a properties file is Latin-1, and the folder's
 # own name may be anything.
@@ -373,19 +380,36 @@ class _Supervisor:
 
     def run(self) -> int:
         starts: list[float] = []
+        served_at: float | None = None
         while not self._stopping:
             now = time.monotonic()
             starts = [start for start in starts if now - start < _RESTARTS_WITHIN_SECS] + [now]
             if len(starts) > _RESTARTS_MAX:
-                print("the server ends again and again", file=sys.stderr, flush=True)
-                return 1
-            port = self._launch()
-            if self._answers(port):
-                self._announce(port)
-                self._supervise(port)
+                # One that has served has lost its disk, and is wanted again when that has room.
+                if served_at is None or now - served_at > self._idle_secs:
+                    _say("the server ends again and again")
+                    return 1
+                self._pause()
+            try:
+                port = self._launch()
+                if self._answers(port):
+                    self._announce(port)
+                    served_at = time.monotonic()
+                    self._supervise(port)
+                    served_at = time.monotonic()
+            except OSError as problem:  # the disk is full, or read-only
+                if served_at is None:
+                    raise
+                _say(f"the server cannot be started: {problem}")
+                self._pause()
             self._end_server()
         (self._folder / "endpoint.json").unlink(missing_ok=True)
         return 0
+
+    def _pause(self) -> None:
+        deadline = time.monotonic() + _RESTART_PAUSE_SECS
+        while not self._stopping and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _launch(self) -> int:
         folder = self._folder
@@ -396,7 +420,7 @@ class _Supervisor:
         command = [
             find_java()[0], "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
             "-Djava.awt.headless=true", "-Dlog4j2.configurationFile=log4j2.properties",
-            "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false",
+            "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false", *_SMALL,
             "-cp", _class_path(), "org.apache.zookeeper.server.quorum.QuorumPeerMain", "./zoo.cfg",
         ]  # fmt: skip
         self._server = subprocess.Popen(
@@ -427,10 +451,11 @@ class _Supervisor:
             self._server.pid,
             processes.started(self._server.pid) or processes.UNKNOWN,
         )
-        (self._folder / "port").write_text(str(port), encoding="ascii")
-        temporary = self._folder / "endpoint.json.new"
-        temporary.write_text(json.dumps(asdict(endpoint)), encoding="utf-8")
-        temporary.replace(self._folder / "endpoint.json")
+        # Each as a whole: on a full disk the port of last time must stay, clients look for the server there.
+        for name, text in (("port", str(port)), ("endpoint.json", json.dumps(asdict(endpoint)))):
+            temporary = self._folder / f"{name}.new"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._folder / name)
 
     def _supervise(self, port: int) -> None:
         assert self._server is not None
@@ -477,6 +502,13 @@ class _Supervisor:
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # what is printed goes to the very disk that is full
 
 
 def _die_with_parent() -> None:

@@ -9,12 +9,14 @@
     ├── ConfigError              a setting has no such name or an impossible value
     ├── EnvironmentProblem       this machine or session lacks something
     │   ├── JavaProblem          no JDK, or one that is too old
-    │   └── SparkSessionProblem  the Spark session lacks a setting
+    │   ├── SparkSessionProblem  the Spark session lacks a setting
+    │   └── StorageProblem       a disk is full, a folder cannot be written
     ├── SourceError              a source's data is missing, unreadable or has changed
     ├── BatchError               one attempt at a batch failed; it may be tried again
     │   ├── FailedException      user code failed the batch on purpose
     │   ├── UserFunctionError    user code raised
-    │   └── BatchTimeout         processing took longer than message_timeout_secs
+    │   ├── BatchTimeout         processing took longer than message_timeout_secs
+    │   └── BatchOutOfMemory     an executor, or a Python worker, ran out of memory
     ├── AttemptCapReached        one batch failed max_attempts times
     ├── DrpcError                a request was not answered
     │   ├── UnknownFunction      no DRPC stream has that name
@@ -98,6 +100,10 @@ class SparkSessionProblem(EnvironmentProblem):
     """The Spark session lacks a setting, which the message names exactly."""
 
 
+class StorageProblem(EnvironmentProblem):
+    """A disk is full, or a folder can no longer be written; what was committed is not touched by it."""
+
+
 class SourceError(TridentError):
     """The data of a source is missing, unreadable or not what was pinned."""
 
@@ -131,6 +137,10 @@ class UserFunctionError(BatchError):
 
 class BatchTimeout(BatchError):
     """Processing took longer than ``message_timeout_secs``."""
+
+
+class BatchOutOfMemory(BatchError):
+    """An executor, or a Python worker, ran out of memory; the next attempt is smaller where its source can."""
 
 
 class AttemptCapReached(TridentError):

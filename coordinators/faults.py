@@ -24,10 +24,11 @@ hang            the I/O is not done; the thread waits until :func:`disarm`
                 and then fails
 pause           the thread waits until :func:`disarm` and then does the I/O:
                 a process that was stopped and goes on
+slow            the I/O is done, after :data:`SLOW_SECS`; so is every later one
 ==============  ==========================================================
 
 ``nth`` counts the entries of that point from 1, the default, since it was
-armed. A fault fires once. ``a:hang>b:fail_before`` is a chain: the entries of
+armed. A fault fires once, except ``slow``. ``a:hang>b:fail_before`` is a chain: the entries of
 ``b`` count only once ``a`` has fired. With nothing armed a point costs one
 truth test.
 """
@@ -47,8 +48,9 @@ from coordinators.errors import ConfigError, TridentError
 log = logging.getLogger("coordinators.faults")
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
 OUTCOMES = (
-    "fail_before", "do_then_fail", "do_then_die", "do_then_hang", "do_then_stop", "hang", "pause", "stop",
+    "fail_before", "do_then_fail", "do_then_die", "do_then_hang", "do_then_stop", "hang", "pause", "slow", "stop",
 )  # fmt: skip
+SLOW_SECS = 2.0
 
 
 class InjectedFault(TridentError):
@@ -153,7 +155,7 @@ def _enter(name: str) -> ContextManager[None]:
             if not fault.counts_now():
                 continue
             fault.entries += 1
-            if fault.entries == fault.nth:
+            if fault.entries == fault.nth or (fault.outcome == "slow" and fault.entries > fault.nth and due is None):
                 due = fault
     return _OFF if due is None else _Firing(due)
 
@@ -169,6 +171,9 @@ class _Firing:
             fault.released.wait()
             if fault.outcome == "hang":
                 raise InjectedFault(fault.point, fault.outcome)
+        if fault.outcome == "slow":
+            fault.fired = True
+            fault.released.wait(SLOW_SECS)
         if fault.outcome == "fail_before":
             fault.fired = True
             raise InjectedFault(fault.point, fault.outcome)
@@ -186,6 +191,8 @@ class _Firing:
         if self._fault.outcome == "pause":
             return
         self._fault.fired = True
+        if self._fault.outcome == "slow":
+            return
         if self._fault.outcome == "do_then_die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault.outcome == "do_then_hang":

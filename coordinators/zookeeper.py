@@ -27,7 +27,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Union
 
@@ -373,6 +373,12 @@ class ZooKeeper:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
+
+    def set_hosts(self, hosts: str) -> None:
+        """Where the servers are from now on; of use while there is no connection."""
+        if hosts != self.config.hosts:
+            self.config = replace(self.config, hosts=hosts)
+            self._client.set_hosts(hosts)
 
     def wait_connected(self, session_number: int | None = None, timeout_secs: float | None = None) -> bool:
         """Wait for a connection; False when the session given was lost, on close and after the timeout."""

@@ -89,9 +89,12 @@ class BackgroundCompactor:
         thread = self._thread
         if thread is None:
             return not compact
-        if not compact:
-            self._cancel()
-        thread.join(timeout_secs)
+        deadline = time.monotonic() + timeout_secs
+        while thread.is_alive() and time.monotonic() < deadline:
+            if not compact:
+                # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
+                self._cancel()
+            thread.join(min(0.2, timeout_secs) if not compact else timeout_secs)
         if thread.is_alive():
             self._final = False
             self._cancel()

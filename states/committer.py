@@ -78,8 +78,9 @@ class DeltaCommitter:
         self._manifests = ManifestStore(warehouse, topology, group)
         self._open_tables: dict[str, _Open] = {}  # by path
         self._plains = PlainWatch(engine, warehouse)
-        self._published: TransactionAttempt | None = None  # whose manifest stays
+        self._last_published: TransactionAttempt | None = None  # whose manifest stays
         self._decided_here: set[TransactionAttempt] = set()
+        self._published: dict[TransactionAttempt, tuple[ManifestTable, ...]] = {}  # not cleaned up yet
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -97,7 +98,7 @@ class DeltaCommitter:
             ForeignTable, SchemaMismatch: a table cannot be this state's.
         """
         if record.last_published is not None:
-            self._published = record.last_published.attempt
+            self._last_published = record.last_published.attempt
         loaded = self._check_all_there(record)
         for binding in self._bindings.values():
             spec = published_table(binding)
@@ -161,6 +162,7 @@ class DeltaCommitter:
         else:
             if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
                 snapshot = self._adopt(snapshot, first)
+        self._engine.expect_litter(str(path))
         self._remember(snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         self._check_owner(path, control)
@@ -345,7 +347,8 @@ class DeltaCommitter:
                 self._publish_memory(table, decision)
             else:
                 self._publish_user(table, decision)
-        self._published = decision.attempt
+        self._last_published = decision.attempt
+        self._published[decision.attempt] = manifest.tables
         return Published(marks, manifest.spouts)
 
     def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
@@ -485,10 +488,12 @@ class DeltaCommitter:
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that."""
         try:
-            self._manifests.clean(attempt.txid, self._published)
+            self._manifests.clean(attempt.txid, self._last_published)
             with faults.fault_point(CLEAN):
                 if attempt.attempt_id > 0:
                     self._drop_other_attempts(attempt)
+                for table in self._published.pop(attempt, ()):
+                    self._drop_unnamed(table)
                 self._drop_published_rows(attempt.txid)
             self.maintain()
         except Exception as error:  # left over files cost space, nothing else
@@ -502,6 +507,16 @@ class DeltaCommitter:
                     number = entry.name.split("-", 1)[0]
                     if number.isdigit() and int(number) <= txid:
                         shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _drop_unnamed(self, table: ManifestTable) -> None:
+        """Files that a task has written before it, or its worker, was killed and the task was tried again."""
+        root, named = self._warehouse / table.path, {file.path for file in table.files}
+        for folder in {os.path.dirname(path) for path in named}:
+            if not (root / folder).is_dir():
+                continue  # of a state without a table: gone as a whole
+            for entry in os.scandir(root / folder):
+                if f"{folder}/{entry.name}" not in named:
+                    os.unlink(entry.path)
 
     def _drop_other_attempts(self, attempt: TransactionAttempt) -> None:
         for target in self.staging_targets:

@@ -48,6 +48,7 @@ from states.log_merge import (
     same_key,
     table_rows,
 )  # fmt: skip
+from states.log_sweeper import LogSweeper
 from states.stored import log_frame, plain_frame
 from states.tables import TXID_COLUMN, UPTO_COLUMN
 
@@ -127,6 +128,7 @@ class Compactor:
         self._pool = pool
         self.job_group = f"trident-compact-{state.topology}-{state.name}"
         self._merge_session: "SparkSession | None" = None
+        self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
         self._last_merge = time.monotonic()
         # What the committer writes too: it must recognise the log drop as the topology's own.
@@ -189,7 +191,10 @@ class Compactor:
             # On a local disk Spark's commits to one table from two processes could both "win".
             with commit_lock(self.plain), faults.fault_point(MERGE):
                 self._execute(session, state, plan, plain, rows)
-        merged = merged_upto(self.state, self._engine.load(self.plain), self.state.starts_at)
+        after = self._engine.load(self.plain)
+        with commit_lock(self.plain):
+            self._engine.sweep(self.plain, after.version)
+        merged = merged_upto(self.state, after, self.state.starts_at)
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
             raise TableError(
@@ -299,6 +304,7 @@ class Compactor:
         for attempt in range(_DROP_TRIES):
             log_snapshot = self._engine.load(self.log)
             control = self._control(log_snapshot)
+            self._sweep(control.floor)
             floor = self._new_floor(LogView(log_snapshot.version, control.txid, control.floor), control, advanced)
             if floor is None:
                 return None
@@ -318,6 +324,14 @@ class Compactor:
         raise CommitConflict(
             f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
         )
+
+    def _sweep(self, floor: int) -> None:
+        """What is dropped for good goes from the disk, too."""
+        self._sweeper.dropped(floor)
+        try:
+            self._sweeper.sweep()
+        except OSError as error:  # files left over cost space, nothing else
+            log.warning("dropped files of %s stay on disk: %s", self.log, error)
 
     def _new_floor(self, view: LogView, control: ControlRecord, advanced: int) -> int | None:
         retention = self._settings.snapshot_retention_txids

@@ -31,8 +31,9 @@ from states.kernel_errors import (
     guard,
     guard_commit,
 )
-from states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action
+from states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
 from states.staged import StagedFile
+from states.torn_entries import set_aside_torn_entry
 
 __all__ = [
     "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
@@ -172,8 +173,27 @@ class KernelEngine:
         self._row_text = kernel.defaults.internal.json.JsonUtils.rowToJson
         self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
+        self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
+
+    def expect_litter(self, path: str) -> None:
+        """Writers before us may have left drafts in the table's log: the next commit sweeps it."""
+        self._littered.add(path)
+
+    def sweep(self, path: str, version: int) -> None:
+        """Remove drafts of log entries that writers which were killed, or met a full disk, have left.
+
+        Args:
+            path: the table's root.
+            version: a table version that exists.
+        """
+        try:
+            sweep_log_folder(path, version)
+        except OSError as error:  # they cost space, nothing else
+            log.debug("drafts of log entries stay in %s: %s", path, error)
+        else:
+            self._littered.discard(path)
 
     def table_exists(self, path: str) -> bool:
         """Whether there is a Delta table at the path."""
@@ -184,13 +204,17 @@ class KernelEngine:
         return True
 
     def load(self, path: str) -> TableSnapshot:
-        """The newest table version.
+        """The newest table version. A log entry that a power cut has torn is set aside first.
 
         Raises:
             TableMissing: there is no table.
             TableError: it cannot be read, or has a property that would lose
                 transaction ids.
         """
+        try:
+            set_aside_torn_entry(path)
+        except OSError as error:  # a read-only disk: then the table is read as it is
+            log.warning("the log of table %s cannot be looked at: %s", path, error)
         return self._load(path, None)
 
     def load_version(self, path: str, version: int) -> TableSnapshot:
@@ -374,7 +398,13 @@ class KernelEngine:
         java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
         version = snapshot.version + 1
         with commit_lock(snapshot.path):
-            result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
+            try:
+                result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
+            except CommitOutcomeUnknown:
+                self._littered.add(snapshot.path)
+                raise
+            if snapshot.path in self._littered:
+                self.sweep(snapshot.path, version)
         return TableSnapshot(
             self, result.getPostCommitSnapshot().get(), snapshot.path, version,
             base=base, control=control, txns=dict([txn]) if txn else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from coordinators.errors import TableError
 from states.staged import StagedFile
 
 LOCK_NAME = "_trident.lock"
+_DRAFT = re.compile(r"\.{1,2}(\d{20})\.[^/]*\.tmp(?:\.crc)?")
 # Characters that both Java's URI and Spark leave alone in the path of a file action.
 _SAFE = "/=:@!$&'()*+,;-._~"
 
@@ -172,6 +174,29 @@ def settle_log_entry(path: str, version: int) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def sweep_log_folder(path: str, version: int) -> list[str]:
+    """Remove the drafts of log entries up to a table version, and return their names.
+
+    Hadoop writes ``.N.json.<uuid>.tmp``, with a checksum beside it, and renames; a writer that is killed, or meets a
+    full disk, leaves it. Entry N exists, so no draft of it can become one: only a stale writer would still hold it,
+    and losing it does what the writer must be told anyway. Call it with :func:`commit_lock` held.
+    """
+    root = local_path(path)
+    if root is None:
+        return []
+    folder = os.path.join(root, "_delta_log")
+    removed = []
+    for name in os.listdir(folder):
+        draft = _DRAFT.fullmatch(name)
+        if draft is not None and int(draft[1]) <= version:
+            try:
+                os.unlink(os.path.join(folder, name))
+            except FileNotFoundError:
+                continue
+            removed.append(name)
+    return removed
 
 
 def _same_file(handle: int, path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,8 +96,15 @@ def write(
             codec=codec,
         )
         reports.append(_written(frames[target.name], file_target))
+    try:
+        rows = reduce(lambda left, right: left.union(right), reports).collect()
+    except BaseException:
+        # Nobody will ever name these files, and on a full disk the next attempt needs their room.
+        for target in targets:
+            shutil.rmtree(target.root / folder, ignore_errors=True)
+        raise
     staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
-    for row in reduce(lambda left, right: left.union(right), reports).collect():
+    for row in rows:
         staged[row.target].append(staged_file(row.asDict()))
     for target in targets:
         files = staged[target.name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from coordinators.errors import (
     AttemptCapReached,
     BatchError,
+    BatchOutOfMemory,
     BatchTimeout,
     CommitConflict,
     ConfigError,
@@ -33,6 +34,7 @@ from coordinators.errors import (
     StagedFileMissing,
     StaleEpoch,
     StaleState,
+    StorageProblem,
     TableError,
     TopologyError,
     TridentError,
@@ -47,6 +49,7 @@ from coordinators.errors import (
 __all__ = [
     "AttemptCapReached",
     "BatchError",
+    "BatchOutOfMemory",
     "BatchTimeout",
     "CommitConflict",
     "ConfigError",
@@ -71,6 +74,7 @@ __all__ = [
     "StagedFileMissing",
     "StaleEpoch",
     "StaleState",
+    "StorageProblem",
     "TableError",
     "TopologyError",
     "TridentError",

@@ -56,6 +56,7 @@ from states.reading import read_state
 from trident.config import TridentConfig
 from trident.drpc import TIMEOUT_SECS, Answer, DrpcRequests
 from trident.drpc_front import DrpcFront
+from trident.embedded_keeper import EmbeddedKeeper
 from trident.planner import GroupPlan, plan
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
@@ -64,6 +65,7 @@ from trident.spout_executors import SpoutExecutor, make_executor
 from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
+from trident.storage_failures import FailureExplainer, written_folders
 from trident.stored_frames import StoredFrames, own_snapshot
 from trident.warm_up import WarmUp
 from trident.zookeeper_access import warn_if_open
@@ -94,7 +96,7 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
     """
     hosts = config.zookeeper
     if hosts == "embedded":
-        hosts = EmbeddedZooKeeper.ensure(warehouse / "_trident" / "zookeeper")
+        hosts = EmbeddedZooKeeper.ensure(server_folder(warehouse))
     zk = ZooKeeper(
         ZooKeeperConfig(
             hosts=hosts,
@@ -107,6 +109,11 @@ def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
     zk.connect()
     warn_if_open(config, zk)
     return zk
+
+
+def server_folder(warehouse: Path) -> Path:
+    """The data folder of a warehouse's embedded ZooKeeper server."""
+    return warehouse / "_trident" / "zookeeper"
 
 
 def spark_settings(config: TridentConfig) -> dict[str, str]:
@@ -218,8 +225,10 @@ class TopologyQuery:
         self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
         self._warehouse = warehouse
         self._engine = KernelEngine(spark)
+        self._explain = FailureExplainer(written_folders(spark, warehouse))
         self._zk: ZooKeeper | None = None
         self._registration: Registration | None = None
+        self._keeper: EmbeddedKeeper | None = None
         self._run_id = uuid.uuid4().hex
         self._incarnation = ""
         self._epoch = 0
@@ -459,6 +468,9 @@ class TopologyQuery:
         except BaseException:
             self._zk.close()
             raise
+        if self._config.zookeeper == "embedded":
+            folder = server_folder(self._warehouse)
+            self._keeper = EmbeddedKeeper(self._zk, folder, self._server_trouble, self._explain)
         self._thread.start()
         self._pulse.start()
 
@@ -480,7 +492,7 @@ class TopologyQuery:
                 if self._failed_recoveries:
                     self._stop_requested.wait(self._limits().backoff_secs(self._failed_recoveries))
         except Exception as error:
-            self._error = error
+            self._error = self._explain(error)
             log.debug("the topology ended", exc_info=True)
         finally:
             halted = isinstance(self._error, Halted)
@@ -490,6 +502,8 @@ class TopologyQuery:
             self._status_writer.close()
             self._front.end()
             self._progress.close()
+            if self._keeper is not None:
+                self._keeper.close()
             if self._zk is not None:
                 self._zk.close()
             self._done.set()
@@ -602,8 +616,9 @@ class TopologyQuery:
         self._event(f"finishing the decided transaction {store.decision.attempt} of {plan_.name}")
         spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id), plan_.spouts, store.decision.txid)
         driver = GroupDriver(
-            store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None
-        )
+            store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None,
+            self._explain,
+        )  # fmt: skip
         driver.start()
         driver.stop()
         while not driver.wait(0.05):
@@ -643,8 +658,9 @@ class TopologyQuery:
         compactor = self._make_compactor(plan_)
         observer = _GroupObserver(self, plan_.name, compactor)
         driver = GroupDriver(
-            store, host, runner, committer, observer, self._limits(), self._config.message_timeout_secs
-        )
+            store, host, runner, committer, observer, self._limits(), self._config.message_timeout_secs,
+            self._explain,
+        )  # fmt: skip
         return _RunningGroup(plan_, driver, host, runner, compactor)
 
     def _make_requests(self, groups: Sequence[_RunningGroup]) -> DrpcRequests:
@@ -664,11 +680,17 @@ class TopologyQuery:
                 for binding in plan_.bindings
                 if binding.kind == "keyed"
             ],
-            on_error=self._compaction_error,
+            on_error=partial(self._compaction_error, plan_.name),
         )  # fmt: skip
 
-    def _compaction_error(self, state: str, error: BaseException) -> None:
-        self._event(f"merging {state} in the background failed, trying again: {error}")
+    def _compaction_error(self, group: str, state: str, error: BaseException) -> None:
+        text = f"merging {state} in the background failed, trying again: {self._explain(error)}"
+        self._errors[group] = (text, time.time())
+        self._event(text)
+
+    def _server_trouble(self, text: str) -> None:
+        self._errors.update({plan_.name: (text, time.time()) for plan_ in self._plans})
+        self._event(text)
 
     def _spout_context(self, tx_id: str) -> SpoutContext:
         folder = self._warehouse / "_trident" / self._topology.name / "streams" / tx_id
@@ -775,7 +797,9 @@ class TopologyQuery:
 
     def _group_status(self, group: _RunningGroup) -> GroupStatus:
         state, began = group.driver.state, group.driver.began_at()
-        error = self._errors.get(group.plan.name)
+        error, last = self._errors.get(group.plan.name), group.driver.last_error
+        if last is not None and (error is None or group.driver.last_error_at > error[1]):
+            error = (str(last), group.driver.last_error_at)  # what a decided transaction waits for
         mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
         rows, txids = self._progress.rates()
         attempts = tuple(

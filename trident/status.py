@@ -11,6 +11,7 @@ look, and the reader can work it out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -218,6 +219,8 @@ class StatusWriter:
             if not self._warned:
                 _log.warning("the status cannot be written to %s: %s", self._path, error)
             self._warned = True
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             return
         self._on_disk = self._wanted
 

@@ -1,0 +1,59 @@
+"""Deletes the data files of a keyed state's log some time after the log has dropped them.
+
+A log drop removes files from the Delta table; on disk they would stay until
+somebody runs VACUUM on a table that is internal, one folder for each
+transaction for ever. No snapshot can be asked for below the floor; a reader
+that had pinned an older table version before the drop has an hour to end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+GRACE_SECS = 3600.0
+
+
+class LogSweeper:
+    """The sweeper of one log; used by one thread. A new process gives the whole grace again.
+
+    Args:
+        root: the log's folder.
+        incarnation: of the topology; files of others are not touched.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, root: Path, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._data, self._clock = root / "data" / incarnation, clock
+        self._drops: deque[tuple[float, int]] = deque()  # when a floor was first seen
+
+    def dropped(self, floor: int) -> None:
+        """The log's control record says that transactions up to this one are dropped."""
+        if not self._drops or floor > self._drops[-1][1]:
+            self._drops.append((self._clock(), floor))
+
+    def sweep(self) -> int:
+        """Deletes what was dropped long enough ago; returns how many folders that were.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        floor = None
+        while self._drops and self._clock() - self._drops[0][0] >= GRACE_SECS:
+            floor = self._drops.popleft()[1]
+        if floor is None or not self._data.is_dir():
+            return 0
+        doomed = [entry.path for entry in os.scandir(self._data) if _txid(entry.name) <= floor]
+        for folder in doomed:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(doomed)
+
+
+def _txid(folder: str) -> float:
+    """Of an attempt's folder, ``<txid>-<attempt>-<nonce>``."""
+    number = folder.partition("-")[0]
+    return int(number) if number.isdigit() else float("inf")

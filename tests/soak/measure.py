@@ -1,0 +1,173 @@
+"""What the soak measures from outside: processes in /proc, folders on disk, znodes. Nothing here asks the product."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """pid → command line of every living process below one."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+    found: dict[int, str] = {}
+    level = {pid}
+    while level := {child for child, parent in parents.items() if parent in level and child not in found}:
+        found.update((child, command_of(child)) for child in level)
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def workers(pid: int) -> list[int]:
+    """Python workers of a coordinator: what pyspark's daemon has forked."""
+    below = descendants(pid)
+    daemons = [child for child, command in below.items() if "pyspark.daemon" in command]
+    return [child for daemon in daemons for child in descendants(daemon)]
+
+
+def jvms(pid: int) -> list[int]:
+    return [child for child, command in descendants(pid).items() if "SparkSubmit" in command]
+
+
+def rss_mb(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+def open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def live_heap_mb(pid: int) -> float | None:
+    """What lives in a JVM's heap, behind a full collection; None where there is no JDK with jcmd, or no such JVM."""
+    command = shutil.which("jcmd")
+    if command is None:
+        return None
+    try:
+        said = subprocess.run(
+            [command, str(pid), "GC.class_histogram"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    total = re.search(r"^Total\s+\d+\s+(\d+)", said, re.MULTILINE)
+    return int(total[1]) / 1e6 if total else None
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def walk(folder: Path) -> Iterator[tuple[str, bool, int]]:
+    """(path, whether it is a folder, bytes) of everything below; what goes away meanwhile is passed over."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            size = 0 if is_folder else entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:
+            continue
+        yield entry.path, is_folder, size
+        if is_folder:
+            yield from walk(Path(entry.path))
+
+
+def counted(folder: Path) -> dict[str, float]:
+    everything = list(walk(folder))
+    files = [size for _, is_folder, size in everything if not is_folder]
+    return {"files": len(files), "folders": len(everything) - len(files), "mb": round(sum(files) / 1e6, 2)}
+
+
+def log_actions(table: Path) -> Iterator[dict[str, Any]]:
+    for entry in sorted((table / "_delta_log").glob("[0-9]*.json")):
+        for line in entry.read_text().splitlines():
+            yield json.loads(line)
+
+
+def data_files(table: Path) -> set[str]:
+    """On disk, relative to the table."""
+    return {
+        os.path.relpath(path, table) for path, is_folder, _ in walk(table)
+        if not is_folder and path.endswith(".parquet") and "_delta_log" not in path
+    }  # fmt: skip
+
+
+def orphans(table: Path) -> set[str]:
+    """Data files that no commit has ever named: what attempts left behind that came to nothing."""
+    return data_files(table) - {action["add"]["path"] for action in log_actions(table) if "add" in action}
+
+
+def temporary(folder: Path) -> list[str]:
+    """Files that only a writer that was killed, or has failed, leaves."""
+    return sorted(
+        os.path.relpath(path, folder) for path, is_folder, _ in walk(folder)
+        if not is_folder and (path.endswith((".tmp", ".tmp.crc", ".new")) or "/.status.json." in path)
+    )  # fmt: skip
+
+
+# --- ZooKeeper --------------------------------------------------------------------------------
+
+
+def znodes(hosts: str, root: str) -> dict[str, int]:
+    """How many there are, and the bytes in them; −1 while the server is away."""
+    client = KazooClient(hosts, timeout=4.0)
+    try:
+        client.start(timeout=3)
+        count, size, level = 0, 0, [root]
+        while level:
+            path = level.pop()
+            data, _ = client.get_async(path).get(timeout=3)
+            count, size = count + 1, size + len(data)
+            level += [f"{path}/{child}" for child in client.get_children_async(path).get(timeout=3)]
+        return {"znodes": count, "znode_bytes": size}
+    except Exception:  # it is one of those that are killed
+        return {"znodes": -1, "znode_bytes": -1}
+    finally:
+        client.stop()
+        client.close()
+
+
+def slope_per_minute(points: list[tuple[float, float]]) -> float:
+    """Least squares; points are (seconds, value)."""
+    n = len(points)
+    if n < 2:
+        return 0.0
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    below = sum((x - mean_x) ** 2 for x, _ in points)
+    return 60.0 * sum((x - mean_x) * (y - mean_y) for x, y in points) / below if below else 0.0

@@ -1,0 +1,74 @@
+"""The embedded ZooKeeper server is there for as long as a topology runs, whoever is killed, whichever disk was full."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinators.embedded import EmbeddedZooKeeper
+from coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper, ZooKeeperConfig
+from tests.storage_helpers import small_disk
+from tests.zk_fixtures import eventually
+from trident.embedded_keeper import EmbeddedKeeper
+from trident.storage_failures import FailureExplainer
+
+LEVELS = (0, 4096, 8192, 12_288) if os.environ.get("TRIDENT_STORAGE") == "all" else (4096,)
+
+
+@contextmanager
+def kept_server(folder: Path) -> Iterator[tuple[ZooKeeper, list[str], Callable[[], str]]]:
+    """A server, a connection, what the keeper has told, and a server as a second process would start it."""
+    told: list[str] = []
+    try:
+        zk = ZooKeeper(ZooKeeperConfig(EmbeddedZooKeeper.ensure(folder), "/kept", session_timeout_secs=30))
+        zk.connect()
+        keeper = EmbeddedKeeper(zk, folder, told.append, FailureExplainer([folder]))
+        yield zk, told, lambda: EmbeddedZooKeeper.ensure(folder)
+        keeper.close()
+        zk.close()
+    finally:
+        EmbeddedZooKeeper.stop(folder)
+
+
+def test_a_supervisor_that_is_killed_is_replaced_and_the_session_lives_on(tmp_path: Path) -> None:
+    with kept_server(tmp_path / "server") as (zk, told, _):
+        before, session = EmbeddedZooKeeper.status(tmp_path / "server"), zk.session_id
+        os.kill(before.supervisor_pid, signal.SIGKILL)
+        assert eventually(lambda: told and zk.connected, 25), told
+        after = EmbeddedZooKeeper.status(tmp_path / "server")
+        assert (after.port, after.supervisor_pid == before.supervisor_pid) == (before.port, False)
+        assert zk.session_id == session
+
+
+@pytest.mark.parametrize("left", LEVELS)
+def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_had_acknowledged(
+    tmp_path: Path, left: int
+) -> None:
+    with small_disk(tmp_path / "disk", 3) as disk:
+        folder = disk.folder / "server"
+        with kept_server(folder) as (zk, told, _):
+            port, written = EmbeddedZooKeeper.status(folder).port, set()
+            disk.fill(left)
+            session = zk.session_number
+            for _ in range(200):
+                name = uuid.uuid4().hex
+                try:
+                    zk.multi([Create(f"/kept/{name}", bytes(500))])
+                    written.add(name)
+                except OutcomeUnknown:
+                    break
+            else:
+                pytest.fail("the disk never was full")
+            disk.make_room()
+            assert eventually(lambda: zk.connected, 30), told
+            found = set(zk.children("/kept"))
+            assert written <= found and len(found - written) <= 1, "the last one's outcome is unknown"
+            assert EmbeddedZooKeeper.status(folder).port == port, "clients look for it there"
+            assert zk.session_number == session
+            zk.multi([Create("/kept/again")])

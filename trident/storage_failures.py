@@ -1,0 +1,159 @@
+"""What an error says about the storage or the memory below: where, how much is left, and what to do.
+
+A full disk shows as an ``OSError`` of Python, as an exception of Java or of SQLite,
+or as the text of a Spark task that failed; an executor without memory as an
+exit code. None of them says which folder, or that nothing is lost. This module
+finds the cause in the text and says it in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinators.errors import (
+    BatchOutOfMemory,
+    BatchTimeout,
+    Deposed,
+    FailedException,
+    Halted,
+    OutcomeUnknown,
+    StorageProblem,
+    TridentError,
+    UserFunctionError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FULL = ("no space left on device", "database or disk is full", "disk quota exceeded")
+_READ_ONLY = ("read-only file system", "attempt to write a readonly database")
+_FORBIDDEN = ("permission denied", "operation not permitted", "unable to open database file")
+# Spark's exit code of an executor that ran out of heap, and what a killed Python worker or the kernel leave.
+_MEMORY = re.compile(
+    r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|Command exited with code 137|ArrowMemoryError"
+    r"|ExecutorLostFailure[^\n]*(?:exit code 52|OOM)|Killed by external signal"
+)
+_NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
+_TRUSTED = (
+    BatchOutOfMemory, BatchTimeout, FailedException, UserFunctionError, Deposed, Halted, OutcomeUnknown, StorageProblem,
+)  # fmt: skip
+
+
+class FailureExplainer:
+    """Turns an error of an attempt into one that names the full disk, the read-only folder, or the lack of memory.
+
+    Args:
+        folders: what the topology writes to: the warehouse, Spark's local folders.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = list(dict.fromkeys(Path(folder) for folder in folders))
+
+    def __call__(self, error: BaseException) -> BaseException:
+        """The error itself unless its cause is the storage or the memory; never raises."""
+        if isinstance(error, _TRUSTED) and not (isinstance(error, UserFunctionError) and "MemoryError" in str(error)):
+            return error
+        text = _text_of(error)
+        found: TridentError | None = None
+        try:
+            found = self._storage(text) or _memory(text)
+        except OSError:
+            return error  # the folder itself cannot be looked at: what was raised says as much
+        if found is None:
+            return error
+        found.__cause__ = error
+        return found
+
+    def _storage(self, text: str) -> StorageProblem | None:
+        lower = text.lower()
+        for words, meaning, judge in (
+            (_FULL, "a disk is full (No space left on device)", _fullest),
+            (_READ_ONLY, "a folder is read-only (Read-only file system)", _read_only),
+            (_FORBIDDEN, "a folder may not be written (Permission denied)", _forbidden),
+        ):
+            if not any(word in lower for word in words):
+                continue
+            folders = judge(self._folders)
+            if not folders and words is _FORBIDDEN:
+                return None  # somebody else refused: a server, a user's own file
+            where = "; ".join(folders) or f"none of {', '.join(map(str, self._folders))} any more"
+            action = "make room there" if words is _FULL else "make it writable again"
+            return StorageProblem(f"{meaning}: {where}", found=_line_with(text, words), action=f"{action}; {_NEXT}")
+        return None
+
+
+def written_folders(spark: "SparkSession", warehouse: Path) -> list[Path]:
+    """The folders that a topology writes to on this machine."""
+    local = spark.sparkContext.getConf().get("spark.local.dir", "") or os.environ.get("SPARK_LOCAL_DIRS", "/tmp")
+    return [warehouse, *(Path(part) for part in local.split(",") if part)]
+
+
+def _memory(text: str) -> BatchOutOfMemory | None:
+    match = _MEMORY.search(text)
+    if match is None:
+        return None
+    return BatchOutOfMemory(
+        "an executor, or a Python worker, has run out of memory",
+        found=_line_with(text, (match[0].lower(),)),
+        action="make batches smaller (max_rows of the spout) or give more memory (spark.executor.memory, "
+        f"spark.executor.pyspark.memory, in local mode spark.driver.memory); {_NEXT}",
+    )
+
+
+def _fullest(folders: Sequence[Path]) -> list[str]:
+    """Those on a file system with little room; else the one with the least."""
+    shares = []
+    for folder in folders:
+        status = os.statvfs(folder)
+        free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+        files_left = status.f_favail if status.f_files else 1
+        said = f"{folder} has {_size(free)} free of {_size(size)}" + ("" if files_left else ", and no file left")
+        shares.append((0.0 if not files_left else free / size if size else 1.0, said))
+    low = [said for share, said in shares if share < 0.05]
+    return low or [min(shares)[1]] if shares else []
+
+
+def _read_only(folders: Sequence[Path]) -> list[str]:
+    return [str(folder) for folder in folders if os.statvfs(folder).f_flag & os.ST_RDONLY]
+
+
+def _forbidden(folders: Sequence[Path]) -> list[str]:
+    found = []
+    for folder in folders:
+        below = [folder, *(entry for entry in sorted(folder.glob("*")) if entry.is_dir())] if folder.is_dir() else []
+        found += [str(one) for one in below if not os.access(one, os.W_OK | os.X_OK)]
+    return found
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def _text_of(error: BaseException) -> str:
+    """What the error and its causes say, the outermost first."""
+    texts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        try:
+            texts.append(f"{type(current).__name__}: {current}")
+        except Exception:  # str() of a Java error asks the JVM, which may be gone
+            texts.append(type(current).__name__)
+        current = current.__cause__ or current.__context__
+    return "\n".join(texts)
+
+
+def _line_with(text: str, words: Sequence[str]) -> str:
+    for line in text.splitlines():
+        if any(word in line.lower() for word in words):
+            return line.strip()[:300]
+    return text.strip().splitlines()[0][:300]

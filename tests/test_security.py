@@ -7,6 +7,8 @@ import ssl
 import sys
 import threading
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,19 @@ from coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, Zoo
 from tests.zk_fixtures import eventually
 from tests.zk_security import (
     DIGEST_PASSWORD,
+    KEY_PASSWORD,
     SASL_USERS,
     WRONG_PASSWORD,
     Logged,
     Secured,
     assert_no_secret,
-)  # fmt: skip
+    documented,
+    jaas,
+)
 from tests.zk_servers import ExtraServer
 from trident.cli import exit_code
 from trident.config import TridentConfig
+from trident.http_server import HttpServer
 from trident.query import open_zookeeper
 
 CONNECT_SECS = 10.0
@@ -205,12 +211,10 @@ def test_without_the_package_sasl_is_an_error_that_names_it(
 def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> None:
     """kazoo does not know that answer and would try for ever."""
     password = SASL_USERS["trident"]
-    jaas = f'Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_trident="{password}"; }};'
-    (tmp_path / "jaas.conf").write_text(jaas)
-    properties = {"java.security.auth.login.config": str(tmp_path / "jaas.conf"),
-                  "zookeeper.sessionRequireClientSASLAuth": "true"}  # fmt: skip
-    config = {"authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
-    server = ExtraServer(tmp_path, config, properties).start()
+    (tmp_path / "jaas.conf").write_text(jaas({"trident": password}))
+    config = {key: value for key, value in documented("zoo.cfg") if key.startswith("authProvider")}
+    properties = {"java.security.auth.login.config": str(tmp_path / "jaas.conf")}
+    server = ExtraServer(tmp_path, {**config, **dict(documented("required.cfg"))}, properties).start()
     hosts = f"127.0.0.1:{server.port}"
     try:
         with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_mechanism"):
@@ -222,11 +226,11 @@ def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> No
         zk = opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
                     zookeeper_sasl_password=SASL_USERS["trident"])  # fmt: skip
         server.stop()
-        (tmp_path / "jaas.conf").write_text(jaas.replace(password, "another-one"))
+        (tmp_path / "jaas.conf").write_text(jaas({"trident": "another-one"}))
         server.start()
         assert eventually(lambda: zk._reviving, 30)
         server.stop()
-        (tmp_path / "jaas.conf").write_text(jaas)
+        (tmp_path / "jaas.conf").write_text(jaas({"trident": password}))
         server.start()
         assert eventually(lambda: zk.connected and not zk._reviving, 30)
         zk.multi([SetData(zk.config.root, b"again", zk.exists(zk.config.root).znode_version)])
@@ -422,3 +426,79 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
         with pytest.raises(ConfigError) as caught:
             config.with_overrides([mistyped])
         assert_no_secret(all_of(caught.value))
+
+
+# -- the guide ----------------------------------------------------------------
+
+
+def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
+    secured: Secured, tmp_path: Path, zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is made of the guide's blocks too, see tests/zk_security.py."""
+    made = secured.certificates
+    own = {
+        "/etc/trident/ca.pem": made.ca, "/etc/trident/client.pem": made.client,
+        "/etc/trident/client.key": made.client_locked_key, "the password of that key": KEY_PASSWORD,
+        "the password of trident": SASL_USERS["trident"],
+    }  # fmt: skip
+    for variable, value in documented("settings"):
+        monkeypatch.setenv(variable, secured.tls if variable == "TRIDENT_ZOOKEEPER" else str(own.get(value, value)))
+    zk = open_zookeeper(TridentConfig(zookeeper_root=zk_root), tmp_path)
+    assert owners(zk) == {("x509", "CN=client"), ("sasl", "trident")}
+    zk.close()
+
+
+# -- HTTP ---------------------------------------------------------------------
+
+
+class Front:
+    name, plans, is_leader, role = "top", {}, True, "leader"
+
+    def answer(self, *given: Any) -> Any:
+        raise AssertionError("nothing is asked")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_no_other_machine_is_answered_without_a_token(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="http_token"):
+        HttpServer(address, None, Front())
+    with pytest.raises(ConfigError, match="http_token"):
+        TridentConfig(http=address)
+
+
+def test_localhost_is_what_is_listened_at_and_not_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts may say anything."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: real("0.0.0.0", *more, **named))
+    TridentConfig(http="localhost:0")
+    with pytest.raises(ConfigError, match="http_token"):
+        HttpServer("localhost:0", None, Front())
+
+
+def test_the_token_is_compared_in_constant_time_and_not_logged(
+    everything: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, wrong = "token-of-the-endpoint", "token-of-the-other-one"
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("trident.http_server.hmac.compare_digest", compare)
+    server = HttpServer("127.0.0.1:0", token, Front())
+    try:
+        for presented, status in ((token, 200), (wrong, 401), (token[:-1], 401)):
+            request = urllib.request.Request(
+                f"http://{server.address}/drpc", headers={"Authorization": f"Bearer {presented}"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    assert answer.status == status
+            except urllib.error.HTTPError as refusal:
+                told = refusal.read().decode()
+                assert refusal.code == status and token not in told and wrong not in told
+    finally:
+        server.stop()
+    assert compared == [(one.encode(), token.encode()) for one in (token, wrong, token[:-1])]
+    assert "token-of-the" not in everything.text

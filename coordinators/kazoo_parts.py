@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import socket
 import ssl
@@ -153,15 +154,13 @@ class Handler(SequentialThreadingHandler):
 
 def require_sasl_package() -> None:
     """Raises ConfigError when the package that kazoo needs for SASL is missing."""
-    try:
-        import puresasl  # noqa: F401 (kazoo uses it)
-    except ImportError:
+    if importlib.util.find_spec("puresasl") is None:
         raise ConfigError(
             "SASL to ZooKeeper needs a package that is not installed",
             found="no module puresasl",
             expected="pure-sasl",
             action="pip install 'trident-spark[sasl]'",
-        ) from None
+        )
 
 
 # -- the log ----------------------------------------------------------------

@@ -11,7 +11,9 @@ import os
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from click.testing import CliRunner
@@ -19,10 +21,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from coordinators.embedded import _read_endpoint
-from coordinators.errors import ConfigError, CorruptZnode, Halted, TableError, TopologyError, TridentError
+from coordinators.errors import ConfigError, CorruptZnode, Halted, SourceError, TableError, TopologyError, TridentError
+from coordinators.group_store import partition_znode
 from coordinators.records import Decision, decode, encode
 from coordinators.transactions import TransactionAttempt
-from coordinators.zookeeper import Create, ZooKeeper
+from coordinators.zookeeper import Create, Delete, ZooKeeper
 from coordinators.zookeeper import check_name as check_znode_name
 from states.backed_map import opaque
 from states.manifest import Manifest, ManifestStore, ManifestTable
@@ -44,6 +47,7 @@ from trident import (
 )  # fmt: skip
 from trident.config import TridentConfig
 from trident.dead_letter_admin import dead_letters, replay
+from trident.spout_executors import OpaquePartitionedTridentSpoutExecutor, _usable
 
 NASTY = [
     "", " ", ".", "..", "...", "../x", "../../x", "x/..", "a/b", "/etc", "/", "//", "a/", "a\\b", "..\\x", "C:\\x",
@@ -174,24 +178,54 @@ def test_a_state_is_read_by_its_own_name_alone(beside: Path) -> None:
 # -- znodes ------------------------------------------------------------------
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(name=st.text(min_size=1, max_size=20) | st.sampled_from(NASTY))
+ANY_NAME = st.text(min_size=1, max_size=20) | st.sampled_from(NASTY)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=ANY_NAME)
 @example("\U0001f600")
 @example("\ue000")
 @example("a\u0085b")
-def test_a_partitions_name_is_refused_or_is_exactly_one_znode(zk: ZooKeeper, name: str) -> None:
-    """Names of partitions come from a source: they are not allow-listed, but cannot lead anywhere else."""
-    root = zk.config.root
+def test_a_name_is_refused_or_is_exactly_one_znode(zk: ZooKeeper, name: str) -> None:
     try:
-        path = zk.path("partitions", name)
+        path = zk.path("names", name)
     except ConfigError as refused:
         assert "znode" in str(refused)
         return
-    zk.ensure_path(f"{root}/partitions")
-    zk.multi([Create(path, name.encode())])
-    assert zk.children(f"{root}/partitions") == [name] and zk.get(path)[0] == name.encode()
-    assert zk.children(root) == ["partitions"]
-    zk._client.delete(path)
+    exactly_one(zk, "names", path, name)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=ANY_NAME)
+@example("a/b")
+@example("../x")
+@example("😀")
+def test_a_partitions_name_is_refused_or_is_exactly_one_znode(zk: ZooKeeper, name: str) -> None:
+    """Names of partitions come from a source: they may be anything that can be written, and lead nowhere else."""
+    if not _usable(name):
+        assert not name.strip(".") or len(name) > 300 or any("\ud800" <= c <= "\udfff" for c in name)
+        return
+    child = partition_znode(name)
+    assert unquote(child) == name
+    exactly_one(zk, "partitions", f"{zk.config.root}/partitions/{child}", child)
+
+
+def exactly_one(zk: ZooKeeper, parent: str, path: str, child: str) -> None:
+    root = zk.config.root
+    zk.ensure_path(f"{root}/{parent}")
+    zk.multi([Create(path, b"x")])
+    assert zk.children(f"{root}/{parent}") == [child] and zk.get(path)[0] == b"x"
+    assert zk.children(root) == [parent]
+    zk.multi([Delete(path)])
+
+
+@pytest.mark.parametrize("partition", ["", ".", "..", "...", "\ud800", "x" * 1025, 7, None])
+def test_a_source_with_an_impossible_partition_is_an_error_before_anything_is_emitted(partition: Any) -> None:
+    executor = OpaquePartitionedTridentSpoutExecutor.__new__(OpaquePartitionedTridentSpoutExecutor)
+    executor._tx_id, executor._partitions = "lines", None
+    executor._coordinator = SimpleNamespace(get_partitions_for_batch=lambda: ["fine", partition])
+    with pytest.raises(SourceError, match="'lines'"):
+        executor._ordered_partitions()
 
 
 def test_names_that_lead_elsewhere_are_refused_for_znodes() -> None:

@@ -28,6 +28,7 @@ from coordinators.transactions import TransactionAttempt
 from coordinators.zookeeper import Create, Delete, ZooKeeper
 from coordinators.zookeeper import check_name as check_znode_name
 from states.backed_map import opaque
+from states.descriptor import StateDescriptor, load_descriptor
 from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.names import check_inside, check_name
 from states.redis_map import RedisMap
@@ -168,11 +169,27 @@ def test_a_function_refuses_a_nasty_name_and_touches_nothing(call: Callable[...,
 
 
 def test_a_state_is_read_by_its_own_name_alone(beside: Path) -> None:
-    from states.descriptor import load_descriptor
-
     for name in NASTY_FOR["state"]:
         with pytest.raises(TopologyError):
             load_descriptor(beside, name)
+
+
+def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server: str, zk_root: str) -> None:
+    outside, warehouse = tmp_path / "outside", tmp_path / "w"
+    for folder in ("counts", "log", "top"):
+        (outside / folder).mkdir(parents=True)
+        (outside / folder / "keep").write_text("keep")
+    StateDescriptor(
+        name="counts", kind="keyed", topology="top", group="g", incarnation="i", keys=("k",), value_fields=("n",),
+        schema_json="{}",
+    ).save(warehouse)  # fmt: skip
+    links = {"counts": "counts", "counts__log": "log", "_trident/top": "top"}
+    for link, target in links.items():
+        (warehouse / link).symlink_to(outside / target)
+    config = TridentConfig(warehouse=warehouse, zookeeper=zk_server, zookeeper_root=zk_root)
+    assert "dropped" in admin.reset("top", True, config)
+    assert [(outside / target / "keep").read_text() for target in links.values()] == ["keep"] * 3
+    assert not any((warehouse / link).is_symlink() for link in links)
 
 
 # -- znodes ------------------------------------------------------------------

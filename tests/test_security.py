@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
@@ -35,6 +36,7 @@ from tests.zk_security import (
     jaas,
 )
 from tests.zk_servers import ExtraServer
+from trident import cli
 from trident.cli import exit_code
 from trident.config import TridentConfig
 from trident.http_server import HttpServer
@@ -205,6 +207,16 @@ def test_a_wrong_password_is_told_at_once(secured: Secured, opened: Open, user: 
         opened(**settings, zookeeper_connect_timeout_secs=60)
     assert exit_code(caught.value) == 4
     assert_no_secret(all_of(caught.value))
+
+
+def test_a_command_ends_with_code_4_and_shows_no_password(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in secured.sasl_settings(zookeeper_sasl_password=WRONG_PASSWORD).items():
+        monkeypatch.setenv(f"TRIDENT_{name.upper()}", value)
+    done = CliRunner().invoke(cli.main, ["reset", "top", "--yes", "--verbose", "--set", f"warehouse={tmp_path}"])
+    assert done.exit_code == 4 and "zookeeper_sasl_password" in done.output
+    assert_no_secret(done.output)
 
 
 def test_without_the_package_sasl_is_an_error_that_names_it(

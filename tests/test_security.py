@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import sys
@@ -20,7 +21,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
-from coordinators.kazoo_parts import Handler
+from coordinators.kazoo_parts import Handler, Problems
 from coordinators.znode_access import keep_for_creator
 from coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from tests.zk_fixtures import eventually
@@ -123,6 +124,16 @@ def test_a_certificate_that_is_not_accepted_is_told_at_once(
     assert eventually(lambda: not [one for one in threading.enumerate() if "zk_loop" in one.name])
 
 
+def test_one_server_with_a_strange_certificate_is_no_reason_to_give_up_the_others(
+    secured: Secured, opened: Open
+) -> None:
+    bad = f"127.0.0.1:{secured.tls_port}"  # the certificate is for localhost
+    assert opened(**secured.tls_settings(zookeeper=f"{bad},{secured.tls}")).connected
+    with pytest.raises(ZooKeeperUnreachable, match="within 1 s.*of another host") as caught:
+        opened(**secured.tls_settings(zookeeper=f"{bad},localhost:1"), zookeeper_connect_timeout_secs=1)
+    assert not isinstance(caught.value, ZooKeeperRefused)
+
+
 @pytest.mark.parametrize("side", ["tls to the plain port", "plain to the TLS port"])
 def test_the_wrong_port_is_told_within_the_connect_timeout(secured: Secured, opened: Open, side: str) -> None:
     settings = secured.tls_settings(zookeeper=f"localhost:{secured.server.port}")
@@ -182,7 +193,7 @@ def test_two_answers_in_one_tls_record_are_both_seen_at_once(secured: Secured) -
     thread.join()
     accepted[0].sendall(b"onetwo")
     assert client.recv(3) == b"one"
-    assert Handler(None).select([client], [], [], 0)[0] == [client]
+    assert Handler(None, Problems()).select([client], [], [], 0)[0] == [client]
     client.close()
     accepted[0].close()
 
@@ -521,3 +532,18 @@ def test_the_token_is_compared_in_constant_time_and_not_logged(
         server.stop()
     assert compared == [(one.encode(), token.encode()) for one in (token, wrong, token[:-1])]
     assert "token-of-the" not in everything.text
+
+
+def test_a_path_leads_to_no_file_and_to_no_other_function(everything: Logged) -> None:
+    server = HttpServer("127.0.0.1:0", None, Front())
+    host, port = server.address.split(":")
+    try:
+        for path in ("/drpc/../../etc/passwd", "/drpc/%2e%2e/%2e%2e/etc/passwd", "/../etc/passwd", "/drpc/a%00b/x",
+                     "/drpc/%2fetc%2fpasswd/x", "//etc/passwd", "/drpc/__class__/x", "/static/../http_server.py"):
+            connection = http.client.HTTPConnection(host, int(port), timeout=10)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 404 and b"root:" not in answer.read(), path
+            connection.close()
+    finally:
+        server.stop()

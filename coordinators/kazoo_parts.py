@@ -92,7 +92,7 @@ class TlsFiles:
             password = self.keyfile_password or ""
             what = "this client's certificate or its key (certfile, keyfile, keyfile_password)"
             with _Reading(what, f"{self.certfile}, {self.keyfile or self.certfile}"):
-                context.load_cert_chain(self.certfile, self.keyfile or self.certfile, password)
+                context.load_cert_chain(self.certfile, self.keyfile, password)
         return context
 
 

@@ -76,7 +76,7 @@ def test_every_nasty_name_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(NASTY_FOR))
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(name=st.text(max_size=120) | st.text(string.ascii_letters + string.digits + "_-./`", min_size=1, max_size=12))
 @example("a\n")
 def test_a_name_that_is_taken_is_a_plain_one(kind: str, name: str) -> None:
@@ -198,7 +198,7 @@ def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server:
 ANY_NAME = st.text(min_size=1, max_size=20) | st.sampled_from(NASTY)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(name=ANY_NAME)
 @example("\U0001f600")
 @example("\ue000")
@@ -212,7 +212,7 @@ def test_a_name_is_refused_or_is_exactly_one_znode(zk: ZooKeeper, name: str) -> 
     exactly_one(zk, "names", path, name)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(name=ANY_NAME)
 @example("a/b")
 @example("../x")
@@ -285,7 +285,7 @@ def test_a_path_that_leads_out_of_its_folder_is_refused(path: Any) -> None:
 PARTS = st.lists(st.sampled_from(["..", ".", "", "a", "b c", "/", "\\"]), max_size=6)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(path=st.text(max_size=30) | PARTS.map("/".join))
 def test_a_path_that_is_taken_stays_below_its_folder(path: str) -> None:
     try:
@@ -344,9 +344,9 @@ def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, chan
 # -- columns, with real tables ------------------------------------------------
 
 COLUMNS = [
-    "a`b", "a.b", "a'b", 'a"b', "a-b", "select", "日本", "é", "../x", "a/b", "--", "%2e%2e", "\u202eabc", "$(id)", "_a",
+    "a`b", "a.b", "a'b", 'a"b', "a-b", "select", "日本", "é", "../x", "a/b", "--", "%2e%2e", "\u202eabc", "$id", "_a",
 ]  # fmt: skip
-REFUSED_COLUMNS = ["a b", "a;b", "a,b", "a=b", "a{b", "a(b", "a\nb", "a\tb"]
+REFUSED_COLUMNS = ["$(id)", "a b", "a;b", "a,b", "a=b", "a{b", "a(b", "a\nb", "a\tb"]
 
 
 def test_columns_with_any_name_are_quoted_or_refused(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> None:

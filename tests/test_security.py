@@ -87,6 +87,14 @@ def test_tls_with_a_certificate_is_an_identity_and_makes_the_znodes_its_own(secu
         opened(**secured.sasl_settings()).get(f"{root}/a")
 
 
+def test_certificate_and_key_may_be_one_file(secured: Secured, opened: Open, tmp_path: Path) -> None:
+    """kazoo passes over a certificate without a key file, and the client would be nobody."""
+    made = secured.certificates
+    (tmp_path / "both.pem").write_text(made.client_key.read_text() + made.client.read_text())
+    zk = opened(**secured.tls_settings(zookeeper_tls_cert_file=tmp_path / "both.pem", zookeeper_tls_key_file=None))
+    assert owners(zk) == {("x509", "CN=client")}
+
+
 def wrong_ca(secured: Secured) -> dict[str, Any]:
     return secured.tls_settings(zookeeper_tls_ca_file=secured.certificates.other_ca)
 

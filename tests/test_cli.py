@@ -249,7 +249,7 @@ def test_a_reset_that_is_declined_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["..", "../other", "zookeeper", "states", "a/b", ""])
-@pytest.mark.parametrize("command", [["reset", "--yes"], ["status"], ["compact"], ["skip", "--txid", "1"]])
+@pytest.mark.parametrize("command", [["reset", "--yes"], ["status"], ["compact"], ["skip", "--txid", "1"], ["repair"]])
 def test_a_name_that_is_no_topologys_never_becomes_a_path(tmp_path, command, name):
     kept = tmp_path / "_trident" / "zookeeper" / "data"
     kept.mkdir(parents=True)
@@ -321,5 +321,5 @@ def test_it_runs_as_a_program():
         [sys.executable, "-m", "trident.cli", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0
-    for command in ("run", "status", "plan", "compact", "skip", "reset", "zookeeper"):
+    for command in ("run", "status", "plan", "compact", "skip", "repair", "reset", "zookeeper"):
         assert f"\n  {command}" in done.stdout

@@ -23,6 +23,7 @@ from states.manifest import Manifest, ManifestTable
 from states.staged import StagedFile
 from trident.repair_facts import (
     APPEND,
+    BESIDE,
     LOG,
     PLAIN,
     ForeignChange,
@@ -188,6 +189,21 @@ def test_a_half_published_transaction_is_not_rebuilt_without_its_files(queue: bo
     assert finding.chosen is None and "files are gone" in finding.refusal
     (finding,) = diagnose(replace(model, gone=("counts",)).facts())  # that table has the transaction
     assert finding.chosen is not None
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_tables_without_a_part_in_the_last_transaction_do_not_stop_a_rebuild(half: bool) -> None:
+    """A detached state's table, and one of dead letters, which is written now and then."""
+    model = Model(((1, 2, 3), (1, 2) if half else (1, 2, 3)), None, attempts=(0, 1, 2))
+    facts = model.facts()
+    detached = TableFacts("old", APPEND, "old", True, "id-old", 5, model.control(1), model.control(0))
+    letters = TableFacts("x", BESIDE, "top__dead", True, "id-dead", 1, model.control(2), model.control(0))
+    group = replace(facts.groups[0], tables=(detached, letters, *facts.groups[0].tables))
+    (step,) = steps_of(diagnose(replace(facts, groups=(group,))))
+    assert run_on(model, step, 5) == ((1, 2, 3, 4, 5),) * 2
+    assert step.record.tables["id-old"] == model.control(1).mark(5)
+    if half:
+        assert step.record.last_published == model.marker(2)
 
 
 @settings(max_examples=200, deadline=None)

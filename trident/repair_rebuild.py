@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinators.records import Decision, GroupRecord, Marker, TableMark
 from states.control import ControlRecord
-from trident.repair_facts import APPEND, LOG, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.repair_facts import APPEND, BESIDE, LOG, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair_steps import Offer, Refused, WriteRecord
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
@@ -48,7 +48,9 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
     fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
     lagging += [table for table in fresh if table.state in taking_part]
-    before = next((table.before for table in tables if table.before and table not in lagging), None)
+    # Of the tables that have part in every transaction: what they had before tells half published from restored.
+    leaders = [t for t in tables if t.role != BESIDE and t.control and t.control.same_batch(batch) and t.before]
+    before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
     problem = _half_way(found, lagging, before) or _own_states(found, lossy)
     if problem:
         return Refused(problem)
@@ -79,7 +81,7 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
             and (control.txid, control.attempt_id, control.digest) == (before.txid, before.attempt_id, before.digest)
         )  # fmt: skip
         new_one = control is not None and control.attempt_id < 0
-        if not same_before and not new_one:
+        if not same_before and not new_one and table.role != BESIDE:
             return (
                 f"{table.path} has transaction {control.txid if control else 0}, and the last before "
                 f"{found.decision.txid} was {before.txid if before else 'not to be found in the logs'}: the table was "
@@ -165,6 +167,9 @@ def _offer(
         facts.epoch + EPOCH_LEAP,
     )  # fmt: skip
     options, text = _meaning(group, found, current, pending, lossy)
+    unsure = [t.path for t in group.tables if t.role == BESIDE and t.exists and t.control and t.control.txid < txid]
+    if unsure:
+        text += f" Whether {', '.join(unsure)} has all its earlier rows is not known: not all transactions write there."
     return Offer(options, text, (step,))
 
 

@@ -100,6 +100,11 @@ class Coordinator:
     def wait_for(self, what: Callable[[], Any], secs: float = WAIT_SECS) -> Any:
         return wait_for(what, self.story, secs)
 
+    @property
+    def epoch(self) -> int:
+        """Under which it has led last."""
+        return int(self.events("leads")[-1]["text"].rpartition("epoch ")[2].rstrip(")"))
+
     # --- what is done to it ------------------------------------------------------------------
 
     @property

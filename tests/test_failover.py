@@ -46,15 +46,16 @@ class Zombies:
     def succeeded_by(self, other: Coordinator, zombie: Coordinator) -> None:
         """The zombie-to-be stops itself, the other one takes over and commits newer transactions."""
         zombie.wait_stopped()
-        self.stopped_at.append(zombie.events("stopping at")[-1]["text"].removeprefix("stopping at "))
-        self._epoch, at = self._cluster.epoch(), time.monotonic()
-        leads = other.wait_for(lambda: other.events("leads", at))[0]["at"]
+        stopping = zombie.events("stopping at")[-1]
+        self.stopped_at.append(stopping["text"].removeprefix("stopping at "))
+        self._epoch = zombie.epoch
+        leads = other.wait_for(lambda: other.events("leads", stopping["at"]))[0]["at"]
         other.wait_for(lambda: len(other.advanced(leads, new=True)) >= 2)
 
     def goes_on(self, zombie: Coordinator) -> None:
         """The zombie attempts its write, is refused, and waits for its turn like any standby."""
         since = zombie.go_on()
-        zombie.wait_for(lambda: zombie.events("standby: ", since))
+        zombie.wait_for(lambda: zombie.events("standby: ", since) or zombie.events("leads", since))
         found = zombie.attempts(self._epoch, since)
         for what, outcomes in found.items():
             self.outcomes.update({(what, outcome): count for outcome, count in outcomes.items()})
@@ -64,7 +65,7 @@ class Zombies:
 
 def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster: Cluster) -> None:
     """In the middle of publishing: behind the first of two tables; before the map. Then SIGKILL."""
-    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"}, b={"faults": "publish.user:stop:4"})
+    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"}, b={"faults": "publish.user:stop:8"})
     zombies = Zombies(cluster)
     zombies.succeeded_by(b, zombie=a)
     zombies.goes_on(a)
@@ -79,8 +80,9 @@ def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_i
 @everything
 def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
     """Two coordinators in turn; one of them sends a late multi only when it has a new ZooKeeper session."""
-    of_a = "zk.decide:do_then_stop:3,publish.table:stop:11,zk.advance:stop:9,publish.table:stop:24"
-    of_b = "zk.decide:stop:3,publish.user:stop:6,zk.advance:stop:9,zk.begin:stop:16"
+    # Far enough from each other that whoever leads commits some transactions before it stops.
+    of_a = "zk.decide:do_then_stop:3,publish.table:stop:20,zk.advance:stop:17,publish.table:stop:52"
+    of_b = "zk.decide:stop:4,publish.user:stop:12,zk.advance:stop:20,zk.begin:stop:45"
     a, b = cluster.lead_and_stand_by(a={"faults": of_a}, b={"faults": of_b, "late": True})
     zombies = Zombies(cluster)
     for _ in range(4):

@@ -150,11 +150,10 @@ def say_attempts(log: Log, late: bool) -> None:
         session = self.session_number
         with log.attempt("multi", epoch=epoch, paths=[op.path for op in ops][:3]) as more:
             if late and fences and _stopped_for_long():
-                self.wait_connected(timeout_secs=20)
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 8
                 while self.session_number == session and time.monotonic() < deadline:
                     time.sleep(0.01)
-                self.wait_connected(timeout_secs=20)
+                self.wait_connected(timeout_secs=8)
                 more["new_session"] = self.session_number != session
             multi(self, ops)
 
@@ -175,8 +174,12 @@ def _watch_clock() -> None:
 
 
 def _stopped_for_long() -> bool:
+    """Once for each time that it has."""
     now = time.monotonic()
-    return now - _clock[0] > 3.0 or now - _clock[1] < 1.0
+    stopped = now - _clock[0] > 3.0 or now - _clock[1] < 1.0
+    if stopped:
+        _clock[:] = [now, 0.0]
+    return stopped
 
 
 class _Handler(logging.Handler):

@@ -28,6 +28,8 @@ from tests.networks import make_network
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 120.0
 WATCH = "watch"
+# Where a keyed state is published until it is merged.
+COUNTS_LOG = "counts__log"
 
 
 def wait_for(what: Callable[[], Any], why: Callable[[], str], secs: float = WAIT_SECS) -> Any:
@@ -99,6 +101,11 @@ class Coordinator:
 
     def wait_for(self, what: Callable[[], Any], secs: float = WAIT_SECS) -> Any:
         return wait_for(what, self.story, secs)
+
+    @property
+    def epoch(self) -> int:
+        """Under which it has led last."""
+        return int(self.events("leads")[-1]["text"].rpartition("epoch ")[2].rstrip(")"))
 
     # --- what is done to it ------------------------------------------------------------------
 
@@ -262,25 +269,19 @@ class Cluster:
             counted[row["word"]] += row["count"]
         assert counted == words, f"the keyed state: {counted} instead of {words}"
         last = self._znode(TOPOLOGY, STREAM, "coordinator")["last"]["txid"]
-        for table in ("seen", self.counts_log):
+        for table in ("seen", COUNTS_LOG):
             commits = list(commits_of(self.warehouse / table))
             txids = [commit["txid"] for commit in commits if commit["txid"]]
             assert txids == list(range(1, last + 1)), f"{table}: transactions {txids}, up to {last}"
             epochs = [commit["epoch"] for commit in commits if commit["epoch"] is not None]
             assert epochs == sorted(epochs), f"{table}: a commit of an old coordinator after one of a newer: {epochs}"
 
-    @property
-    def counts_log(self) -> str:
-        """Where the group publishes the keyed state."""
-        found = [path.parent for path in self.warehouse.rglob("_delta_log") if path.parent.name != "seen"]
-        return next(str(path.relative_to(self.warehouse)) for path in found if path != self.warehouse / "counts")
-
     def live_counts(self) -> list[dict[str, Any]]:
         """The plain table and the log rows that are not merged into it yet, put together by hand."""
         plain = self.warehouse / "counts"
         merged = max((commit["merged"] for commit in commits_of(plain)), default=0)
         rows = self._rows("counts") if merged else []
-        log = [row for row in self._rows(self.counts_log) if row[TXID] > merged]
+        log = [row for row in self._rows(COUNTS_LOG) if row["_txid"] > merged]
         return rows + log
 
     def _rows(self, table: str) -> list[dict[str, Any]]:
@@ -295,7 +296,6 @@ class Cluster:
         return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
 
 
-TXID = "_txid"
 
 
 def commits_of(table: Path) -> Iterator[dict[str, Any]]:

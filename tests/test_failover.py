@@ -46,15 +46,16 @@ class Zombies:
     def succeeded_by(self, other: Coordinator, zombie: Coordinator) -> None:
         """The zombie-to-be stops itself, the other one takes over and commits newer transactions."""
         zombie.wait_stopped()
-        self.stopped_at.append(zombie.events("stopping at")[-1]["text"].removeprefix("stopping at "))
-        self._epoch, at = self._cluster.epoch(), time.monotonic()
-        leads = other.wait_for(lambda: other.events("leads", at))[0]["at"]
+        stopping = zombie.events("stopping at")[-1]
+        self.stopped_at.append(stopping["text"].removeprefix("stopping at "))
+        self._epoch = zombie.epoch
+        leads = other.wait_for(lambda: other.events("leads", stopping["at"]))[0]["at"]
         other.wait_for(lambda: len(other.advanced(leads, new=True)) >= 2)
 
     def goes_on(self, zombie: Coordinator) -> None:
         """The zombie attempts its write, is refused, and waits for its turn like any standby."""
         since = zombie.go_on()
-        zombie.wait_for(lambda: zombie.events("standby: ", since))
+        zombie.wait_for(lambda: zombie.events("standby: ", since) or zombie.events("leads", since))
         found = zombie.attempts(self._epoch, since)
         for what, outcomes in found.items():
             self.outcomes.update({(what, outcome): count for outcome, count in outcomes.items()})
@@ -63,14 +64,26 @@ class Zombies:
 
 
 def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster: Cluster) -> None:
-    """In the middle of publishing: behind the first of two tables; before the map. Then SIGKILL."""
-    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"}, b={"faults": "publish.user:stop:4"})
+    """One stops behind the first of two tables; of the next a worker stops right before it writes to the map."""
+    a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})
     zombies = Zombies(cluster)
     zombies.succeeded_by(b, zombie=a)
     zombies.goes_on(a)
-    zombies.succeeded_by(a, zombie=b)
-    zombies.goes_on(b)
-    assert zombies.attempted["commit"] >= 1 and zombies.attempted["put"] >= 1, zombies.attempted
+    assert zombies.attempted["commit"] >= 1, zombies.outcomes
+
+    # The rows that it would put are gone when it goes on, if it has not read them: so it is stopped behind that.
+    (cluster.folder / "map.db.stop").touch()
+    worker = b.wait_for(lambda: b.said("worker stops"))[0]
+    b.stop()
+    a.wait_for(lambda: len(a.advanced(worker["at"], new=True)) >= 2)
+    since = time.monotonic()
+    os.kill(worker["worker"], signal.SIGCONT)
+    (put,) = b.wait_for(lambda: b.said("put", since, pid=worker["worker"]))
+    assert (put["epoch"], put["outcome"]) == (b.epoch, "StaleEpoch")
+    b.go_on()
+    b.wait_for(lambda: b.events("standby: ", since))
+    assert not [line for line in b.said("put", since) if line["outcome"] == "ok"]
+
     a.kill()
     b.wait_for(lambda: b.advanced(a.killed_at, new=True))
     cluster.check(cluster.finish())
@@ -79,8 +92,9 @@ def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_i
 @everything
 def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
     """Two coordinators in turn; one of them sends a late multi only when it has a new ZooKeeper session."""
-    of_a = "zk.decide:do_then_stop:3,publish.table:stop:11,zk.advance:stop:9,publish.table:stop:24"
-    of_b = "zk.decide:stop:3,publish.user:stop:6,zk.advance:stop:9,zk.begin:stop:16"
+    # Far enough from each other that whoever leads commits some transactions before it stops.
+    of_a = "zk.decide:do_then_stop:3,publish.table:stop:20,zk.advance:stop:17,publish.table:stop:52"
+    of_b = "zk.decide:stop:4,publish.user:stop:12,zk.advance:stop:20,zk.begin:stop:45"
     a, b = cluster.lead_and_stand_by(a={"faults": of_a}, b={"faults": of_b, "late": True})
     zombies = Zombies(cluster)
     for _ in range(4):
@@ -92,29 +106,8 @@ def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
     assert sorted(zombies.stopped_at) == sorted(
         [fault.split(":")[0] for fault in (of_a + "," + of_b).split(",")]
     )  # fmt: skip
-    assert zombies.attempted["commit"] >= 2 and zombies.attempted["put"] >= 1 and zombies.attempted["multi"] >= 3
+    assert zombies.attempted["commit"] >= 2 and zombies.attempted["multi"] >= 3
     assert zombies.outcomes["multi", "Deposed"] >= 2, "sent over a living session: ZooKeeper's own check has refused it"
-    assert zombies.outcomes["put", "StaleEpoch"] >= 1
-    cluster.check(cluster.finish())
-
-
-@everything
-def test_a_worker_that_is_paused_before_its_write_is_refused_by_the_map(cluster: Cluster) -> None:
-    """The zombie is a Python worker of Spark: as an executor on a machine that stood still."""
-    a, b = cluster.lead_and_stand_by()
-    a.wait_for(lambda: len(a.advanced()) >= 2)
-    (cluster.folder / "map.db.stop").touch()
-    worker = a.wait_for(lambda: a.said("worker stops"))[0]["worker"]
-    a.stop()
-    stopped = time.monotonic()
-    b.wait_for(lambda: len(b.advanced(stopped, new=True)) >= 2)
-    since = time.monotonic()
-    os.kill(worker, signal.SIGCONT)
-    put = a.wait_for(lambda: a.said("put", since, pid=worker))[0]
-    assert (put["epoch"], put["outcome"]) == (1, "StaleEpoch")
-    a.go_on()
-    a.wait_for(lambda: a.events("standby: ", since))
-    assert not a.said("put", since, epoch=1, outcome="ok")
     cluster.check(cluster.finish())
 
 

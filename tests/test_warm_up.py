@@ -32,7 +32,7 @@ def topology(folder: Path, name: str = "warm") -> TridentTopology:
             return max(current, text, key=len)
 
     made = TridentTopology(name)
-    stream = made.new_stream("lines", FixedBatchSpout("text string", 2, [("a",), ("bb",), ("ccc",)]))
+    stream = made.new_stream("lines", FixedBatchSpout("text string", [[("a",), ("bb",)], [("ccc",)]]))
     words = stream.map(called, "text string")
     words.group_by("text").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
     words.persistent_aggregate(DeltaMapState("longest"), "text", Longest(), "text string")

@@ -60,6 +60,10 @@ _REHEARSED = TransactionAttempt(0, 0)
 _SAMPLE = StructType([StructField("number", LongType()), StructField("text", StringType())])
 
 
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
+
+
 class WarmUp:
     """Rehearses in a thread of its own, from :meth:`start` to :meth:`stop`.
 
@@ -190,7 +194,9 @@ class WarmUp:
     def _nothing(self, schema: StructType) -> "DataFrame":
         """No rows, of which Spark cannot know beforehand: it would leave out whatever works on none."""
         columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
-        return self._spark.range(0, 1, 1, 1).where(F.rand() > 2).select(*columns)
+        # As many tasks as can run at once, each of which keeps Python workers for the real ones.
+        count = self._spark.sparkContext.defaultParallelism
+        return self._spark.range(0, count, 1, count).where(F.rand() > 2).select(*columns)
 
     # --- tables ----------------------------------------------------------------------------------
 
@@ -209,7 +215,8 @@ class WarmUp:
 
     def _store(self) -> None:
         """Rows from Python, staged, read back, committed."""
-        rows = to_dataframe(self._spark, [(number, str(number)) for number in range(10)], _SAMPLE).coalesce(1)
+        self._spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
+        rows = to_dataframe(self._spark, [(number, str(number)) for number in range(10)], _SAMPLE)
         path = self._folder / "table"
         (staged,) = write({"table": rows}, [StagingTarget("table", path)], "store", _REHEARSED, self._codec).values()
         files = [str(path / file.path) for file in staged]

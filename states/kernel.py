@@ -211,11 +211,14 @@ class KernelEngine:
             TableError: it cannot be read, or has a property that would lose
                 transaction ids.
         """
+        self._set_aside_torn_entry(path)
+        return self._load(path, None)
+
+    def _set_aside_torn_entry(self, path: str) -> None:
         try:
             set_aside_torn_entry(path)
-        except OSError as error:  # a read-only disk: then the table is read as it is
+        except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
             log.warning("the log of table %s cannot be looked at: %s", path, error)
-        return self._load(path, None)
 
     def load_version(self, path: str, version: int) -> TableSnapshot:
         """The table as of one table version.
@@ -397,14 +400,15 @@ class KernelEngine:
 
         java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
         version = snapshot.version + 1
-        with commit_lock(snapshot.path):
-            try:
+        try:
+            with commit_lock(snapshot.path):
                 result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
-            except CommitOutcomeUnknown:
-                self._littered.add(snapshot.path)
-                raise
-            if snapshot.path in self._littered:
-                self.sweep(snapshot.path, version)
+                if snapshot.path in self._littered:
+                    self.sweep(snapshot.path, version)
+        except CommitOutcomeUnknown:
+            self._littered.add(snapshot.path)
+            self._set_aside_torn_entry(snapshot.path)
+            raise
         return TableSnapshot(
             self, result.getPostCommitSnapshot().get(), snapshot.path, version,
             base=base, control=control, txns=dict([txn]) if txn else None,

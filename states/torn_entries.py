@@ -4,7 +4,8 @@ A log entry is written as a draft and renamed, so it is there as a whole or not
 at all; with two exceptions. A power cut right after the rename can leave a
 name without its bytes (Delta flushes nothing; our commits count only once they
 are flushed, see ``settle_log_entry``). And where a rename is refused, Hadoop's
-local file system copies instead, which a full disk or a SIGKILL can interrupt.
+local file system copies instead, which a full disk or a SIGKILL can interrupt
+(seen: a rename refused with ENOSPC leaves the beginning of the entry there).
 Nobody has been told that such a commit happened; but the file would stop
 every reader, and every later commit.
 

@@ -114,7 +114,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/tuple_runner.py:RoundRunner._level": (2, "at least once: a round that fails replays its messages"),
     "trident/warm_up.py:WarmUp._clean": (2, _REHEARSED),
     "trident/warm_up.py:WarmUp._drop_left_over": (1, _REHEARSED),
-    "trident/warm_up.py:WarmUp._store": (1, _REHEARSED),
+    "trident/warm_up.py:WarmUp._store": (2, _REHEARSED),
     "trident/window_lowering.py:_Windows._numbered": (1, "reads states within resolve: its failure fails the attempt"),
     "trident/window_lowering.py:_Windows._turn": (1, "reads states within resolve: its failure fails the attempt"),
 }  # fmt: skip

@@ -116,7 +116,7 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
     cap = run("600m", 2, 150)
     assert cap.returncode == 1, cap.stderr[-3000:]
     assert "has run out of memory" in cap.stderr and "spark.executor.memory" in cap.stderr
-    rest = run("2500m", 8, 45)
+    rest = run("2500m", 8, 90)
     assert rest.returncode == 0, rest.stderr[-3000:]
     found = [(row.value, row.n) for row in trident.read(spark, tmp_path / "w", "lines").collect()]
     assert sorted(found) == [("one", 80_000_003), ("two", 80_000_003)]

@@ -87,8 +87,8 @@ class GroupDriver:
 
     def __init__(
         self, store: GroupStore, spouts: SpoutHost, runner: BatchRunner, committer: Committer, observer: Observer,
-        limits: Limits, message_timeout_secs: float | None, threads: Threads = THREADS,
-        explain: Callable[[BaseException], BaseException] = lambda error: error,
+        limits: Limits, message_timeout_secs: float | None,
+        explain: Callable[[BaseException], BaseException] = lambda error: error, threads: Threads = THREADS,
     ) -> None:  # fmt: skip
         self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
@@ -346,7 +346,7 @@ class GroupDriver:
 
     def _heard(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
         error = self._explain(error)
-        self.last_error, self.last_error_at = error, time.time()
+        self.last_error, self.last_error_at = error, self._threads.wall_time()
         log.warning("attempt %s of %s failed: %s", attempt, self._store.group, error)
         self._observer.failed(attempt or TransactionAttempt(self._state.next_txid, -1), error)
 
@@ -443,7 +443,7 @@ class GroupDriver:
                     return False
                 failures += 1
                 error = self._explain(raised)
-                self.last_error, self.last_error_at = error, time.time()
+                self.last_error, self.last_error_at = error, self._threads.wall_time()
                 self._observer.event(f"{part} failed ({failures}), trying again: {error}")
                 if failures >= self._limits.max_attempts:
                     halted = Halted(

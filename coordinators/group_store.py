@@ -395,7 +395,7 @@ class GroupStore:
             root = self._zk.path(self.topology, tx_id, "user")
             self._ensure(root)
             for partition, metadata in of_partition.items():
-                path = f"{root}/{quote(partition, safe='@:=+,')}"
+                path = f"{root}/{partition_znode(partition)}"
                 states = self._partitions[tx_id].get(partition)
                 if states is None:
                     states = RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
@@ -515,6 +515,11 @@ class GroupStore:
             found=f"znode version {znode_version}",
             expected=f"znode version {self._znode_version}, or {self._znode_version + 1} with what was written",
         )
+
+
+def partition_znode(partition: str) -> str:
+    """The znode of a source's partition: its name is the source's, so that it may have a ``/`` or a blank in it."""
+    return quote(partition, safe="@:=+,")
 
 
 def check_stream_name(name: str) -> str:

@@ -16,11 +16,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import socket
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from kazoo.protocol.serialization import SASL, Auth, Connect
 
 from coordinators.errors import ConfigError, ZooKeeperRefused
 
-# A certificate may be refused by one server of several: each has been tried this often.
+# A name may stand for several addresses: each has been tried by then.
 _ROUNDS = 2
 _HIDDEN = "***"
 
@@ -91,7 +92,7 @@ class TlsFiles:
             password = self.keyfile_password or ""
             what = "this client's certificate or its key (certfile, keyfile, keyfile_password)"
             with _Reading(what, f"{self.certfile}, {self.keyfile or self.certfile}"):
-                context.load_cert_chain(self.certfile, self.keyfile or self.certfile, password)
+                context.load_cert_chain(self.certfile, self.keyfile, password)
         return context
 
 
@@ -117,11 +118,12 @@ class _Reading:
 class Handler(SequentialThreadingHandler):
     """kazoo's threads and sockets, with TLS as :class:`TlsFiles` says."""
 
-    def __init__(self, tls: TlsFiles | None) -> None:
+    def __init__(self, tls: TlsFiles | None, problems: Problems) -> None:
         super().__init__()
-        self._tls = tls
+        self._tls, self._problems = tls, problems
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        self._problems.host = kwargs.get("hostname", "")
         if self._tls is None:
             return super().create_connection(*args, **kwargs)
         return self._connect(**kwargs)
@@ -153,15 +155,13 @@ class Handler(SequentialThreadingHandler):
 
 def require_sasl_package() -> None:
     """Raises ConfigError when the package that kazoo needs for SASL is missing."""
-    try:
-        import puresasl  # noqa: F401 (kazoo uses it)
-    except ImportError:
+    if importlib.util.find_spec("puresasl") is None:
         raise ConfigError(
             "SASL to ZooKeeper needs a package that is not installed",
             found="no module puresasl",
             expected="pure-sasl",
             action="pip install 'trident-spark[sasl]'",
-        ) from None
+        )
 
 
 # -- the log ----------------------------------------------------------------
@@ -204,14 +204,20 @@ class Problems:
     """What went wrong since the last connection that was usable.
 
     Attributes:
+        host: the name of the server that is being tried.
         last: the last problem of any kind.
         final: the one with which kazoo gave up.
     """
 
     def __init__(self) -> None:
+        self.host = ""
+        self.clear()
+
+    def clear(self) -> None:
         self.last: BaseException | None = None
         self.final: BaseException | None = None
-        self._certificates = 0
+        self._certificate: BaseException | None = None
+        self._certificates: dict[str, int] = {}
 
     def add(self, problem: BaseException | None, unhandled: bool) -> None:
         """``unhandled``: kazoo does not know what to do about it."""
@@ -221,22 +227,21 @@ class Problems:
         if unhandled or isinstance(problem, kz.AuthFailedError):
             self.final = problem  # kazoo's thread ends with it
         if _certificate_problem(problem):
-            self._certificates += 1
+            self._certificate = problem
+            self._certificates[self.host] = self._certificates.get(self.host, 0) + 1
 
-    def clear(self) -> None:
-        self.last, self._certificates, self.final = None, 0, None
-
-    def refusal(self, hosts: str, hosts_count: int) -> ZooKeeperRefused | None:
+    def refusal(self, hosts: str, names: Collection[str]) -> ZooKeeperRefused | None:
         """The error to raise when trying again is of no use; None while it may be."""
         if self.final is not None:
             return refused(self.final, hosts)
-        if self._certificates >= _ROUNDS * hosts_count:
-            assert self.last is not None
-            return refused(self.last, hosts)
+        if self._certificate and all(self._certificates.get(name, 0) >= _ROUNDS for name in names):
+            return refused(self._certificate, hosts)
         return None
 
     def described(self) -> str:
-        """The last problem in a few words, "" for none."""
+        """What went wrong in a few words, "" for nothing."""
+        if self._certificate is not None:
+            return _explained(self._certificate)[0]
         if self.last is None:
             return ""
         tls = _tls_error(self.last)

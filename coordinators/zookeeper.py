@@ -270,7 +270,7 @@ class ZooKeeper:
             return self._kazoo(
                 hosts=config.hosts,
                 timeout=config.session_timeout_secs,
-                handler=Handler(TlsFiles.of(config.options)),
+                handler=Handler(TlsFiles.of(config.options), self._problems),
                 logger=HarmlessLog(_kazoo_log, self._problems),
                 # kazoo's own delay doubles up to a minute, and the ZooKeeper
                 # session would expire between two tries.
@@ -301,18 +301,21 @@ class ZooKeeper:
             self._problems.clear()
         except CoordinationError as problem:
             # kazoo says that it is connected before it authenticates.
-            refusal = self._problems.refusal(self.config.hosts, len(self._client.hosts))
+            refusal = self._refusal()
             self.close()
             if refusal and not isinstance(problem, ZooKeeperRefused):
                 raise refusal from problem
             raise
+
+    def _refusal(self) -> ZooKeeperRefused | None:
+        return self._problems.refusal(self.config.hosts, {host.strip() for host, _ in self._client.hosts})
 
     def _wait_first(self) -> None:
         timeout = self.config.connect_timeout_secs
         deadline = self._threads.monotonic() + timeout
         connected = self._client.start_async()
         while not connected.wait(0.05):
-            refusal = self._problems.refusal(self.config.hosts, len(self._client.hosts))
+            refusal = self._refusal()
             if refusal:
                 raise refusal
             if self._threads.monotonic() >= deadline:

@@ -90,11 +90,12 @@ class BackgroundCompactor:
         if thread is None:
             return not compact
         deadline = time.monotonic() + timeout_secs
-        while thread.is_alive() and time.monotonic() < deadline:
-            if not compact:
-                # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
-                self._cancel()
-            thread.join(min(0.2, timeout_secs) if not compact else timeout_secs)
+        if compact:
+            thread.join(timeout_secs)
+        while not compact and thread.is_alive() and time.monotonic() < deadline:
+            # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
+            self._cancel()
+            thread.join(0.2)
         if thread.is_alive():
             self._final = False
             self._cancel()

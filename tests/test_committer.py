@@ -14,6 +14,8 @@ from coordinators import faults
 from coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch
 from coordinators.faults import InjectedFault
 from coordinators.transactions import TransactionAttempt
+from states.compactor import Compactor
+from states.descriptor import load_descriptor
 from states.kernel import KernelEngine
 from states.manifest import ManifestStore
 from tests.group_helpers import Group, append_binding, map_binding
@@ -214,6 +216,57 @@ def test_a_restored_table_halts_at_takeover(spark, engine, group: Group) -> None
     spark.sql(f"RESTORE TABLE delta.`{group.warehouse / 'rows'}` TO VERSION AS OF 1")
     with pytest.raises(Halted, match="RESTORE"):
         Group(engine, group.warehouse, epoch=2, record=group.record).open()
+
+
+def foreign_row(spark: SparkSession, group: Group) -> None:
+    spark.createDataFrame([("foreign", 1)], "word string, n long").write.format("delta").mode("append").save(
+        str(group.warehouse / "rows")
+    )
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_foreign_row_behind_the_check_is_not_committed_over(spark, engine, group: Group, restarted: bool) -> None:
+    group.commit(1, ["a"])
+    decision = group.prepare(TransactionAttempt(2, 0), ["b"])
+    foreign_row(spark, group)
+    if restarted:
+        group = Group(engine, group.warehouse, epoch=2, record=group.record)
+    with pytest.raises(Halted, match="somebody else changed the table.*--undo-foreign rows"):
+        group.committer.publish(decision, group.record)
+
+
+def test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover(spark, engine, group: Group) -> None:
+    """A RESTORE keeps P: the transactions up to it would be missing from then on."""
+    group.commit(1, ["a"])
+    log, plain = str(group.warehouse / "counts__log"), str(group.warehouse / "counts")
+    compactor = Compactor(spark, engine, group.warehouse, load_descriptor(group.warehouse, "counts"))
+    assert compactor.merge_once(1, force=True) is not None
+    group.commit(2, ["b"])  # a MERGE is the topology's own
+    spark.sql(f"RESTORE TABLE delta.`{plain}` TO VERSION AS OF 0")
+    with pytest.raises(Halted, match="somebody else changed.*older side.*RESTORE.*trident repair top"):
+        group.prepare(TransactionAttempt(3, 0), ["c"])
+    with pytest.raises(Halted, match="somebody else changed.*RESTORE"):
+        Group(engine, group.warehouse, epoch=2, record=group.record).open()
+    assert words(spark, Path(log)) == {"a": 1, "b": 1}
+
+
+def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> None:
+    group.commit(1, ["a"])
+    foreign_row(spark, group)
+    snapshot = engine.load(str(group.warehouse / "rows"))
+    snapshot._java.writeCheckpoint(engine.java)
+    for entry in (group.warehouse / "rows" / "_delta_log").glob("*.json"):
+        entry.unlink()
+    with pytest.raises(Halted, match="cleaned too far.*--accept-unverified rows"):
+        group.prepare(TransactionAttempt(2, 0), ["b"])
+
+
+def test_the_manifest_of_the_last_transaction_survives_a_restart(engine, group: Group) -> None:
+    """It has the positions from which ZooKeeper can be rebuilt."""
+    decision = group.commit(1, ["a"])
+    successor = Group(engine, group.warehouse, epoch=2, record=group.record).open()
+    successor.committer.advanced(TransactionAttempt(1, 0), True)  # success is told again
+    assert (group.warehouse / decision.manifest).exists()
 
 
 def test_optimize_and_vacuum_are_accepted(spark, engine, group: Group) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import deltalake
 import pytest
@@ -418,3 +419,37 @@ def test_stopping_does_not_wait_for_ever(counts, monkeypatch):
         assert waited == [5.0, 10.0], "for the MERGE, then for its being cancelled"
     finally:
         faults.disarm()
+
+
+class SeveralJobs:
+    """A compactor whose MERGE is several Spark jobs: a cancel ends the one that runs, and the next one comes."""
+
+    state = SimpleNamespace(name="counts")
+
+    def __init__(self) -> None:
+        self.jobs, self.cancelled = 5, threading.Event()
+        self.began = threading.Event()
+
+    def merge_once(self, advanced, force=False):
+        self.began.set()
+        while self.jobs:
+            self.jobs -= 1
+            if not self.cancelled.wait(20):
+                return
+            self.cancelled.clear()
+        raise TableError("cancelled")
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+def test_stopping_without_a_merge_cancels_until_none_of_its_jobs_is_left():
+    """A coordinator that has lost its lease waited for a MERGE, a minute long, before it could lead again."""
+    slow = SeveralJobs()
+    background = BackgroundCompactor([slow])
+    background.start(1)
+    background.advanced(2)
+    assert slow.began.wait(10)
+    started = time.monotonic()
+    assert background.stop(compact=False)
+    assert (slow.jobs, time.monotonic() - started < 15) == (0, True)

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from coordinators import faults
 from coordinators.embedded import EmbeddedZooKeeper
 from coordinators.errors import CoordinationError, ForeignTable, Halted
+from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
 from trident import cli
@@ -86,6 +87,7 @@ def the_repair(world: World, kind: str, **choices: object) -> None:
 # --- ZooKeeper wiped, or restored from an older copy ------------------------------------------------------------
 
 
+@full
 def test_zookeeper_wiped_is_rebuilt_from_the_tables(world: World) -> None:
     world.forget()
     check_said(world.fails(), "ZooKeeper is the older side", "transaction 3, attempt 0", "trident repair top`")
@@ -173,6 +175,7 @@ def test_without_the_manifest_nothing_is_rebuilt(world: World) -> None:
     assert world.repair(apply=True).done == []
 
 
+@full
 def test_zookeeper_wiped_under_a_running_topology(spark, tmp_path: Path) -> None:
     folder = tmp_path / "zookeeper"
     world = World(spark, tmp_path / "warehouse", EmbeddedZooKeeper.ensure(folder), "/trident")
@@ -233,6 +236,25 @@ def test_every_kind_of_source_and_state_goes_on_from_a_rebuilt_zookeeper(
         world.close()
 
 
+def test_a_client_of_a_server_that_has_forgotten_goes_on_once_its_session_is_lost(tmp_path: Path) -> None:
+    """The server refuses who has seen more than it has; a topology would wait for ever, without a word."""
+    hosts = EmbeddedZooKeeper.ensure(tmp_path)
+    zk = ZooKeeper(ZooKeeperConfig(hosts, "/trident", session_timeout_secs=1.0))
+    try:
+        zk.connect()
+        for number in range(3):
+            zk.ensure_path(f"/trident/{number}")
+        session = zk.session_number
+        EmbeddedZooKeeper.stop(tmp_path)
+        shutil.rmtree(tmp_path / "data")
+        assert EmbeddedZooKeeper.ensure(tmp_path) == hosts
+        assert zk.wait_connected(timeout_secs=WAIT_SECS) and zk.session_number > session
+        assert zk.children("/trident") == []
+    finally:
+        zk.close()
+        EmbeddedZooKeeper.stop(tmp_path)
+
+
 # --- tables restored from an older copy -------------------------------------------------------------------------
 
 
@@ -284,15 +306,15 @@ BREAKS = {
     "plain table written": ("counts", "UPDATE {counts} SET count = 100 WHERE word = 'a'"),
     "plain table RESTOREd": ("counts", "RESTORE TABLE {counts} TO VERSION AS OF 0"),
 }
-AT_RESTART = ["plain table RESTOREd"]
-RUNNING = ["RESTOREd"]
+RUNNING = ["plain table RESTOREd"]
 
 
 def kind_of(name: str) -> str:
     return "table RESTOREd" if "RESTOREd" in name else "table written by someone else"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in AT_RESTART else full) for name in BREAKS])
+@full
+@pytest.mark.parametrize("name", BREAKS)
 def test_what_others_did_is_found_at_a_restart_and_undone(world: World, name: str) -> None:
     state, statement = BREAKS[name]
     world.sql(statement)
@@ -323,6 +345,7 @@ def test_what_others_did_between_two_transactions_is_found_before_the_next_decis
     goes_on(world)
 
 
+@full
 def test_a_foreign_commit_that_came_after_the_check_is_not_committed_over(world: World) -> None:
     """Between the last look at the table and the publish, with the decision made."""
     faults.arm("publish.table:hang")
@@ -376,7 +399,8 @@ def test_rows_that_no_merge_wrote_are_not_accepted_into_a_plain_table(world: Wor
 # --- a table that is gone, or somebody else's ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [pytest.param("words"), pytest.param("counts__log", marks=full)])
+@full
+@pytest.mark.parametrize("table", ["words", "counts__log"])
 def test_a_dropped_table_is_not_made_anew(world: World, spark: SparkSession, table: str, tmp_path: Path) -> None:
     shutil.move(world.warehouse / table, tmp_path / "dropped")
     check_said(world.fails(), "is gone, or was dropped and made again", "ZooKeeper is the newer side", table)
@@ -478,6 +502,7 @@ def test_a_decision_that_is_published_in_part_is_never_given_up(world: World, tm
 # --- the command -----------------------------------------------------------------------------------------------
 
 
+@full
 def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     world.sql("INSERT INTO {words} VALUES ('foreign')")
     other = world.copy(world.warehouse.parent / "other", f"{world.root}-other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_h
                     break
             else:
                 pytest.fail("the disk never was full")
+            # Long enough for several starts on the full disk, by the supervisor and by the keeper.
+            time.sleep(5.0)
             disk.make_room()
             assert eventually(lambda: zk.connected, 30), told
             found = set(zk.children("/kept"))

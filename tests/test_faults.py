@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,17 @@ def test_a_process_stops_itself_before_or_behind_the_io_and_goes_on_where_it_was
     rest, _ = child.communicate(timeout=30)
     assert rest.split() == (["again"] if outcome == "do_then_stop" else ["done", "again"])
     assert child.returncode == 0
+def test_slow_io_is_done_late_from_its_entry_on_and_disarming_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(faults, "SLOW_SECS", 0.2)
+    faults.arm("test.point:slow:2")
+    spent = []
+    for _ in range(3):
+        started = time.monotonic()
+        with fault_point("test.point"):
+            pass
+        spent.append(time.monotonic() - started)
+    assert spent[0] < 0.1 and min(spent[1:]) >= 0.2
+    monkeypatch.setattr(faults, "SLOW_SECS", 60.0)
+    threading.Timer(0.1, faults.disarm).start()
+    with fault_point("test.point"):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def life(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     environment = {
         # Two groups with two transactions each: at the fourth publish, each has advanced and one is deciding.
         **os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "publish.table:hang:4",
+        "SECURED_JOB_PROBE": "of the JVM",
         **{f"TRIDENT_{name.upper()}": str(value) for name, value in settings.items()},
     }  # fmt: skip
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
@@ -152,6 +154,8 @@ def test_a_standby_with_the_same_credentials_takes_over_and_nothing_secret_is_se
     sent: list[bytes] = []
     for owner, name in ((CloudPickleSerializer, "dumps"), (cloudpickle, "dumps")):
         monkeypatch.setattr(owner, name, recording(getattr(owner, name), sent))
+    # The other life has had py4j's log, too: thousands of lines a second.
+    logging.getLogger("py4j").setLevel(logging.INFO)
     settings = {**life.settings, "http": ""}
     query = start_topology(job.topology(life.folder), spark, TridentConfig(**settings))
     try:
@@ -166,11 +170,15 @@ def test_a_standby_with_the_same_credentials_takes_over_and_nothing_secret_is_se
     # What the tasks of both lives saw, and what the second one sent to its own.
     first = [one for one in seen if one["environment"].get("TRIDENT_FAULTS")]
     assert first and all(one["environment"].get("PYTHONPATH") for one in seen)
-    assert "zookeeper" in " ".join(first[0]["environment"]).lower()  # settings are there, secrets are not
+    environment = first[0]["environment"]
+    assert environment["TRIDENT_ZOOKEEPER"] and environment["TRIDENT_ZOOKEEPER_SASL_PASSWORD"] == "none"
+    # Where the JVM has a variable too, as in a session of the user's own, the conf's is what a worker gets.
+    assert life.surroundings["jvm"]["SECURED_JOB_PROBE"] == "of the JVM"
+    assert environment["SECURED_JOB_PROBE"] == "of the conf"
     assert_no_secret(json.dumps(seen), TOKEN)
     assert sent
     assert_no_secret(b"".join(sent).decode(errors="replace"), TOKEN)
-    assert "kazoo" in everything.text and "py4j" in everything.text
+    assert "DEBUG coordinators.zookeeper.kazoo" in everything.text
     assert_no_secret(everything.text, TOKEN)
 
 

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import sys
 import threading
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
-from coordinators.kazoo_parts import Handler
+from coordinators.kazoo_parts import Handler, Problems
 from coordinators.znode_access import keep_for_creator
 from coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from tests.zk_fixtures import eventually
 from tests.zk_security import (
     DIGEST_PASSWORD,
+    KEY_PASSWORD,
     SASL_USERS,
     WRONG_PASSWORD,
     Logged,
     Secured,
     assert_no_secret,
-)  # fmt: skip
+    documented,
+    jaas,
+)
 from tests.zk_servers import ExtraServer
+from trident import cli
 from trident.cli import exit_code
 from trident.config import TridentConfig
+from trident.http_server import HttpServer
 from trident.query import open_zookeeper
 
 CONNECT_SECS = 10.0
@@ -78,6 +87,14 @@ def test_tls_with_a_certificate_is_an_identity_and_makes_the_znodes_its_own(secu
         opened(**secured.sasl_settings()).get(f"{root}/a")
 
 
+def test_certificate_and_key_may_be_one_file(secured: Secured, opened: Open, tmp_path: Path) -> None:
+    """kazoo passes over a certificate without a key file, and the client would be nobody."""
+    made = secured.certificates
+    (tmp_path / "both.pem").write_text(made.client_key.read_text() + made.client.read_text())
+    zk = opened(**secured.tls_settings(zookeeper_tls_cert_file=tmp_path / "both.pem", zookeeper_tls_key_file=None))
+    assert owners(zk) == {("x509", "CN=client")}
+
+
 def wrong_ca(secured: Secured) -> dict[str, Any]:
     return secured.tls_settings(zookeeper_tls_ca_file=secured.certificates.other_ca)
 
@@ -108,11 +125,21 @@ def test_a_certificate_that_is_not_accepted_is_told_at_once(
     secured: Secured, opened: Open, settings: Callable[[Secured], dict[str, Any]], found: str, action: str
 ) -> None:
     with pytest.raises(ZooKeeperRefused) as caught:
-        opened(**settings(secured), zookeeper_connect_timeout_secs=3600)  # so it is not the timeout that ends it
+        opened(**settings(secured), zookeeper_connect_timeout_secs=60)  # so it is not the timeout that ends it
     assert found in str(caught.value.found) and action in str(caught.value)
     assert exit_code(caught.value) == 4
     # Nothing goes on trying behind it.
     assert eventually(lambda: not [one for one in threading.enumerate() if "zk_loop" in one.name])
+
+
+def test_one_server_with_a_strange_certificate_is_no_reason_to_give_up_the_others(
+    secured: Secured, opened: Open
+) -> None:
+    bad = f"127.0.0.1:{secured.tls_port}"  # the certificate is for localhost
+    assert opened(**secured.tls_settings(zookeeper=f"{bad},{secured.tls}")).connected
+    with pytest.raises(ZooKeeperUnreachable, match="within 1 s.*of another host") as caught:
+        opened(**secured.tls_settings(zookeeper=f"{bad},localhost:1"), zookeeper_connect_timeout_secs=1)
+    assert not isinstance(caught.value, ZooKeeperRefused)
 
 
 @pytest.mark.parametrize("side", ["tls to the plain port", "plain to the TLS port"])
@@ -135,10 +162,17 @@ def test_the_wrong_port_is_told_within_the_connect_timeout(secured: Secured, ope
     ],
 )
 def test_files_that_cannot_be_used_are_an_error_before_anything_is_connected(
-    secured: Secured, opened: Open, change: dict[str, Any], named: str
+    secured: Secured, opened: Open, change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[Any] = []
+    real = ssl.SSLContext.load_cert_chain
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_cert_chain",
+        lambda self, certfile, keyfile, password: asked.append(password) or real(self, certfile, keyfile, password),
+    )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         opened(**secured.tls_settings(**change))
+    assert None not in asked  # OpenSSL would ask at the terminal
     assert named in str(caught.value) and exit_code(caught.value) == 2
     assert_no_secret(all_of(caught.value))
 
@@ -167,7 +201,7 @@ def test_two_answers_in_one_tls_record_are_both_seen_at_once(secured: Secured) -
     thread.join()
     accepted[0].sendall(b"onetwo")
     assert client.recv(3) == b"one"
-    assert Handler(None).select([client], [], [], 0)[0] == [client]
+    assert Handler(None, Problems()).select([client], [], [], 0)[0] == [client]
     client.close()
     accepted[0].close()
 
@@ -189,9 +223,19 @@ def owners(zk: ZooKeeper) -> set[tuple[str, str]]:
 def test_a_wrong_password_is_told_at_once(secured: Secured, opened: Open, user: str, password: str) -> None:
     settings = secured.sasl_settings(zookeeper_sasl_username=user, zookeeper_sasl_password=password)
     with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_password") as caught:
-        opened(**settings, zookeeper_connect_timeout_secs=3600)
+        opened(**settings, zookeeper_connect_timeout_secs=60)
     assert exit_code(caught.value) == 4
     assert_no_secret(all_of(caught.value))
+
+
+def test_a_command_ends_with_code_4_and_shows_no_password(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in secured.sasl_settings(zookeeper_sasl_password=WRONG_PASSWORD).items():
+        monkeypatch.setenv(f"TRIDENT_{name.upper()}", value)
+    done = CliRunner().invoke(cli.main, ["reset", "top", "--yes", "--verbose", "--set", f"warehouse={tmp_path}"])
+    assert done.exit_code == 4 and "zookeeper_sasl_password" in done.output
+    assert_no_secret(done.output)
 
 
 def test_without_the_package_sasl_is_an_error_that_names_it(
@@ -205,12 +249,10 @@ def test_without_the_package_sasl_is_an_error_that_names_it(
 def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> None:
     """kazoo does not know that answer and would try for ever."""
     password = SASL_USERS["trident"]
-    jaas = f'Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_trident="{password}"; }};'
-    (tmp_path / "jaas.conf").write_text(jaas)
-    properties = {"java.security.auth.login.config": str(tmp_path / "jaas.conf"),
-                  "zookeeper.sessionRequireClientSASLAuth": "true"}  # fmt: skip
-    config = {"authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
-    server = ExtraServer(tmp_path, config, properties).start()
+    (tmp_path / "jaas.conf").write_text(jaas({"trident": password}))
+    config = {key: value for key, value in documented("zoo.cfg") if key.startswith("authProvider")}
+    properties = {"java.security.auth.login.config": str(tmp_path / "jaas.conf")}
+    server = ExtraServer(tmp_path, {**config, **dict(documented("required.cfg"))}, properties).start()
     hosts = f"127.0.0.1:{server.port}"
     try:
         with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_mechanism"):
@@ -222,11 +264,11 @@ def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> No
         zk = opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
                     zookeeper_sasl_password=SASL_USERS["trident"])  # fmt: skip
         server.stop()
-        (tmp_path / "jaas.conf").write_text(jaas.replace(password, "another-one"))
+        (tmp_path / "jaas.conf").write_text(jaas({"trident": "another-one"}))
         server.start()
         assert eventually(lambda: zk._reviving, 30)
         server.stop()
-        (tmp_path / "jaas.conf").write_text(jaas)
+        (tmp_path / "jaas.conf").write_text(jaas({"trident": password}))
         server.start()
         assert eventually(lambda: zk.connected and not zk._reviving, 30)
         zk.multi([SetData(zk.config.root, b"again", zk.exists(zk.config.root).znode_version)])
@@ -422,3 +464,94 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
         with pytest.raises(ConfigError) as caught:
             config.with_overrides([mistyped])
         assert_no_secret(all_of(caught.value))
+
+
+# -- the guide ----------------------------------------------------------------
+
+
+def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
+    secured: Secured, tmp_path: Path, zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is made of the guide's blocks too, see tests/zk_security.py."""
+    made = secured.certificates
+    own = {
+        "/etc/trident/ca.pem": made.ca, "/etc/trident/client.pem": made.client,
+        "/etc/trident/client.key": made.client_locked_key, "the password of that key": KEY_PASSWORD,
+        "the password of trident": SASL_USERS["trident"],
+    }  # fmt: skip
+    for variable, value in documented("settings"):
+        monkeypatch.setenv(variable, secured.tls if variable == "TRIDENT_ZOOKEEPER" else str(own.get(value, value)))
+    zk = open_zookeeper(TridentConfig(zookeeper_root=zk_root), tmp_path)
+    assert owners(zk) == {("x509", "CN=client"), ("sasl", "trident")}
+    zk.close()
+
+
+# -- HTTP ---------------------------------------------------------------------
+
+
+class Front:
+    name, plans, is_leader, role = "top", {}, True, "leader"
+
+    def answer(self, *given: Any) -> Any:
+        raise AssertionError("nothing is asked")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_no_other_machine_is_answered_without_a_token(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="http_token"):
+        HttpServer(address, None, Front())
+    with pytest.raises(ConfigError, match="http_token"):
+        TridentConfig(http=address)
+
+
+def test_localhost_is_what_is_listened_at_and_not_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts may say anything."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: real("0.0.0.0", *more, **named))
+    TridentConfig(http="localhost:0")
+    with pytest.raises(ConfigError, match="http_token"):
+        HttpServer("localhost:0", None, Front())
+
+
+def test_the_token_is_compared_in_constant_time_and_not_logged(
+    everything: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, wrong = "token-of-the-endpoint", "token-of-the-other-one"
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("trident.http_server.hmac.compare_digest", compare)
+    server = HttpServer("127.0.0.1:0", token, Front())
+    try:
+        for presented, status in ((token, 200), (wrong, 401), (token[:-1], 401)):
+            request = urllib.request.Request(
+                f"http://{server.address}/drpc", headers={"Authorization": f"Bearer {presented}"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    assert answer.status == status
+            except urllib.error.HTTPError as refusal:
+                told = refusal.read().decode()
+                assert refusal.code == status and token not in told and wrong not in told
+    finally:
+        server.stop()
+    assert compared == [(one.encode(), token.encode()) for one in (token, wrong, token[:-1])]
+    assert "token-of-the" not in everything.text
+
+
+def test_a_path_leads_to_no_file_and_to_no_other_function(everything: Logged) -> None:
+    server = HttpServer("127.0.0.1:0", None, Front())
+    host, port = server.address.split(":")
+    try:
+        for path in ("/drpc/../../etc/passwd", "/drpc/%2e%2e/%2e%2e/etc/passwd", "/../etc/passwd", "/drpc/a%00b/x",
+                     "/drpc/%2fetc%2fpasswd/x", "//etc/passwd", "/drpc/__class__/x", "/static/../http_server.py"):
+            connection = http.client.HTTPConnection(host, int(port), timeout=10)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 404 and b"root:" not in answer.read(), path
+            connection.close()
+    finally:
+        server.stop()

@@ -214,3 +214,14 @@ def test_the_file_is_plain_json(tmp_path):
     StatusWriter(status_path(tmp_path, "word-count"), clock=lambda: 200.0).update(make())
     value = json.loads(status_path(tmp_path, "word-count").read_text())
     assert (value["schema"], value["written_at"], value["groups"][0]["attempts"][1]["failures"]) == (1, 200.0, 2)
+
+
+def test_the_draft_of_a_writer_that_was_killed_is_removed_and_that_of_a_living_one_is_not(tmp_path) -> None:
+    path = status_path(tmp_path, "words")
+    path.parent.mkdir(parents=True)
+    (living := path.with_name(f".status.json.{os.getppid()}")).touch()
+    (dead := path.with_name(f".status.json.{2**22 + 1}")).touch()  # above the greatest pid there can be
+    writer = StatusWriter(path)
+    writer.update(TopologyStatus("words", "id", "run", 1))
+    writer.close()
+    assert path.exists() and living.exists() and not dead.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,25 +98,35 @@ def everything() -> Iterator[Logged]:
         one.propagate = propagate
 
 
-def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServer, int]:
-    """A server with TLS that wants a certificate, and SASL on both ports; (server, its TLS port).
+def documented(name: str) -> list[tuple[str, str]]:
+    """The lines ``key=value`` of a block of docs/security.md, without ``export`` and quotes."""
+    lines = [line for line in documented_text(name).splitlines() if "=" in line]
+    pairs = [line.removeprefix("export ").split("=", 1) for line in lines]
+    return [(key, value.strip("'")) for key, value in pairs]
 
-    The plain port takes anonymous clients too: that is what the ACLs are for.
+
+def documented_text(name: str) -> str:
+    guide = (Path(__file__).resolve().parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    block = guide.split(f"<!-- test: {name} -->\n```", 1)[1].split("```", 1)[0]
+    return block.split("\n", 1)[1]
+
+
+def jaas(users: Mapping[str, str]) -> str:
+    """The JAAS file of the guide, with these users."""
+    written = "\n  ".join(f'user_{name}="{password}"' for name, password in users.items())
+    return documented_text("jaas.conf").replace('user_trident="the password of trident"', written)
+
+
+def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServer, int]:
+    """The server of the guide; (server, its TLS port).
+
+    It has a plain port too, for anonymous clients: against them there are the ACLs.
     """
     secure_port = free_port()
-    folder.mkdir(parents=True, exist_ok=True)
-    users = "".join(f'\n  user_{name}="{password}"' for name, password in SASL_USERS.items())
-    (folder / "jaas.conf").write_text(
-        f"Server {{\n  org.apache.zookeeper.server.auth.DigestLoginModule required{users};\n}};\n"
-    )
+    (folder / "jaas.conf").write_text(jaas(SASL_USERS))
     config = {
-        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
-        "secureClientPort": str(secure_port),
-        "secureClientPortAddress": "127.0.0.1",
-        "ssl.keyStore.location": str(certificates.server), "ssl.keyStore.type": "PEM",
-        "ssl.trustStore.location": str(certificates.ca), "ssl.trustStore.type": "PEM",
-        "ssl.clientAuth": "need",
-        "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        **dict(documented("zoo.cfg")), "secureClientPort": str(secure_port), "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": str(certificates.server), "ssl.trustStore.location": str(certificates.ca),
     }  # fmt: skip
     properties = {"java.security.auth.login.config": str(folder / "jaas.conf")}
     return ExtraServer(folder, config, properties).start(), secure_port

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinators.embedded import _class_path, find_java
+from coordinators.embedded import _class_path, _die_with_parent, find_java
 
 START_SECS_MAX = 60.0
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -28,12 +30,9 @@ class ExtraServer:
         folder: its own.
         config: lines of zoo.cfg beside the usual ones.
         properties: Java system properties.
-        env: its whole environment.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, str] = {}, properties: Mapping[str, str] = {},
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: Path, config: Mapping[str, str], properties: Mapping[str, str]) -> None:
         self.folder = folder
         self.port = free_port()
         (folder / "data").mkdir(parents=True, exist_ok=True)
@@ -55,8 +54,9 @@ class ExtraServer:
         ]  # fmt: skip
         with open(self.folder / "server.out", "ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )  # fmt: skip
         deadline = time.monotonic() + START_SECS_MAX
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

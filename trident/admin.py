@@ -270,16 +270,23 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         raise TopologyError(f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper")
     # What was settled before says nothing of what comes now; what was given up is kept like any table.
     for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else ("messages",)):
-        shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+        _remove(path)
+    _remove(folder)
     for descriptor in descriptors:
         if drop_tables:
             for path in {warehouse / descriptor.published_path, warehouse / descriptor.plain_path}:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         descriptor.remove(warehouse)
     tables = ", ".join(descriptor.name for descriptor in descriptors) or "none"
     what = "dropped" if drop_tables else "kept; the next start refuses them unless their states have adopt=True"
     return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()  # what it leads to lies elsewhere, and is not ours to delete
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:

@@ -1,8 +1,9 @@
 """The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``dead-letters``, ``reset``, …
 
 Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
-3 HALT (a person must look), 4 ZooKeeper unreachable. Beside these 70 for an
-error of the framework itself and 130 for an interrupted command. An error is
+3 HALT (a person must look), 4 ZooKeeper unreachable, or it refuses a
+certificate or a password. Beside these 70 for an error of the framework itself
+and 130 for an interrupted command. An error is
 its message alone; ``--verbose`` adds the traceback.
 """
 

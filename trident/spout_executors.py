@@ -102,6 +102,7 @@ class SpoutExecutor(Protocol):
 
 
 _METADATA_BYTES_MAX = 512 * 1024
+_NAME_BYTES_MAX = 1024
 
 
 def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
@@ -324,11 +325,10 @@ class _InPartitions:
 
     def _ordered_partitions(self) -> tuple[str, ...]:
         partitions = tuple(self._coordinator.get_partitions_for_batch())
-        wrong = next((found for found in partitions if not isinstance(found, str) or not found.strip(".")), None)
-        if wrong is not None or len(set(partitions)) != len(partitions):
+        if not all(map(_usable, partitions)) or len(set(partitions)) != len(partitions):
             raise SourceError(
                 f"the partitions of stream {self._tx_id!r} cannot be used", found=repr(partitions)[:200],
-                expected="distinct texts, not empty and not only dots",
+                expected=f"distinct texts of at most {_NAME_BYTES_MAX} bytes, not empty and not only dots",
             )  # fmt: skip
         if partitions != self._partitions:
             if self._partitions is not None:
@@ -367,6 +367,14 @@ class _InPartitions:
 
     def close(self) -> None:
         self._coordinator.close()
+
+
+def _usable(partition: object) -> bool:
+    """Whether it can be written as a znode's name: that is only tried when the transaction is decided already."""
+    try:
+        return isinstance(partition, str) and partition.strip(".") != "" and len(partition.encode()) <= _NAME_BYTES_MAX
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 class PartitionedTridentSpoutExecutor(_InPartitions):

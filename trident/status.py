@@ -167,7 +167,7 @@ class StatusWriter:
         self._on_disk: TopologyStatus | None = None
         self._last_written: float | None = None
         self._timer: threading.Timer | None = None
-        self._warned = False
+        self._warned = self._swept = False
         self._closed = False
 
     def update(self, status: TopologyStatus) -> None:
@@ -213,6 +213,7 @@ class StatusWriter:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self._path)
         except OSError as error:  # a full or read-only disk: the topology goes on without a status
@@ -223,6 +224,16 @@ class StatusWriter:
                 temporary.unlink(missing_ok=True)
             return
         self._on_disk = self._wanted
+
+    def _sweep(self) -> None:
+        """Drafts of processes that were killed while they wrote."""
+        if self._swept:
+            return
+        self._swept = True
+        for draft in self._path.parent.glob(f".{self._path.name}.*"):
+            pid = draft.name.rpartition(".")[2]
+            if pid.isdigit() and processes.started(int(pid)) is None:
+                draft.unlink(missing_ok=True)
 
 
 def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologyStatus:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _FULL = ("no space left on device", "database or disk is full", "disk quota exceeded")
 _READ_ONLY = ("read-only file system", "attempt to write a readonly database")
 _FORBIDDEN = ("permission denied", "operation not permitted", "unable to open database file")
-# Spark's exit code of an executor that ran out of heap, and what a killed Python worker or the kernel leave.
+# 52 is Spark's exit code of an executor that ran out of heap. Not 137: that is any SIGKILL.
 _MEMORY = re.compile(
-    r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|Command exited with code 137|ArrowMemoryError"
-    r"|ExecutorLostFailure[^\n]*(?:exit code 52|OOM)|Killed by external signal"
+    r"java\.lang\.OutOfMemoryError|exited with code 52\b|\bMemoryError\b|\bArrowMemoryError\b"
+    r"|ExecutorLostFailure[^\n]*\bOOM\b"
 )
 _NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
 _TRUSTED = (

@@ -166,7 +166,7 @@ class CoordinatorProcess:
         self.world.tell("finishes", *store.decision.attempt)
         spouts = RecoverySpouts(self._make_executor, self.shared.sources, store.decision.txid)
         driver = self.driver = GroupDriver(
-            store, spouts, _NoRunner(), committer, _Observer(), self.shared.limits, None, self.threads  # type: ignore[arg-type]
+            store, spouts, _NoRunner(), committer, _Observer(), self.shared.limits, None, threads=self.threads  # type: ignore[arg-type]
         )
         driver.start()
         driver.stop()
@@ -200,7 +200,7 @@ class CoordinatorProcess:
         runner = SimRunner(self.process, self.threads, self.faults, shared.sources, shared.checker)
         driver = self.driver = GroupDriver(
             store, self._make_host(store), runner, committer, _Observer(), shared.limits, shared.message_timeout_secs,
-            self.threads,
+            threads=self.threads,
         )  # fmt: skip
         runner.is_live = lambda attempt: driver.state.live_attempt(attempt) is not None
         driver.start()

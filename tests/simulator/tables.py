@@ -19,10 +19,12 @@ from coordinators.errors import CommitConflict, Halted
 from coordinators.ports import PreparedBatch, ProcessedBatch
 from coordinators.records import Decision, GroupRecord
 from coordinators.transactions import TransactionAttempt
+from states import contradictions
 from states.committer import DeltaCommitter, _Open
 from states.control import DOMAIN, ControlRecord, decode_control
 from states.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
 from states.manifest import ManifestTable
+from states.plain_watch import PlainWatch
 from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.world import Process, World
@@ -111,10 +113,10 @@ class Warehouse:
         tables = [ManifestTable(name, "append", name, f"id-{name}", _SCHEMA_HASH, files) for name in NAMES]
         return SimpleNamespace(tables=tables, spouts=manifest["spouts"])
 
-    def clean(self, published_txid: int, keep: str | None) -> None:
+    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> None:
         for path in list(self.manifests):
-            name = path.split("/")[1]
-            if int(name.split("-")[0]) <= published_txid and name != keep:
+            txid, attempt_id = path.removesuffix(".json").split("/")[1].split("-")
+            if int(txid) <= published_txid and (int(txid), int(attempt_id)) != keep:
                 del self.manifests[path]
 
 
@@ -183,7 +185,8 @@ class SimCommitter(DeltaCommitter):
         self._topology, self._group, self._incarnation = names
         self._warehouse, self._epoch, self._check_fence = _WAREHOUSE, epoch, check_fence
         self._open_tables = {}
-        self._bindings, self._last_manifest = {}, None
+        self._bindings, self._last_published, self._published = {}, None, {}
+        self._plains = PlainWatch(self._engine, _WAREHOUSE)
         self._manifests: Any = warehouse
         self.txn_app_id = f"trident/{self._topology}/{self._group}/{self._incarnation}"
         self.engine_info = "simulated"
@@ -204,7 +207,7 @@ class SimCommitter(DeltaCommitter):
         mark = record.tables.get(table.table_id)
         if not (control.attempt_id == -1 if mark is None else control.same_batch(mark)):
             self._check_fence()
-            raise self._contradiction(path, control, f"transaction {mark.txid if mark else 'none'}")
+            raise contradictions.transactions_differ(self._topology, path, control, mark)
         self._remember(snapshot)  # type: ignore[arg-type]
 
     def _remember(self, snapshot: Any) -> None:
@@ -234,7 +237,7 @@ class SimCommitter(DeltaCommitter):
         return PreparedBatch(decision, {name: len(rows) for name in NAMES})
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
-        self._store.clean(attempt.txid, self._last_manifest)
+        self._store.clean(attempt.txid, self._last_published)
 
 
 def _load_failed(when: str) -> Exception:

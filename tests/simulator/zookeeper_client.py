@@ -42,6 +42,8 @@ class SimKazooClient:
         self._telling = False
         self.on_session_lost: Callable[[], None] = lambda: None
 
+    hosts = (("simulated", 2181),)
+
     # --- kazoo's interface ---------------------------------------------------------------------
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
@@ -59,10 +61,11 @@ class SimKazooClient:
         self._world.later(self._faults.delay(), self._connect)
         return self
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float) -> bool:
         end = self._world.now + timeout
         while not self.connected and self._world.now < end:
             self._world.sleep(0.3)
+        return self.connected
 
     def stop(self) -> None:
         self._stopped = True

@@ -215,9 +215,10 @@ class DeltaCommitter:
         if owner != own:
             raise ForeignTable(
                 f"the table {path} belongs to another topology or batch group",
-                found="{}/{}".format(*owner),
-                expected="{}/{}".format(*own),
-                action="choose another state name, or run that topology",
+                found=f"{'/'.join(owner)}, with transactions up to {control.txid}",
+                expected="/".join(own),
+                action="choose another state name, or run that topology; "
+                f"`trident repair {self._topology}` names every such table and changes nothing",
             )
         if control.incarnation != self._incarnation:
             raise contradictions.other_incarnation(self._topology, path, control, self._incarnation)

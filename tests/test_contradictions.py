@@ -26,6 +26,7 @@ from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
 from trident import cli
+from trident.repair import repair
 from trident.status import format_status, read_status
 
 ALL = os.environ.get("TRIDENT_REPAIR") == "all"
@@ -443,7 +444,10 @@ def test_two_topologies_on_one_table(world: World) -> None:
     other = topology(5)
     other.name = "other"
     error = world.ends(world.start(5, other))
-    assert isinstance(error, ForeignTable) and "found: top/lines" in str(error)
+    assert isinstance(error, ForeignTable) and "found: top/lines, with transactions up to 3" in str(error)
+    findings = repair("other", config=world.config, spark=world.spark).findings
+    assert {finding.kind for finding in findings} == {"two topologies on one table"}
+    assert all("belongs to topology 'top'" in finding.text and finding.offers == () for finding in findings)
     goes_on(world)
 
 

@@ -68,7 +68,12 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
     for group in names:
         own = [one for one in descriptors if one.group == group]
         groups.append(_Look(zk, engine, warehouse, name, group, own).facts(known.get(group)))
-    controls = [table.control for group in groups for table in group.tables if table.control]
+    states_here = {one.name for one in descriptors}
+    wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
+    others = tuple(_of_others(engine, warehouse, name, wanted))
+    groups[0] = replace(groups[0], tables=(*groups[0].tables, *others))
+    ours = [table for group in groups for table in group.tables if table not in others]
+    controls = [table.control for table in ours if table.control]
     epoch = max([greatest_epoch(zk, name), _status_epoch(warehouse, name), *(control.epoch for control in controls)])
     states = {
         one.name: {
@@ -77,6 +82,20 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
         for one in descriptors if one.ends_at is None
     }  # fmt: skip
     return TopologyFacts(name, incarnation, identity, tuple(groups), states, epoch)
+
+
+def _of_others(engine: KernelEngine, warehouse: Path, name: str, states: list[str]) -> Iterator[TableFacts]:
+    """Tables that have the names of this topology's states and belong to another topology."""
+    for state in states:
+        for role, relative in ((APPEND, state), (LOG, f"{state}__log")):
+            try:
+                snapshot = engine.load(str(warehouse / relative))
+            except TableMissing:
+                continue
+            text = snapshot.control(DOMAIN)
+            control = decode_control(snapshot.path, text) if text is not None else None
+            if control is not None and control.topology != name:
+                yield TableFacts(state, role, relative, True, snapshot.table_id, snapshot.version, control)
 
 
 def _status_epoch(warehouse: Path, name: str) -> int:

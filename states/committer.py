@@ -146,8 +146,11 @@ class DeltaCommitter:
         mark = record.tables.get(snapshot.table_id)
         if mark is None:
             if control.attempt_id != -1:
+                self._check_fence()
                 raise self._contradiction(path, control, "no transaction of this table")
         elif not control.same_batch(mark):
+            # A successor may have published since the record was read.
+            self._check_fence()
             raise self._contradiction(path, control, f"transaction {mark.txid}, attempt {mark.attempt_id}")
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
         version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)

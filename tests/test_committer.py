@@ -99,6 +99,20 @@ def test_a_stale_writer_that_still_leads_halts_instead_of_writing(spark, engine,
         Group(engine, group.warehouse, record=stale).open()
 
 
+def test_a_deposed_coordinator_that_opens_tables_its_successor_has_published_to_does_not_halt(
+    spark, engine, group: Group
+) -> None:
+    group.commit(1, ["a"])
+    stale = group.record
+    group.commit(2, ["b"])
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    with pytest.raises(Deposed):
+        Group(engine, group.warehouse, record=stale, fence=deposed).open()
+
+
 def test_tables_of_another_incarnation_halt(engine, group: Group) -> None:
     group.commit(1, ["a"])
     with pytest.raises(Halted, match="incarnation inc.*wiped"):

@@ -146,6 +146,7 @@ class GroupStore:
 
         Raises:
             CorruptZnode: a znode cannot be read or contradicts another.
+            Deposed: they contradict each other because another coordinator leads now.
             ZooKeeperUnreachable: it could not be read.
         """
         with self._lock:
@@ -170,6 +171,9 @@ class GroupStore:
             return
         current = record.current_txid if record else None
         if record is None or decision.txid != current or decision.attempt_id > record.attempts.get(current, -1):
+            if self._fence is not None:
+                # The two were read one after the other: a successor may have written in between.
+                self._fence.verify(self._zk)
             raise CorruptZnode(
                 self._decided_path,
                 found=f"a decision of attempt {decision.attempt}",

@@ -168,6 +168,7 @@ class DeltaCommitter:
         self._check_owner(path, control)
         mark = record.tables.get(snapshot.table_id)
         if control.attempt_id != -1 if mark is None else not control.same_batch(mark):
+            self._check_fence()  # a successor may have published since the record was read
             raise contradictions.transactions_differ(self._topology, path, control, mark)
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
         version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)

@@ -127,6 +127,20 @@ def test_what_another_coordinator_has_published_stops_the_one_before_the_decisio
     assert words(spark, group.warehouse / "rows") == {"b": 1}
 
 
+def test_a_deposed_coordinator_that_opens_tables_its_successor_has_published_to_does_not_halt(
+    spark, engine, group: Group
+) -> None:
+    group.commit(1, ["a"])
+    stale = group.record
+    group.commit(2, ["b"])
+
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    with pytest.raises(Deposed):
+        Group(engine, group.warehouse, record=stale, fence=deposed).open()
+
+
 def test_tables_of_another_incarnation_halt(engine, group: Group) -> None:
     group.commit(1, ["a"])
     with pytest.raises(Halted, match="ZooKeeper was wiped.*incarnation inc.*trident repair top"):

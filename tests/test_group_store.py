@@ -295,6 +295,26 @@ def test_a_paused_leader_that_wakes_up_writes_nothing(zk, zk_connect):
     successor.decide(decision(1, 1), None)
 
 
+def test_a_store_that_is_read_while_a_successor_writes_is_deposed_and_not_corrupt(zk, zk_connect, monkeypatch):
+    """The record is read before the successor decides, the decision after it."""
+    lease, store = lead(zk)
+    store.create(GroupRecord("inc", 1))
+    zk.multi([Delete(zk.path("wc", "live"))])
+    _, successor = lead(zk_connect())
+    get = zk.get
+
+    def meanwhile(path, *watch):
+        if path.endswith("/decided"):
+            run_one(successor)
+            successor.begin(Attempt(2, 0), parent_of(successor), {})
+            successor.decide(decision(2), parent_of(successor))
+        return get(path, *watch)
+
+    monkeypatch.setattr(zk, "get", meanwhile)
+    with pytest.raises(Deposed):
+        opened(zk, lease)
+
+
 def test_a_store_that_was_deposed_stays_closed(zk, zk_connect):
     lease, stale = lead(zk)
     stale.create(GroupRecord("inc", 1))

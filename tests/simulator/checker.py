@@ -291,6 +291,18 @@ class Checker:
     def _untold(self, txid: int) -> list[str]:
         return [name for name in self._sources if not self._told[txid, name]]
 
+    def on_stopped(self, process: Any) -> None:
+        """A coordinator has stopped, as it was asked to."""
+        unfinished = self.leads(process) and self.decided is not None
+        self._claim(not unfinished, f"{process} stopped, and its decision is not finished: {self.decided}")
+
+    def on_gave_up(self, process: Any, txid: int) -> None:
+        """A coordinator has ended since one transaction failed too often."""
+        if self.leads(process):
+            self._claim(self.decided is None, f"{process} gave up, and its decision is not finished: {self.decided}")
+            current = self.record["current_txid"]
+            self._claim(txid == current, f"{process} gave up for {txid}, and {current} is not finished")
+
     # --- the end -------------------------------------------------------------------------------
 
     def committed(self) -> bool:

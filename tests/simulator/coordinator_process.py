@@ -48,7 +48,7 @@ class Shared:
         self.warehouse = Warehouse()
         self.group = min(sources)
         self.session_timeout_secs = world.rng.choice((4.0, 10.0, 20.0))
-        self.message_timeout_secs = world.rng.choice((None, 2.0, 8.0))
+        self.message_timeout_secs = world.rng.choice((None, 1.0, 1.0, 6.0))
 
 
 class _NoRunner:
@@ -223,6 +223,7 @@ class CoordinatorProcess:
                     raise driver.error
                 if driver.state.mode is Mode.STOPPED:
                     self.world.reached("stopped as asked")
+                    self.shared.checker.on_stopped(self.process)
                 return
             if self.stopping.is_set():
                 if driver.state.live and driver.state.live[0].stage >= master.Stage.DECIDING:

@@ -23,15 +23,15 @@ KINDS = (
     "fail before", "fail after", "crash before", "crash after", "pause before", "pause after", "hang",
     "cut before", "cut after", "expire", "wall clock", "monotonic clock", "older copy",
 )  # fmt: skip
-ZOOKEEPER_ONLY = ("cut before", "cut after", "expire")
+ZOOKEEPER_ONLY = ("cut before", "cut after")
 # A ZooKeeper that answers "no" without a reason does not exist: a failure is a lost connection.
 NOT_OF_ZOOKEEPER = ("fail before", "fail after", "hang", "older copy")
-RATES = (0.0, 0.0, 0.01, 0.03, 0.1)
+RATES = (0.0, 0.0, 0.02, 0.05, 0.15)
 FAULTS_MAX = 14
 # A seed may have an eye on one piece of I/O: most of its faults strike there.
 FOCUS = (
-    "", "", "", "begin", "decide", "advance", "acquire", "publish of counts", "publish of lines", "commit of the spout",
-    "success", "load", "staging",
+    "", "", "", "begin", "decide", "decide", "advance", "advance", "publish", "publish", "publish of lines", "acquire",
+    "commit of the spout", "success", "load", "staging", "write of the manifest",
 )  # fmt: skip
 _FOCUS_FACTOR = 8.0
 # Taking over is most of the I/O of a run with many faults, and not where most can go wrong.
@@ -55,15 +55,16 @@ class Faults:
             for where, barred in (("zk", NOT_OF_ZOOKEEPER), ("io", ZOOKEEPER_ONLY))
         }
         self._odds = {where: sum(self.rates[kind] for kind in kinds) for where, kinds in self.total.items()}
-        self.left = rng.choice((0, 4, 8, FAULTS_MAX, FAULTS_MAX))
+        self.left = rng.choice((0, 6, 10, FAULTS_MAX, FAULTS_MAX))
         self._focus = rng.choice(FOCUS)
         self.stale_odds = rng.choice((0.0, 0.1, 0.5))
         self.slow_odds = rng.choice((0.0, 0.02, 0.1))
         self.user_failure_odds = rng.choice((0.0, 0.0, 0.05, 0.2))
-        self.slow_job_odds = rng.choice((0.0, 0.0, 0.1, 0.3))
+        self.slow_job_odds = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.on_pause: Callable[[Process, float], None] = lambda process, secs: None
         self.on_clock: Callable[[Process], None] = lambda process: None
         self.on_older_copy: Callable[[], None] = lambda: None
+        self.on_expire: Callable[[Process], None] = lambda process: None
 
     @property
     def active(self) -> bool:
@@ -125,33 +126,35 @@ class Faults:
 
     def io(self, process: Process, name: str, effect: Callable[[], Any], failure: Callable[[str], Exception]) -> Any:
         """One blocking piece of I/O of the running task: its way there, the effect, the way back."""
-        world = self.world
+        world, kind = self.world, name.partition(" of ")[0]
         fault = self.draw("io", name)
         if fault:
             world.tell("fault", fault, "at", name)
         if fault == "crash before":
-            world.reached(f"crash before {name}")
+            world.reached(f"crash before {kind}")
             world.kill(process)
         elif fault == "pause before":
             self.pause(process)
         elif fault in ("wall clock", "monotonic clock"):
             self.jump(process, fault)
+        elif fault == "expire":
+            self.on_expire(process)
         elif fault == "older copy":
             self.on_older_copy()
         elif fault == "hang":
-            world.reached(f"hang at {name}")
+            world.reached(f"hang at {kind}")
             world.sleep(min(self._rng.random() * 60.0, max(0.0, self.until - world.now)))
         world.sleep(self.delay())
         if fault == "fail before":
             raise failure("before")
         result = effect()
         if fault == "crash after":
-            world.reached(f"crash after {name}")
+            world.reached(f"crash after {kind}")
             world.kill(process)
         elif fault == "pause after":
             self.pause(process)
         elif fault == "fail after":
-            world.reached(f"failed after {name}")
+            world.reached(f"failed after {kind}")
             raise failure("after")
         if self._rng.random() < 0.3:
             world.sleep(self.delay())

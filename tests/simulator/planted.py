@@ -23,13 +23,20 @@ class Edit(NamedTuple):
     new: str
 
 
-FENCE = "coordinators.leadership:Fence.check_op"
 STORE = "coordinators.group_store:GroupStore."
 DRIVER = "coordinators.driver:GroupDriver."
 ZOOKEEPER = "coordinators.zookeeper:ZooKeeper."
 
 PLANTED: dict[str, tuple[Edit, ...]] = {
-    "no fence in multis": (Edit(FENCE, "ops.append(Check(self.path, self.znode_version, fence=True))", "pass"),),
+    "no fence in multis": (Edit(STORE + "_write", "self._fence.check_op(request)", "pass"),),
+    "stop leaves a decision behind": (
+        Edit("coordinators.master:_stop_requested", "live.stage >= Stage.DECIDING", "live.stage > Stage.ADVANCING"),
+    ),
+    "gives up before the earlier ones are finished": (
+        Edit("coordinators.master:_finish", "if state.live or state.mode.ended:",
+             "if state.capped and state.mode is Mode.RUNNING:\n        return _end(state, Mode.GAVE_UP)\n"
+             "    if state.live or state.mode.ended:"),
+    ),
     "a refused multi is not noticed": (Edit(ZOOKEEPER + "multi", "_raise_refusal(ops, results)", "pass"),),
     "a write is repeated after a lost connection": (
         Edit(

@@ -23,7 +23,6 @@ RARE_STATES = (
     # A crash anywhere is finished or replayed by the next one.
     "crash while BEGINNING",
     "crash while PROCESSING",
-    "crash while PREPARING",
     "crash while DECIDING",
     "crash while PUBLISHING",
     "crash while ADVANCING",
@@ -32,15 +31,17 @@ RARE_STATES = (
     "a decision is finished by another process",
     "success is told by another process than the one that advanced",
     "success is told again",
+    "a spout is slow to hear of success",
     "a spout's commit is told again",
     # A coordinator that was paused and wakes up does no harm.
     "the leader is stopped (SIGSTOP)",
     "a leader wakes up and another leads",
     "another leads while the old leader lives",
-    "multi of a deposed coordinator refused by the fence",
+    "a write of a deposed coordinator refused by the fence",
+    "release of a deposed coordinator refused by the fence",
     "publish of a deposed coordinator refused",
     # Tables that fail, lose answers, and are changed by others.
-    "failed after publish of counts",
+    "failed after publish",
     "a commit lands long after its writer gave up waiting",
     "publish met another commit",
     "an older copy of a table is put in its place",

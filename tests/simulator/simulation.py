@@ -21,7 +21,7 @@ from unittest import mock
 from coordinators import leadership, master, processes
 from coordinators.errors import AttemptCapReached, Halted, ZooKeeperUnreachable
 from coordinators.master import Limits
-from tests.simulator.checker import Checker, Violation
+from tests.simulator.checker import ROOT, Checker, Violation
 from tests.simulator.coordinator_process import CoordinatorProcess, Shared
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.sources import KINDS, Source
@@ -48,6 +48,7 @@ class Simulation:
         self.faults.on_pause = self._on_pause
         self.faults.on_clock = self._on_clock
         self.faults.on_older_copy = self._put_older_copy
+        self.faults.on_expire = lambda process: self._expire(self._processes[str(process)])
         kinds = rng.choice([(kind,) for kind in KINDS] + [KINDS, ("opaque", "queue"), ("transactional", "opaque")])
         sources = {f"s{index}": Source(f"s{index}", kind, world) for index, kind in enumerate(kinds)}
         limits = Limits(
@@ -173,8 +174,7 @@ class Simulation:
         world.tell("ends", str(current.process), type(error).__name__)
         if isinstance(error, AttemptCapReached):
             world.reached("attempt cap")
-            if self.checker.decided is not None and self.checker.leads(current.process):
-                world.crash = Violation(f"{current.process} gave up, and its decision is not finished")
+            self.checker.on_gave_up(current.process, error.txid)
         elif isinstance(error, Halted):
             expected = "could not be finished after" in str(error) or self._older_copy
             if not expected:
@@ -199,7 +199,7 @@ class Simulation:
         self._blows = [
             blow for blow in (
                 self._kill, self._pause, self._cut, self._expire, self._optimize, self._copy, self._restart,
-                self._hold, self._jump,
+                self._hold, self._jump, self._delete_live,
             ) if rng.random() < 0.5
         ]  # fmt: skip
         if self._blows:
@@ -229,6 +229,12 @@ class Simulation:
     def _expire(self, current: CoordinatorProcess) -> None:
         if current.client is not None:
             current.client.expire()
+
+    def _delete_live(self, current: CoordinatorProcess) -> None:
+        """Somebody takes the leader for dead: it is replaced and has its session and its connection all the same."""
+        if sum(not other.ended and not other.process.dead for other in self._now.values()) > 1:
+            self.world.tell("a person deletes the live znode")
+            self.shared.ensemble.remove(f"{ROOT}/live")
 
     def _optimize(self, current: CoordinatorProcess) -> None:
         self.world.tell("somebody optimizes a table")
@@ -267,6 +273,8 @@ class Simulation:
             self.world.later(secs, self._go_on, current)
         if current.leading:
             self.world.reached("the leader is stopped (SIGSTOP)")
+            if self.world.rng.random() < 0.4:
+                self.world.later(secs * self.world.rng.random(), self._delete_live, current)
             current.process.leap += self.world.rng.choice((0.0, secs))
 
     def _go_on(self, current: CoordinatorProcess) -> None:

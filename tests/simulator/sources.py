@@ -32,7 +32,8 @@ class Source:
     def __init__(self, name: str, kind: str, world: World) -> None:
         self.name, self.kind, self.world = name, kind, world
         partitions = ("p0", "p1") if kind == "opaque" else ("p0",)
-        self.end = {partition: world.rng.randint(1, 5) for partition in partitions}
+        least = 3 if kind == "transactional" else 1
+        self.end = {partition: world.rng.randint(least, least + 4) for partition in partitions}
         # The first rows are there at once, the others come later.
         spread = world.rng.choice((0.0, 5.0, 20.0))
         self.comes_at = {
@@ -121,7 +122,7 @@ class SimExecutor:
             end = start + (end - start) // 2
         else:
             start = known.previous[1] if known.previous else 0
-            end = max(start, min(start + self._world.rng.randint(0, 3), self._source.there("p0")))
+            end = max(start, min(start + self._world.rng.choice((0, 2, 3, 4)), self._source.there("p0")))
         self._next = {"p0": end}
         return [start, end]
 
@@ -150,6 +151,9 @@ class SimExecutor:
         def effect() -> None:
             self._checker.on_success(self._process, self._source.name, attempt)
 
+        if self._faults.chance(self._faults.slow_job_odds / 2):
+            self._world.reached("a spout is slow to hear of success")
+            self._world.sleep(self._world.rng.random() * 8.0)
         try:
             self._io("success", effect)
         except SimulatedFailure:

@@ -215,7 +215,9 @@ class SimKazooClient:
         self._world.running = self._process
         self._world.tell("zk", name, refused[0] if refused else "done")
         if refused and ops[0][0] == "check" and isinstance(results[0], (kz.BadVersionError, kz.NoNodeError)):
-            self._world.reached("multi of a deposed coordinator refused by the fence")
+            self._world.reached(f"{name} of a deposed coordinator refused by the fence")
+            if name not in ("release", "acquire", "other"):
+                self._world.reached("a write of a deposed coordinator refused by the fence")
         elif refused and name == "acquire":
             self._world.reached("two contenders: one acquires, the other is refused")
         self._world.running = None

@@ -153,6 +153,11 @@ class Ensemble:
             for told in self._watches.pop(path, ()):
                 told()
 
+    def remove(self, path: str) -> None:
+        """A person deletes a znode by hand."""
+        if self.now(path).data is not None:
+            self._apply(None, {path: Entry(self.zxid + 1, None)})
+
     # --- sessions ------------------------------------------------------------------------------
 
     def open(self, timeout_secs: float) -> Session:

@@ -6,6 +6,7 @@ then pairs of faults (TRIDENT_SEED chooses them) and real SIGKILLs.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators import faults
+from coordinators import faults, leadership
 from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import BIRTH, KINDS, OUTCOMES, SWEPT, Case, every, pairs, sample
@@ -56,7 +57,12 @@ def campaign(
                 zookeeper_session_timeout_secs=4, max_spout_pending=2,
             )  # fmt: skip
 
-        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root)))
+        def depose() -> None:
+            found = zk._client.exists(f"{root}/swept/live") and zk._client.get(f"{root}/swept/live")
+            if found:
+                leadership._ended_tokens.add(json.loads(found[0])["token"])
+
+        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root), depose))
         return made[-1]
 
     yield make

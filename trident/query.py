@@ -520,6 +520,7 @@ class TopologyQuery:
         self._failed_recoveries += 1
         self._errors.update({plan_.name: (f"recovery: {error}", time.time()) for plan_ in self._plans})
         self._event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
+        self._status_writer.update(self._make_status())
         return self._failed_recoveries < self._config.max_attempts
 
     def _wait_for_lease(self) -> Lease | None:
@@ -546,6 +547,7 @@ class TopologyQuery:
 
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
+        self._recovering = True
         fences = lease.fences.values()
         if self._registration.read() is None:
             # Before ZooKeeper is told of a new life: of an old one, tables would be adopted and counted twice.
@@ -553,7 +555,7 @@ class TopologyQuery:
         self._incarnation = self._registration.ensure(self._topology.identity(), fences=fences)
         self._epoch = max((fence.epoch for fence in lease.fences.values()), default=0)
         self._progress.id = self._incarnation
-        self._has_led = self._recovering = True
+        self._has_led = True
         self._event(f"leads {self.name} (epoch {self._epoch})")
         opened = keep_for_creator(self._zk, self.name) if self._config.keeps_for_creator else 0
         if opened:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.matrix.sources import PER_BATCH, Source
 from tests.sweep.oracle import Stored, fold
-from tests.sweep.topologies import MAPS, delta_states, topology_of
+from tests.sweep.topologies import MAPS, PER_BATCH_COUNTS, delta_states, topology_of
 from trident import TridentTopology
 
 
@@ -66,6 +66,8 @@ class Books:
         counts = fold([word for words in audit.values() for word in words])
         for name in delta_states(self.kind):
             assert self.stored.keyed(name) == counts, name
+        for name in PER_BATCH_COUNTS.get(self.kind, ()):
+            assert self.stored.per_batch(name) == {txid: fold(words) for txid, words in audit.items()}, name
         for name in MAPS.get(self.kind, ()):
             assert self.stored.map(name) == counts, name
         self._check_leftovers(zombies)

@@ -1,9 +1,11 @@
 """One topology through one fault after the other; after each everything that is stored is compared with the source.
 
-A coordinator that is to die, or hangs, is *abandoned*: its ZooKeeper session
-ends while its thread waits at the fault point, and another coordinator takes
-over in this process. Once that one has gone on, the abandoned one is let go:
-it wakes up as a zombie and does the I/O that it was stopped at.
+A coordinator that is to die is *abandoned*: its ZooKeeper session ends while
+its thread waits at the fault point, and another coordinator takes over in this
+process. One that hangs is *replaced*: it keeps its session, another bumps its
+fence and leads. Once that one has gone on, both are let go: they wake up as
+zombies, and the one that hung does the I/O that it was stopped at, with a
+connection that is as good as any.
 """
 
 from __future__ import annotations
@@ -35,10 +37,13 @@ class Campaign:
         folder: of this campaign alone.
         start: starts a topology over the campaign's warehouse, ``folder / "warehouse"``.
         znodes: () → every path under the campaign's root.
+        depose: has the next contender take whoever leads for gone, though its session lives.
     """
 
-    def __init__(self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]]) -> None:
-        self._start = start
+    def __init__(
+        self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]], depose: Callable[[], None]
+    ) -> None:
+        self._start, self._depose = start, depose
         self.books = Books(kind, folder, znodes)
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
@@ -64,7 +69,7 @@ class Campaign:
             for case in cases:
                 self._until_fired(case)
                 if case.abandons:
-                    self._abandon()
+                    self._abandon(case)
         if self._query is None:
             self._begin()
         self._drain()
@@ -81,11 +86,11 @@ class Campaign:
         faults.arm(BEFORE_A_RECOVERY)
         self._until_fired(case)
         faults.arm(case.fault)
-        self._abandon(succeeded=False)
+        self._abandon(None, succeeded=False)
         self._start_in_background()
         self._until_fired(case)
         if case.abandons:
-            self._abandon()
+            self._abandon(case)
 
     def _stop_into(self, case: Case) -> None:
         self._drain()
@@ -130,13 +135,16 @@ class Campaign:
             assert time.monotonic() < deadline, f"{case} was never reached"
             time.sleep(0.01)
 
-    def _abandon(self, succeeded: bool = True) -> None:
+    def _abandon(self, case: Case | None, succeeded: bool = True) -> None:
         self._give_up_starting()
         query, self._query = self._query, None
         if query is not None:
             self._abandoned.append(query)
             assert query._zk is not None
-            query._zk.close()
+            if case is not None and case.outcome == HANG:
+                self._depose()
+            else:
+                query._zk.close()
         if succeeded:
             self._begin()
 

@@ -117,6 +117,13 @@ class Stored:
                 counts[row["key"]] += row["n"]
         return counts
 
+    def per_batch(self, name: str) -> dict[int, Counter]:
+        """An append table of counts by key: txid → its rows added up."""
+        found: dict[int, Counter] = {}
+        for row in Table.read(self._warehouse / name).rows():
+            found.setdefault(row["txid"], Counter())[row["key"]] += row["n"]
+        return found
+
     def map(self, name: str) -> Counter:
         """A map of the user's: the current value of each key."""
         with sqlite3.connect(self._maps) as connection:

@@ -14,6 +14,8 @@ SPOUTS: dict[str, Any] = {"opaque": OpaqueSpout, "committer": CommittedSpout}
 # Of each kind: the keyed Delta states, and the maps.
 DELTA = {"two tables": ["counts", "again"]}
 MAPS = {"user-coded map": ["orders"]}
+# Append tables of one aggregate that both of them use: the counts of each batch.
+PER_BATCH_COUNTS = {"two tables": ["sums", "sums_again"]}
 
 
 def key_of(word: str) -> str:
@@ -46,7 +48,7 @@ def topology_of(kind: str, source: Source, maps: Path) -> TridentTopology:
         keyed.group_by("key").persistent_aggregate(opaque(name, SqliteMap(str(maps), name)), Count(), "n")
     if kind == "two tables":
         sums = keyed.group_by("key").aggregate(Count(), "n")
-        sums.partition_persist(DeltaAppend("sums"))
-        sums.partition_persist(DeltaAppend("sums_again"))
+        for name in PER_BATCH_COUNTS[kind]:
+            sums.partition_persist(DeltaAppend(name))
         stream.peek(nobody_hears)
     return topology

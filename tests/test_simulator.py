@@ -24,7 +24,7 @@ from tests.simulator.simulation import Simulation
 ROOT = Path(__file__).resolve().parent.parent
 ONE = os.environ.get(VARIABLE)
 MANY = int(os.environ.get("TRIDENT_SIM_SEEDS", "0"))
-SEEDS = MANY or 500
+SEEDS = MANY or 400
 
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
 SEARCHED = 400

@@ -139,6 +139,7 @@ class Faults:
             self.jump(process, fault)
         elif fault == "expire":
             self.on_expire(process)
+            world.sleep(self._rng.random() * 0.5)  # it is heard of meanwhile
         elif fault == "older copy":
             self.on_older_copy()
         elif fault == "hang":

@@ -4,7 +4,8 @@ Three batch groups: files into two tables, a queue into a map of the user's, an
 opaque source in partitions into a state that is read before it is written.
 One real process a life, killed by itself at a fault point right after that
 piece of I/O; the next life goes on over the same warehouse and ZooKeeper. The
-checker folds the input in plain Python.
+checker folds the input in plain Python. Run by `make kills`; `make test` has real
+SIGKILLs in test_sweep.py, test_reliability_faults.py, test_failover.py and others.
 """
 
 from __future__ import annotations
@@ -21,23 +22,21 @@ from pyspark.sql import SparkSession
 
 from trident import SqliteMap, SqliteQueue
 
-# A sample for every run, and the others with TRIDENT_KILLS=all (`make kills`): each fault point once.
-LIVES = ["spout.commit:do_then_die:2"]  # the queue has heard, the coordinator has not
-if os.environ.get("TRIDENT_KILLS") == "all":
-    LIVES += [
-        "publish.user:do_then_die:2",
-        "zk.decide:do_then_die:3",
-        "stage.write:do_then_die:3",
-        "zk.advance:do_then_die:4",
-        "zk.begin:do_then_die:3",
-        "spout.emit:do_then_die:2",
-        "resolve.stage:do_then_die:2",
-        "manifest.write:do_then_die:2",
-        "publish.table:do_then_die:3",
-        "publish.table:do_then_die:4",  # the second table of a transaction: published, not advanced
-        "compact.merge:do_then_die:1",
-        "spout.success:do_then_die:2",
-    ]
+LIVES = [
+    "spout.commit:do_then_die:2",  # the queue has heard, the coordinator has not
+    "publish.user:do_then_die:2",
+    "zk.decide:do_then_die:3",
+    "stage.write:do_then_die:3",
+    "zk.advance:do_then_die:4",
+    "zk.begin:do_then_die:3",
+    "spout.emit:do_then_die:2",
+    "resolve.stage:do_then_die:2",
+    "manifest.write:do_then_die:2",
+    "publish.table:do_then_die:3",
+    "publish.table:do_then_die:4",  # the second table of a transaction: published, not advanced
+    "compact.merge:do_then_die:1",
+    "spout.success:do_then_die:2",
+]
 FILES, LINES = 14, 30
 
 PROGRAM = '''
@@ -116,6 +115,7 @@ def folder(tmp_path: Path, rng) -> Path:
     return tmp_path
 
 
+@pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="make kills runs it (TRIDENT_KILLS=all)")
 def test_killed_at_every_kind_of_moment_and_resumed_nothing_is_lost_or_doubled(
     spark: SparkSession, folder: Path, zk_server: str, zk_root: str
 ) -> None:

@@ -69,13 +69,12 @@ def test_a_batch_that_does_not_fit_into_memory_is_tried_smaller_until_it_does(st
 # --- a real executor, in a process of its own -----------------------------------------------------
 
 PROGRAM = '''
-from pyspark.sql import functions as F
-from trident import DeltaAppend, FileSpout, TridentTopology
+from trident import DeltaAppend, FileSpout, TridentTopology, expr
 
 topology = TridentTopology("greedy")
 stream = topology.new_stream("lines", FileSpout({folder!r} + "/in/*.txt", min_rows=10, max_rows=5000))
 # 80 million numbers: 640 MB in one array, and none of it in Python.
-greedy = stream.each("value", F.expr("size(sequence(1L, 80000000L + length(value)))"), "n int")
+greedy = stream.each(expr("size(sequence(1L, 80000000L + length(value)))"), "n int")
 greedy.partition_persist(DeltaAppend("lines"), ["value", "n"])
 '''
 

@@ -39,8 +39,8 @@ BORN = ("zk.ensure", "zk.register", "zk.record", "delta.commit", "descriptor.wri
 SELDOM = ("delta.checkpoint", "zk.reset", "zk.write")
 
 # The n-th entry, where the second is not the one that is wanted.
-NTH = {"zk.ensure": 1, "compact.merge": 1, "compact.drop": 1, "delta.files": 1, "zk.register": 1, "zk.record": 1, "zk.release": 1,
-       "zk.acquire": 1, "zk.sync": 1, "delta.load": 1, "descriptor.write": 1}  # fmt: skip
+NTH = {"zk.ensure": 1, "compact.merge": 1, "compact.drop": 1, "delta.files": 1, "zk.register": 1, "zk.record": 1,
+       "zk.release": 1, "zk.acquire": 1, "zk.sync": 1, "delta.load": 1, "descriptor.write": 1}  # fmt: skip
 
 
 class Case(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import time
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,8 @@ class Compactor:
         self.plain = str(Path(warehouse) / state.plain_path)
         self.log = str(Path(warehouse) / state.published_path)
         self._pool = pool
-        self.job_group = f"trident-compact-{state.topology}-{state.name}"
+        # Its own: what is cancelled for good must not be what a later compactor of the state begins.
+        self.job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
         self._merge_session: "SparkSession | None" = None
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
@@ -360,7 +362,9 @@ class Compactor:
 
     def cancel(self) -> None:
         """Ends the jobs of a running MERGE; it then fails as a whole."""
-        self._spark.sparkContext.cancelJobGroup(self.job_group)
+        # With those that it has not begun yet: a MERGE is several jobs, and a coordinator that was deposed in the
+        # middle of one would be no standby before its end.
+        self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.job_group)
 
 
 class _Jobs:

@@ -30,6 +30,8 @@ SEEDS = MANY or 400
 SEARCHED = 400
 RAREST = {
     "a lost answer is looked up at a server that lags", "success of the transaction before is not told at a recovery",
+    "what a deposed coordinator reads in two pieces counts as corrupt",
+    "a deposed coordinator without its manifest halts",
 }  # fmt: skip
 
 

@@ -115,6 +115,12 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
              "ops.extend([] if leader else [Create(path, data)])"),
         Edit("coordinators.leadership:Leadership._take", "leader[1] + 1 if leader", "leader[1] if leader"),
     ),
+    "what a deposed coordinator reads in two pieces counts as corrupt": (
+        Edit(STORE + "_check_decision", "self._fence.verify(self._zk)", "pass"),
+    ),
+    "a deposed coordinator without its manifest halts": (
+        Edit("states.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
+    ),
     "old pins stay": (
         Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),
     ),

@@ -92,7 +92,8 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": f"--conf spark.executor.memory={memory} pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": f"--conf spark.executor.memory={memory} --conf spark.task.maxFailures=1 "
+            "pyspark-shell",
         }  # fmt: skip
         settings = {
             "spark_master": "local-cluster[1,1,3000]", "warehouse": str(tmp_path / "w"), "zookeeper": zk_server,
@@ -112,10 +113,10 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    cap = run("600m", 2, 150)
+    cap = run("600m", 2, 300)
     assert cap.returncode == 1, cap.stderr[-3000:]
     assert "has run out of memory" in cap.stderr and "spark.executor.memory" in cap.stderr
-    rest = run("2500m", 8, 90)
+    rest = run("2500m", 8, 180)
     assert rest.returncode == 0, rest.stderr[-3000:]
     found = [(row.value, row.n) for row in trident.read(spark, tmp_path / "w", "lines").collect()]
     assert sorted(found) == [("one", 80_000_003), ("two", 80_000_003)]

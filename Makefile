@@ -67,7 +67,8 @@ repair: check-java $(STAMP)
 	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/test_repair_plan.py tests/test_contradictions.py $(PYTEST_ARGS)
 
 storage: check-java $(STAMP)
-	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py $(PYTEST_ARGS)
+	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py \
+		tests/test_embedded_keeper.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)

@@ -204,7 +204,7 @@ def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_doe
     (group.warehouse / decision.manifest).unlink()
     with pytest.raises(Deposed):
         zombie.committer.publish(decision, zombie.record)
-    with pytest.raises(Halted, match="its manifest .* cannot be read"):
+    with pytest.raises(Halted, match="its manifest .* is gone"):
         group.committer.publish(decision, group.record)
 
 
@@ -267,10 +267,11 @@ def test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover(s
 def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> None:
     group.commit(1, ["a"])
     foreign_row(spark, group)
+    foreign_row(spark, group)
     snapshot = engine.load(str(group.warehouse / "rows"))
     snapshot._java.writeCheckpoint(engine.java)
-    for entry in (group.warehouse / "rows" / "_delta_log").glob("*.json"):
-        entry.unlink()
+    for entry in sorted((group.warehouse / "rows" / "_delta_log").glob("*.json"))[:-1]:
+        entry.unlink()  # as Delta cleans its log: up to the newest checkpoint
     with pytest.raises(Halted, match="cleaned too far.*--accept-unverified rows"):
         group.prepare(TransactionAttempt(2, 0), ["b"])
 

@@ -80,7 +80,8 @@ class PlainWatch:
         mark = marks.get(snapshot.table_id)
         if mark is None:
             # Never looked at: everything that can still be seen of it must be ours.
-            mark = TableMark(max(versions_of(str(path))[0] - 1, 0), 0, _NO_ATTEMPT, "")
+            lowest = min(versions_of(str(path)), default=snapshot.version + 1)
+            mark = TableMark(max(lowest - 1, 0), 0, _NO_ATTEMPT, "")
         self._look(state, path, snapshot, mark, starts_at)
         return snapshot
 

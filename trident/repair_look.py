@@ -246,13 +246,12 @@ class _Look:
 
     def _since(self, table: TableFacts, path: str, ours: delta_log.IsOurs) -> int:
         """The version behind which changes by others are looked for."""
-        lowest = versions_of(path)[0]
         if table.mark is not None:
             return table.mark.version
-        for version in range(table.version, lowest - 1, -1):
+        for version in reversed(versions_of(path)):
             if ours(read_commit(path, version)):
                 return version
-        return max(lowest - 1, 0)
+        return 0  # our last commit is cleaned up: what came after it cannot be known
 
     def _odd_rows(self, path: Path, table: TableFacts, descriptor: StateDescriptor | None) -> str:
         """Why a MERGE could not go on with the rows of a plain table."""

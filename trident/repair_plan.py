@@ -22,6 +22,7 @@ from trident.repair_decided import undecidable
 from trident.repair_facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts, TopologyFacts
 from trident.repair_rebuild import marks_of, rebuild
 from trident.repair_steps import Choices, Finding, Offer, Refused, Restore, SetMarks
+from trident.repair_whole import ahead_of_log, without_record
 
 _NONE = Choices()
 
@@ -46,7 +47,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
         return [*changed, differ]
-    return [*changed, *_went_back(group), *undecidable(group, choices)]
+    return [*changed, *_went_back(group), *ahead_of_log(group), *undecidable(group, choices)]
 
 
 def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
@@ -230,7 +231,7 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
     incarnations = sorted({table.control.incarnation for table in tables if table.control})
     if record is None or (facts.incarnation and incarnations and incarnations != [facts.incarnation]):
         if not tables:
-            return None
+            return without_record(facts, group)
         fresh = record is None or record.last_published is None
         said = "; ".join(_says(table) for table in tables)
         text = (

@@ -15,11 +15,10 @@ from coordinators.records import Decision, GroupRecord, Marker, TableMark
 from states.control import ControlRecord
 from trident.repair_facts import APPEND, BESIDE, LOG, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair_steps import Offer, Refused, WriteRecord
+from trident.repair_whole import OWN, not_whole
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
 EPOCH_LEAP = 1000
-# States that are not tables, and survive the process.
-_OWN = ("map", "user")
 _LEFTOVER_TXIDS_MAX = 100
 
 
@@ -43,6 +42,9 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
             f"_trident/{facts.name}/{group.name}/manifests: it has the positions of the streams. Bring it back from a "
             "back-up of the warehouse, and run this again; without it, begin again with `trident reset NAME`."
         )
+    lost = not_whole(facts, group, found, lossy)
+    if lost:
+        return Refused(lost)
     taking_part = {part.state for part in found.manifest.tables}
     batch = batch_of(found.decision)
     lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
@@ -51,7 +53,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     # Of the tables that have part in every transaction: what they had before tells half published from restored.
     leaders = [t for t in tables if t.role != BESIDE and t.control and t.control.same_batch(batch) and t.before]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
-    problem = _half_way(found, lagging, before) or _own_states(found, lossy)
+    problem = _half_way(found, lagging, before)
     if problem:
         return Refused(problem)
     pending = bool(lagging) or _may_be_unfinished(found)
@@ -90,20 +92,10 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
     return ""
 
 
-def _own_states(found: ManifestFacts, lossy: bool) -> str:
-    own = [part.state for part in found.manifest.tables if part.kind in _OWN]
-    if lossy and own:
-        return (
-            f"the states {', '.join(own)} are not tables of the warehouse, and hold later transactions: they cannot be "
-            "taken back from here. Bring warehouse, these states and ZooKeeper back from one moment."
-        )
-    return ""
-
-
 def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
     # A memory map's rows go when the transaction has advanced, like those of users' states.
-    own = [part for part in found.manifest.tables if part.kind in (*_OWN, "memory") and part.files]
+    own = [part for part in found.manifest.tables if part.kind in (*OWN, "memory") and part.files]
     told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
     there = [part for part in own if not found.missing.get(part.state)]
     gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
@@ -114,7 +106,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
             f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
             "is not known whether the last transaction was finished. Bring the files back from a back-up."
         )
-    return any(part.kind in _OWN for part in own) or told
+    return any(part.kind in OWN for part in own) or told
 
 
 def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:

@@ -20,6 +20,7 @@ from coordinators.records import Decision, GroupRecord, Marker, TableMark, encod
 from coordinators.transactions import TransactionAttempt
 from states.control import ControlRecord
 from states.manifest import Manifest, ManifestTable
+from states.plain_watch import ACCEPTED
 from states.staged import StagedFile
 from trident.repair_facts import (
     APPEND,
@@ -451,7 +452,9 @@ def test_with_the_plain_table_gone_too_only_a_whole_log_is_rebuilt_from(floor: i
     assert rebuilt or "counts is gone, and its log counts__log is kept above transaction 2 only" in finding.refusal
 
 
-@pytest.mark.parametrize(("kind", "known", "found"), [("map", False, True), ("memory", False, False), ("map", True, False)])
+@pytest.mark.parametrize(
+    ("kind", "known", "found"), [("map", False, True), ("memory", False, False), ("map", True, False)]
+)
 def test_a_group_without_tables_that_zookeeper_forgot_is_found_and_not_begun_again(
     kind: str, known: bool, found: bool
 ) -> None:
@@ -484,3 +487,79 @@ def test_a_map_that_was_added_after_the_copy_stops_the_tables_from_going_back(ag
     (finding,) = diagnose(facts, Choices(adopt_tables=True))
     assert bool(steps_of([finding])) is not refused
     assert not refused or "the states totals are not tables of the warehouse" in finding.refusal
+
+
+# --- changes of others that were merged, accepted, or could not be looked at ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("merged", "merged_log", "undone"),
+    [(0, -1, True), (3, 3, True), (3, 4, False), (3, 7, False), (3, None, False), (0, None, True)],
+)
+@pytest.mark.parametrize("foreign", [CHANGE, RESTORED])
+def test_a_change_of_a_log_is_undone_only_when_it_was_certainly_not_merged(
+    merged: int, merged_log: int | None, undone: bool, foreign: tuple[ForeignChange, ...]
+) -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = with_plain(model, merged, merged_log=merged_log)
+    group = facts.groups[0]
+    tables = (replace(group.tables[0], foreign=foreign, version=5), *group.tables[1:])
+    (finding,) = diagnose(
+        replace(facts, groups=(replace(group, tables=tables),)), Choices(undo_foreign=frozenset({"counts"}))
+    )
+    steps = steps_of([finding])
+    assert [(step.version, step.seen) for step in steps] == [(3, 5)] * undone
+    assert undone or "cannot be undone" in finding.refusal
+
+
+def test_what_was_accepted_is_part_of_the_record_that_is_written_again() -> None:
+    """There is no record yet whose marks could be changed: the steps must be possible one after the other."""
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    facts = model.facts(words={"foreign": CHANGE, "version": 4})
+    (step,) = steps_of(diagnose(facts, Choices(accept_foreign=frozenset({"words"}))))
+    assert isinstance(step, WriteRecord) and step.record.tables["id-words"].version == 4
+    undo, step = steps_of(diagnose(facts, Choices(undo_foreign=frozenset({"words"}))))
+    assert isinstance(undo, Restore) and isinstance(step, WriteRecord)
+    plain = with_plain(model, 2, foreign=CHANGE)
+    (step,) = steps_of(diagnose(plain, Choices(accept_foreign=frozenset({"counts"}))))
+    assert isinstance(step, WriteRecord) and step.record.tables["id-plain"].digest == ACCEPTED
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("digest", ["", ACCEPTED])
+def test_a_plain_table_with_accepted_changes_is_not_made_again_unasked(gone: bool, digest: str) -> None:
+    """Its log has every transaction, and not these changes."""
+    accepted = steps_of(diagnose(changed(PLAIN, CHANGE), Choices(accept_foreign=frozenset({"counts"}))))
+    assert [mark.digest for mark in accepted[0].marks.values()] == [ACCEPTED]
+    facts = changed(PLAIN, ())
+    group = facts.groups[0]
+    assert group.record is not None
+    mark = replace(group.record.tables["id-plain"], digest=digest, version=9)
+    record = replace(group.record, tables={**group.record.tables, "id-plain": mark})
+    nothing = {"exists": False, "table_id": "", "control": None, "mark": None}
+    plain = replace(group.tables[2], **nothing) if gone else replace(group.tables[2], mark=mark)  # restored from a copy
+    facts = replace(facts, groups=(replace(group, record=record, tables=(*group.tables[:2], plain)),))
+    assert bool(steps_of(diagnose(facts))) == (digest == "")
+    (finding,) = diagnose(facts, Choices(accept_loss=True))
+    assert len(steps_of([finding])) == 1 and ("ARE LOST" in finding.offers[0].text) == (digest == ACCEPTED)
+    if not gone:  # what was accepted stays said
+        assert [mark.digest for mark in steps_of([finding])[0].marks.values()] == [digest]
+
+
+def test_a_table_that_went_back_is_not_taken_with_changes_that_nobody_decided_about() -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = model.facts()
+    group = facts.groups[0]
+    older = replace(group.tables[1], version=2, foreign=(ForeignChange(2, "WRITE", "by somebody"),))
+    facts = replace(facts, groups=(replace(group, tables=(group.tables[0], older)),))
+    assert steps_of(diagnose(facts)) == []
+    (step,) = steps_of(diagnose(facts, Choices(accept_foreign=frozenset({"words"}))))
+    assert isinstance(step, SetMarks) and [mark.version for mark in step.marks.values()] == [2]
+
+
+def test_a_rebuild_says_where_nobody_could_look() -> None:
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    (finding,) = diagnose(model.facts(words={"unseen_before": 2}))
+    assert "words before version 2 are gone" in finding.offers[0].text
+    assert "NOT BE LOOKED AT" in finding.offers[0].text
+    assert "LOOKED AT" not in diagnose(model.facts())[0].offers[0].text

@@ -23,11 +23,12 @@ from coordinators.zookeeper import ZooKeeper
 from states import delta_log
 from states.kernel import KernelEngine
 from states.kernel_files import commit_lock
+from states.log_watch import repair_marker, repaired_to
 from trident.admin import leading
 from trident.config import TridentConfig
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
-from trident.repair_look import look, repair_marker, repaired_to
+from trident.repair_look import look
 from trident.repair_plan import diagnose
 from trident.repair_rebuild import EPOCH_LEAP
 from trident.repair_steps import (
@@ -160,22 +161,29 @@ class _Repair:
 
     def _restore(self, step: Restore) -> str:
         path = str(self._warehouse / step.path)
-        if self._engine.load(path).table_id != step.table_id:
-            raise Halted(f"{path} became another table while it was repaired", action="run the command again")
+        # A MERGE holds this lock too, and needs no lease: what came since the look must not go with the rest.
         with commit_lock(path):
-            restored = self._run_restore(path, step.version)
+            found = self._engine.load(path)
+            if (found.table_id, found.version) != (step.table_id, step.seen):
+                raise Halted(
+                    f"{path} was changed while it was repaired; nothing was done to it",
+                    found=f"table {found.table_id}, version {found.version}",
+                    expected=f"table {step.table_id}, version {step.seen}",
+                    action="run the command again: it looks at what is there now",
+                )
+            restored = self._run_restore(path, step.version, step.seen)
         self._versions[step.table_id] = restored
         store = self._store(step.group)
         if step.mark is not None and store.exists:
             store.put_tables({step.table_id: replace(step.mark, version=restored)})
         return f"{step.path} has the rows of its version {step.version} again, as version {restored}"
 
-    def _run_restore(self, path: str, version: int) -> int:
+    def _run_restore(self, path: str, version: int, seen: int) -> int:
         from delta.tables import DeltaTable
 
         session = self._engine.spark.newSession()
         session.conf.set(
-            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version)
+            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)
         )  # fmt: skip
         try:
             with faults.fault_point(RESTORE):

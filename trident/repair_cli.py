@@ -10,7 +10,6 @@ from trident.repair import Repaired
 from trident.repair_facts import GroupFacts, TableFacts
 from trident.repair_steps import Finding
 
-
 _HIDDEN = "***"
 
 

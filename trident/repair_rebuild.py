@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinators.records import Decision, GroupRecord, Marker, TableMark
 from states.control import ControlRecord
-from trident.repair_facts import APPEND, BESIDE, LOG, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.repair_facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair_steps import Offer, Refused, WriteRecord
 from trident.repair_whole import OWN, not_whole
 
@@ -197,8 +197,9 @@ def _meaning(
             "of its tables, states and queues: what it has reached already is left as it is"
         )
     text += f". The next {'is' if pending else 'transaction is'} {current}, from the positions that the manifest has"
+    text += _unseen(group)
     if not lossy:
-        return (), f"{text}. Nothing is lost and nothing is counted twice."
+        return (), f"{text}. No transaction is lost or counted twice."
     last = group.record.last_published if group.record else None
     text += (
         f". Transactions {txid + 1} to {last.txid if last else '?'} are not in the tables any more: they are processed "
@@ -211,6 +212,24 @@ def _meaning(
             "rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
         )
     return ("--adopt-tables",), f"{text}. Files or rows that were deleted there since are lost."
+
+
+def _unseen(group: GroupFacts) -> str:
+    """What the text must not leave out: where nobody could look."""
+    said = [f"{table.path} before version {table.unseen_before}" for table in group.tables if table.unseen_before]
+    text = ""
+    if said:
+        text += (
+            f". Log entries of {', '.join(said)} are gone: what others may have changed there could NOT BE LOOKED AT, "
+            "and is taken as it is"
+        )
+    remade = [table.path for table in group.tables if table.role == PLAIN and not table.exists]
+    if remade:
+        text += (
+            f". {', '.join(remade)} is not there and is made again from its log: changes by others that were once "
+            "accepted in it, if any, ARE LOST"
+        )
+    return text
 
 
 def marks_of(tables: Iterable[TableFacts]) -> dict[str, TableMark]:

@@ -43,8 +43,8 @@ def _missing_tables(group: GroupFacts, found: ManifestFacts) -> str:
             what = "is gone" if table is None else f"is another table, dropped and made again (id {table.table_id})"
             return (
                 f"{part.path} {what}: the manifest of transaction {found.decision.txid} names the table "
-                f"{part.table_id} there. Its rows are nowhere else, so nothing is taken for them. Bring its folder back "
-                "from a back-up, and run this again; or begin again with `trident reset NAME --drop-tables`."
+                f"{part.table_id} there. Its rows are nowhere else, so nothing is taken for them. Bring its folder "
+                "back from a back-up, and run this again; or begin again with `trident reset NAME --drop-tables`."
             )
     return ""
 
@@ -75,10 +75,10 @@ def _misfits(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
 def _ahead(plain: TableFacts, log: TableFacts) -> str:
     txid = log.control.txid if log.control else 0
     return (
-        f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} has transactions up to {txid} "
-        "only: they are of different moments. What is merged cannot be taken out again, and the next transactions "
-        f"{txid + 1} to {plain.merged} would be taken for merged and be missing. Bring both, with all other tables and "
-        "the folder _trident, back from one copy."
+        f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} has transactions up to "
+        f"{txid} only: they are of different moments. What is merged cannot be taken out again, and the next "
+        f"transactions {txid + 1} to {plain.merged} would be taken for merged and be missing. "
+        "Bring both, with all other tables and the folder _trident, back from one copy."
     )
 
 
@@ -133,7 +133,7 @@ def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
         f"ZooKeeper is the older side: it knows no batch group {group.name!r}; found: a manifest of transaction "
         f"{last.decision.txid} attempt {last.decision.attempt_id} (incarnation {last.manifest.incarnation})",
         refusal=f"no Delta table of the group says which transaction was its last, and the states {', '.join(states)} "
-        "are not looked at from here: their transactions may be the manifest's, or those before or behind it, and begun "
-        "at transaction 1 everything would be counted again. Bring ZooKeeper's data back from a copy of the same moment, "
-        "or empty these states and begin again with `trident reset NAME`.",
+        "are not looked at from here: their transactions may be the manifest's, or those before or behind it, and "
+        "begun at transaction 1 everything would be counted again. Bring ZooKeeper's data back from a copy of the same "
+        "moment, or empty these states and begin again with `trident reset NAME`.",
     )  # fmt: skip

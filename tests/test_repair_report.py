@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 
 import pytest
 
+from coordinators import processes
 from coordinators.errors import Halted
 from states.earlier_life import check_group_is_new
 from states.manifest import ManifestStore, ManifestTable
@@ -14,7 +16,9 @@ from tests.test_repair_plan import CHANGE, Model
 from trident.config import TridentConfig, is_secret_setting
 from trident.repair import Repaired
 from trident.repair_cli import report, where_words
+from trident.repair_leader import leads_elsewhere
 from trident.repair_plan import diagnose
+from trident.status import TopologyStatus
 
 
 def test_the_suggested_command_hides_credentials_and_can_be_typed() -> None:
@@ -50,3 +54,22 @@ def test_a_group_that_zookeeper_forgot_is_not_begun_again(tmp_path, kind: str, i
     with pytest.raises(Halted) as caught:
         check_group_is_new(tmp_path, "top", "lines", "inc")
     assert "trident repair top" in str(caught.value) and "transaction 1, attempt 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "epoch", "found"),
+    [
+        ({}, 2, True),  # this very process leads, and the named ZooKeeper has not heard of it
+        ({}, 3, False),  # it has: its lease decides
+        ({"role": "stopped"}, 2, False),
+        ({"role": "halted"}, 2, False),
+        ({"process_started": "1"}, 2, False),  # the pid is another process's now
+        ({"host": "elsewhere", "boot_id": "other"}, 2, True),
+        ({"host": "elsewhere", "boot_id": "other", "written_at": 80.0}, 2, False),
+    ],
+)
+def test_a_leader_that_uses_another_zookeeper_is_seen_by_its_status(changes: dict, epoch: int, found: bool) -> None:
+    status = replace(TopologyStatus("top", "inc", "run", 3, written_at=95.0), **changes)
+    assert bool(leads_elsewhere(status, epoch, now=100.0)) == found
+    assert not found or f"pid {os.getpid()}, epoch 3" in leads_elsewhere(status, epoch, now=100.0)
+    assert not processes.is_gone(os.getpid(), processes.started(os.getpid()) or "")

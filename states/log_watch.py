@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinators.errors import TableError
 from states import contradictions, delta_log
 from states.control import DOMAIN
 from states.descriptor import StateDescriptor
@@ -71,18 +70,14 @@ def merged_log_version(path: str, state: StateDescriptor) -> int | None:
     Returns:
         −1 when there was no MERGE; None when that is not known: it does not say, or its entry was cleaned up.
     """
-    versions = versions_of(path)
-    for version in reversed(versions):
-        try:
-            commit = read_commit(path, version)
-        except TableError:
-            return None
-        if begins_here(commit, state.incarnation):
-            return -1
-        if commit.txns and is_our_merge(commit, state):
+    begun = False
+    for version in reversed(unbroken(path, max(versions_of(path), default=-1))):
+        commit = read_commit(path, version)
+        if state.merge_app in commit.txns and not commit.control and is_our_merge(commit, state):
             found = json.loads(commit.user_metadata or "{}")["trident"].get(LOG_VERSION)
             return found if isinstance(found, int) else None
-    return None
+        begun = begun or begins_here(commit, state.incarnation)
+    return -1 if begun else None
 
 
 def unbroken(path: str, version: int) -> list[int]:
@@ -102,7 +97,8 @@ def start_of(path: str, version: int, incarnation: str) -> tuple[int, bool]:
         the version that made the table ours, and True; or the one before the oldest entry that is left, and False.
     """
     versions = unbroken(path, version)
-    for each in reversed(versions):
+    # The oldest: a plain table's control record never changes, and added columns repeat it.
+    for each in versions:
         if begins_here(read_commit(path, each), incarnation):
             return each, True
     return min(versions, default=version + 1) - 1, False

@@ -12,7 +12,7 @@ import pytest
 from coordinators.errors import Halted
 from coordinators.records import TableMark
 from states.control import ControlRecord
-from states.log_watch import check_log, merged_log_version, repair_marker
+from states.log_watch import check_log, merged_log_version, repair_marker, start_of
 from trident.repair_facts import APPEND, TableFacts
 from trident.repair_look import _Look
 
@@ -108,6 +108,17 @@ def test_it_is_looked_at_from_the_version_that_the_last_merge_has_read(log: Entr
     assert merged_log_version(plain.path, STATE) is None
     with pytest.raises(Halted, match=LEFT):
         check(log, plain)
+
+
+def test_columns_added_to_a_plain_table_do_not_hide_what_was_before(log: Entries, plain: Entries) -> None:
+    """Its control record says "no transaction yet" for ever, and is repeated by them."""
+    changed = log.foreign()
+    plain.merge(2, log=changed)
+    plain.ours(0, attempt_id=-1)
+    assert merged_log_version(plain.path, STATE) == changed
+    assert start_of(plain.path, plain.version, "inc") == (0, True)
+    plain.clean(below=2)
+    assert merged_log_version(plain.path, STATE) == -1  # P, from the table, says whether there was one
 
 
 def test_what_a_repair_has_taken_back_and_properties_do_not_stop_a_merge(log: Entries, plain: Entries) -> None:

@@ -494,7 +494,7 @@ def test_a_map_that_was_added_after_the_copy_stops_the_tables_from_going_back(ag
 
 @pytest.mark.parametrize(
     ("merged", "merged_log", "undone"),
-    [(0, -1, True), (3, 3, True), (3, 4, False), (3, 7, False), (3, None, False), (0, None, True)],
+    [(0, -1, True), (3, 3, True), (3, 4, False), (3, 7, False), (3, None, False), (3, -1, False), (0, None, True)],
 )
 @pytest.mark.parametrize("foreign", [CHANGE, RESTORED])
 def test_a_change_of_a_log_is_undone_only_when_it_was_certainly_not_merged(

@@ -67,7 +67,7 @@ def _merged_meanwhile(group: GroupFacts, table: TableFacts, first: ForeignChange
     for plain in group.tables:
         if plain.role != PLAIN or plain.state != table.state or not plain.exists or plain.merged < plain.starts_at:
             continue
-        if plain.merged_log is None:
+        if plain.merged_log is None or plain.merged_log < 0:  # P says that there was a MERGE
             return (
                 f"It cannot be undone: which version of it was merged into {plain.path} last is not known any more, so "
                 "that the change may be in that table too."

@@ -50,6 +50,7 @@ from states.log_merge import (
     table_rows,
 )  # fmt: skip
 from states.log_sweeper import LogSweeper
+from states.log_watch import LOG_VERSION, check_log
 from states.stored import log_frame, plain_frame
 from states.tables import TXID_COLUMN, UPTO_COLUMN
 
@@ -132,6 +133,7 @@ class Compactor:
         self._merge_session: "SparkSession | None" = None
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
+        self._log_seen: int | None = None  # up to which version the log was looked at
         self._last_merge = time.monotonic()
         # What the committer writes too: it must recognise the log drop as the topology's own.
         self._engine_info = f"trident/{state.incarnation}"
@@ -152,7 +154,7 @@ class Compactor:
 
         Raises:
             CommitConflict: another compactor merged meanwhile; nothing was changed.
-            Halted: the log lacks rows that the table does not have.
+            Halted: the log lacks rows that the table does not have, or somebody else changed it.
             TableError: the MERGE failed, or is not in the table after it was told as done.
         """
         interval_passed = time.monotonic() - self._last_merge >= self._settings.merge_interval_secs
@@ -181,13 +183,17 @@ class Compactor:
                 disagreement = error
                 time.sleep(0.01 * 2**attempt)
                 continue
-            return None if plan is None else (plan, plain, log_snapshot)
+            if plan is None:
+                return None
+            check_log(self.state, self.plain, self.log, log_snapshot.version, self._log_seen)
+            self._log_seen = log_snapshot.version
+            return plan, plain, log_snapshot
         raise Halted(f"state {self.state.name} cannot be merged: {disagreement}") from disagreement
 
     def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
         """Carries out a plan; the guard makes that safe however old the plan is."""
         started = time.monotonic()
-        session, state = self._session(plan, plain), self._as_stored(plain, log_snapshot)
+        session, state = self._session(plan, plain, log_snapshot.version), self._as_stored(plain, log_snapshot)
         rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
         with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
             # On a local disk Spark's commits to one table from two processes could both "win".
@@ -267,18 +273,21 @@ class Compactor:
             changed[_name(name)] = new
         return changed
 
-    def _session(self, plan: MergePlan, plain: TableSnapshot) -> "SparkSession":
+    def _session(self, plan: MergePlan, plain: TableSnapshot, log_version: int) -> "SparkSession":
         """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
         if self._merge_session is None:
             self._merge_session = self._spark.newSession()
         state, conf = self.state, self._merge_session.conf
         size = sum(file.size for file in self._engine.live_files(plain))
         tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
-        marker = {"topology": state.topology, "group": state.group, "incarnation": state.incarnation}
+        marker = {
+            "topology": state.topology, "group": state.group, "incarnation": state.incarnation,
+            "upto": plan.upto, LOG_VERSION: log_version,
+        }  # fmt: skip
         settings = {
             "spark.databricks.delta.write.txnAppId": state.merge_app,
             "spark.databricks.delta.write.txnVersion": plan.upto,
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"trident": {**marker, "upto": plan.upto}}),
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"trident": marker}),
             # The source is read twice, and combining the log twice costs more than keeping the result.
             "spark.databricks.delta.merge.materializeSource": "all",
             "spark.sql.shuffle.partitions": min(tasks, 2000),

@@ -55,6 +55,16 @@ def transactions_differ(topology: str, path: Path, control: ControlRecord, mark:
     )
 
 
+def group_forgotten(topology: str, group: str, decision: Decision) -> Halted:
+    """ZooKeeper has nothing of a batch group that has manifests."""
+    return Halted(
+        f"ZooKeeper is the older side: it has forgotten batch group {group!r} of {topology!r} ({WIPED_CAUSES})",
+        found=f"a manifest of {attempt_text(decision.txid, decision.attempt_id)}, and no record in ZooKeeper",
+        expected="a record, or a group that has never run: begun at transaction 1 it would count everything again",
+        action=_first(topology),
+    )
+
+
 def other_incarnation(topology: str, path: Path, control: ControlRecord, incarnation: str) -> Halted:
     """The table is of another life of the topology than ZooKeeper."""
     return Halted(

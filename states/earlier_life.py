@@ -29,6 +29,21 @@ def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) 
         raise contradictions.zookeeper_forgot(topology, warehouse, found)
 
 
+def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: str) -> None:
+    """Refuses to begin a batch group at transaction 1 that has manifests of this very life of the topology.
+
+    A group without tables leaves no other trace: its maps would get everything
+    again. A group's record is written before its first manifest, so that a
+    first start, killed anywhere, finds none.
+
+    Raises:
+        Halted: there are some: ZooKeeper has forgotten the group.
+    """
+    for decision, manifest in reversed(ManifestStore(warehouse, topology, group).found()):
+        if manifest.incarnation == incarnation and any(table.kind not in _FORGOTTEN for table in manifest.tables):
+            raise contradictions.group_forgotten(topology, group, decision)
+
+
 def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
     """What an earlier life of a topology has published here, a text each."""
     found = []

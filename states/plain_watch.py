@@ -26,6 +26,8 @@ from states.log_entries import entry_signature, versions_of
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
 _NO_ATTEMPT = 0
+# In place of a digest: changes of others were accepted in the table, so that its log alone does not give it again.
+ACCEPTED = "accepted"
 
 
 @dataclass
@@ -126,7 +128,7 @@ class PlainWatch:
         merged = merged_upto(state, snapshot, starts_at)
         if merged < mark.txid:
             raise contradictions.went_back(state.topology, path, snapshot.version, mark.version)
-        now = TableMark(snapshot.version, merged, _NO_ATTEMPT, "")
+        now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
         self._seen[state.name] = (
             state, _Seen(snapshot.table_id, now, entry_signature(str(path), snapshot.version), starts_at)
         )  # fmt: skip

@@ -22,10 +22,11 @@ from pyspark.sql import SparkSession
 from coordinators import faults
 from coordinators.embedded import EmbeddedZooKeeper
 from coordinators.errors import CoordinationError, ForeignTable, Halted
+from coordinators.leadership import Fence
 from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
-from trident import cli
+from trident import admin, cli
 from trident.repair import repair
 from trident.status import format_status, read_status
 
@@ -307,11 +308,54 @@ BREAKS = {
     "plain table written": ("counts", "UPDATE {counts} SET count = 100 WHERE word = 'a'"),
     "plain table RESTOREd": ("counts", "RESTORE TABLE {counts} TO VERSION AS OF 0"),
 }
+COPIED = "INSERT INTO {counts__log} SELECT * FROM {counts__log}"
 RUNNING = ["plain table RESTOREd"]
 
 
 def kind_of(name: str) -> str:
     return "table RESTOREd" if "RESTOREd" in name else "table written by someone else"
+
+
+@full
+@pytest.mark.parametrize("name", ["log copied", "log RESTOREd"])
+def test_a_log_that_others_changed_is_not_merged_and_can_still_be_undone(world: World, name: str) -> None:
+    """`trident compact` asks no ZooKeeper; merged, the change would be in the plain table for good."""
+    statements = {**{key: sql for key, (_, sql) in BREAKS.items()}, "log copied": COPIED}
+    world.sql(statements[name])
+    with pytest.raises(Halted, match="somebody else changed the table"):
+        admin.compact("top", world.config)
+    the_repair(world, kind_of(name), undo_foreign=["counts"])
+    assert "merged transactions 3 to 3" in admin.compact("top", world.config)
+    goes_on(world)
+
+
+@full
+def test_a_merge_between_the_look_and_the_restore_is_not_taken_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sql(BREAKS["plain table written"][1])
+    load = Fence.verify
+
+    def merged_first(fence: Fence, zk: ZooKeeper) -> None:
+        """The repair has looked under its lease, and is about to do its first step."""
+        monkeypatch.setattr(Fence, "verify", load)
+        assert "merged transactions 3 to 3" in admin.compact("top", world.config)
+        load(fence, zk)
+
+    monkeypatch.setattr(Fence, "verify", merged_first)
+    with pytest.raises(Halted, match="was changed while it was repaired; nothing was done to it"):
+        world.repair(apply=True, undo_foreign=["counts"])
+    (finding,) = world.repair(apply=True, undo_foreign=["counts"]).left
+    assert "transactions of this topology came after it" in finding.refusal
+
+
+@full
+def test_a_table_that_is_gone_with_zookeeper_is_not_left_out(world: World) -> None:
+    world.forget()
+    shutil.rmtree(world.warehouse / "words")
+    (finding,) = world.dry_run(adopt_tables=True, accept_loss=True).findings
+    assert "words is gone: the manifest of transaction 3 names" in finding.refusal
+    assert world.repair(apply=True).done == []
 
 
 @full

@@ -20,6 +20,7 @@ from coordinators.records import Decision, GroupRecord, Marker, TableMark, encod
 from coordinators.transactions import TransactionAttempt
 from states.control import ControlRecord
 from states.manifest import Manifest, ManifestTable
+from states.plain_watch import ACCEPTED
 from states.staged import StagedFile
 from trident.repair_facts import (
     APPEND,
@@ -113,6 +114,17 @@ class Model:
         group = GroupFacts("lines", record, decision, tuple(found), tuple(manifests), self.leftovers, ("lines",))
         known = record is not None
         return TopologyFacts("top", "inc" if known else None, IDENTITY if known else None, (group,), {}, 7)
+
+
+def with_plain(model: Model, merged: int, floor: int = 0, **more: object) -> TopologyFacts:
+    """The model's tables, with the plain table of its keyed state; ZooKeeper knows nothing of that."""
+    facts = model.facts()
+    group = facts.groups[0]
+    plain = TableFacts(
+        "counts", PLAIN, "counts", True, "id-plain", 9, model.control(0), merged=merged, floor=floor, starts_at=1
+    )
+    tables = (group.tables[0], replace(plain, **more), group.tables[1])  # type: ignore[arg-type]
+    return replace(facts, groups=(replace(group, tables=tables),))
 
 
 def steps_of(findings: list[Finding]) -> list:
@@ -373,3 +385,181 @@ def test_a_zookeeper_of_another_life_with_transactions_of_its_own_is_not_overwri
     begun = replace(there, groups=(replace(group, record=fresh, tables=tables),))
     (step,) = steps_of(diagnose(begun))  # a start after the wipe had begun anew, and has published nothing
     assert isinstance(step, WriteRecord) and step.incarnation == "inc"
+
+
+# --- what is missing is not rebuilt ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("short", ["counts__log", "words"])
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_table_that_the_manifest_names_and_that_is_gone_is_not_left_out_of_a_rebuild(
+    short: str, made_again: bool
+) -> None:
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    nothing = {"control": None, "before": None}
+    if made_again:
+        facts = model.facts(**{short: {"table_id": "new", "control": model.control(0), "before": None}})
+    else:
+        facts = model.facts(**{short: {"exists": False, "table_id": "", "version": -1, **nothing}})
+    for choices in (Choices(), Choices(adopt_tables=True, accept_loss=True)):
+        (finding,) = diagnose(facts, choices)
+        assert steps_of([finding]) == [] and finding.offers == ()
+        assert f"{short} is {'another table' if made_again else 'gone'}" in finding.refusal
+    assert steps_of(diagnose(model.facts()))  # with the table it is rebuilt
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds(), st.integers(0, 6), st.integers(0, 6), st.integers(0, 3), st.sampled_from(["wiped", "older", "newer"]))
+def test_a_rebuild_leaves_every_transaction_once_in_log_and_plain_table_together(
+    model: Model, merged: int, floor: int, ahead: int, zookeeper: str
+) -> None:
+    """What is read of a keyed state: the plain table, and of the log what is above its P and not dropped."""
+    held = len(model.tables[0])
+    if zookeeper == "wiped":
+        model = replace(model, current=None, marks=(0, 0))
+    elif zookeeper == "newer":
+        attempts = (*model.attempts, *([0] * (ahead + 2)))
+        model = replace(model, current=held + ahead + 2, attempts=attempts, marks=(held + ahead + 1,) * 2)
+    findings = diagnose(with_plain(model, merged, min(floor, held)), Choices(adopt_tables=True))
+    steps = [step for step in steps_of(findings) if isinstance(step, WriteRecord)]
+    whole = min(floor, held) <= merged <= held
+    if zookeeper != "newer":
+        assert bool(steps) == whole, findings
+    assert whole or all(finding.refusal for finding in findings)
+    for step in steps:
+        until = held + 3
+        log = run_on(model, step, until)[0]
+        read = [*range(1, merged + 1), *(txid for txid in log if txid > max(merged, floor if floor <= held else held))]
+        assert read == list(range(1, until + 1))
+
+
+@pytest.mark.parametrize(("merged", "found"), [(3, False), (4, True)])
+def test_a_plain_table_that_is_ahead_of_its_log_is_refused_though_zookeeper_agrees_with_the_log(
+    merged: int, found: bool
+) -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    findings = diagnose(with_plain(model, merged))
+    assert [finding.kind for finding in findings] == ["plain table newer than its log"] * found
+    assert steps_of(findings) == []
+
+
+@pytest.mark.parametrize(("floor", "rebuilt"), [(0, True), (2, False)])
+def test_with_the_plain_table_gone_too_only_a_whole_log_is_rebuilt_from(floor: int, rebuilt: bool) -> None:
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    gone = {"exists": False, "table_id": "", "control": None}
+    (finding,) = diagnose(with_plain(model, 0, floor, **gone))
+    assert bool(steps_of([finding])) == rebuilt
+    assert rebuilt or "counts is gone, and its log counts__log is kept above transaction 2 only" in finding.refusal
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "found"), [("map", False, True), ("memory", False, False), ("map", True, False)]
+)
+def test_a_group_without_tables_that_zookeeper_forgot_is_found_and_not_begun_again(
+    kind: str, known: bool, found: bool
+) -> None:
+    """Its states would get everything again, from transaction 1."""
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    parts = (ManifestTable("totals", kind, "_trident/top/maps/states/totals", "", "", ()),)
+    decided = model.manifest(3)
+    manifests = (replace(decided, manifest=replace(decided.manifest, group="maps", tables=parts)),)
+    record = GroupRecord("inc", 4, {}, {}, model.marker(3), model.marker(3), {}) if known else None
+    maps = GroupFacts("maps", record, None, (), manifests, {}, ("lines",))
+    facts = model.facts()
+    findings = diagnose(replace(facts, groups=(maps,)), Choices(adopt_tables=True, accept_loss=True))
+    assert [finding.kind for finding in findings] == ["ZooKeeper wiped"] * found
+    assert steps_of(findings) == []
+    if found:
+        assert "counted again" in findings[0].refusal and "trident reset" in findings[0].refusal
+    both = diagnose(replace(facts, groups=(*facts.groups, maps)))
+    assert len(both) == 1 + found
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "refused"),
+    [("map/transactional count", True), ("user python:x.Y", True), ("count", False), ("memory count", False)],
+)
+def test_a_map_that_was_added_after_the_copy_stops_the_tables_from_going_back(aggregator: str, refused: bool) -> None:
+    """No manifest of the copy names it; ZooKeeper's identity does."""
+    model = Model(((1, 2),) * 2, 5, attempts=(0, 0, 0, 0, 0), marks=(4, 4))
+    states = {"totals": {"keys": ["word"], "value_schema": "struct<count:bigint>", "aggregator": aggregator}}
+    facts = replace(model.facts(), identity={**IDENTITY, "states": states})
+    (finding,) = diagnose(facts, Choices(adopt_tables=True))
+    assert bool(steps_of([finding])) is not refused
+    assert not refused or "the states totals are not tables of the warehouse" in finding.refusal
+
+
+# --- changes of others that were merged, accepted, or could not be looked at ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("merged", "merged_log", "undone"),
+    [(0, -1, True), (3, 3, True), (3, 4, False), (3, 7, False), (3, None, False), (3, -1, False), (0, None, True)],
+)
+@pytest.mark.parametrize("foreign", [CHANGE, RESTORED])
+def test_a_change_of_a_log_is_undone_only_when_it_was_certainly_not_merged(
+    merged: int, merged_log: int | None, undone: bool, foreign: tuple[ForeignChange, ...]
+) -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = with_plain(model, merged, merged_log=merged_log)
+    group = facts.groups[0]
+    tables = (replace(group.tables[0], foreign=foreign, version=5), *group.tables[1:])
+    (finding,) = diagnose(
+        replace(facts, groups=(replace(group, tables=tables),)), Choices(undo_foreign=frozenset({"counts"}))
+    )
+    steps = steps_of([finding])
+    assert [(step.version, step.seen) for step in steps] == [(3, 5)] * undone
+    assert undone or "cannot be undone" in finding.refusal
+
+
+def test_what_was_accepted_is_part_of_the_record_that_is_written_again() -> None:
+    """There is no record yet whose marks could be changed: the steps must be possible one after the other."""
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    facts = model.facts(words={"foreign": CHANGE, "version": 4})
+    (step,) = steps_of(diagnose(facts, Choices(accept_foreign=frozenset({"words"}))))
+    assert isinstance(step, WriteRecord) and step.record.tables["id-words"].version == 4
+    undo, step = steps_of(diagnose(facts, Choices(undo_foreign=frozenset({"words"}))))
+    assert isinstance(undo, Restore) and isinstance(step, WriteRecord)
+    plain = with_plain(model, 2, foreign=CHANGE)
+    (step,) = steps_of(diagnose(plain, Choices(accept_foreign=frozenset({"counts"}))))
+    assert isinstance(step, WriteRecord) and step.record.tables["id-plain"].digest == ACCEPTED
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("digest", ["", ACCEPTED])
+def test_a_plain_table_with_accepted_changes_is_not_made_again_unasked(gone: bool, digest: str) -> None:
+    """Its log has every transaction, and not these changes."""
+    accepted = steps_of(diagnose(changed(PLAIN, CHANGE), Choices(accept_foreign=frozenset({"counts"}))))
+    assert [mark.digest for mark in accepted[0].marks.values()] == [ACCEPTED]
+    facts = changed(PLAIN, ())
+    group = facts.groups[0]
+    assert group.record is not None
+    mark = replace(group.record.tables["id-plain"], digest=digest, version=9)
+    record = replace(group.record, tables={**group.record.tables, "id-plain": mark})
+    nothing = {"exists": False, "table_id": "", "control": None, "mark": None}
+    plain = replace(group.tables[2], **nothing) if gone else replace(group.tables[2], mark=mark)  # restored from a copy
+    facts = replace(facts, groups=(replace(group, record=record, tables=(*group.tables[:2], plain)),))
+    assert bool(steps_of(diagnose(facts))) == (digest == "")
+    (finding,) = diagnose(facts, Choices(accept_loss=True))
+    assert len(steps_of([finding])) == 1 and ("ARE LOST" in finding.offers[0].text) == (digest == ACCEPTED)
+    if not gone:  # what was accepted stays said
+        assert [mark.digest for mark in steps_of([finding])[0].marks.values()] == [digest]
+
+
+def test_a_table_that_went_back_is_not_taken_with_changes_that_nobody_decided_about() -> None:
+    model = Model(((1, 2, 3),) * 2, 4, attempts=(0, 0, 0), marks=(3, 3))
+    facts = model.facts()
+    group = facts.groups[0]
+    older = replace(group.tables[1], version=2, foreign=(ForeignChange(2, "WRITE", "by somebody"),))
+    facts = replace(facts, groups=(replace(group, tables=(group.tables[0], older)),))
+    assert steps_of(diagnose(facts)) == []
+    (step,) = steps_of(diagnose(facts, Choices(accept_foreign=frozenset({"words"}))))
+    assert isinstance(step, SetMarks) and [mark.version for mark in step.marks.values()] == [2]
+
+
+def test_a_rebuild_says_where_nobody_could_look() -> None:
+    model = Model(((1, 2, 3),) * 2, None, attempts=(0, 0, 0))
+    (finding,) = diagnose(model.facts(words={"unseen_before": 2}))
+    assert "words before version 2 are gone" in finding.offers[0].text
+    assert "NOT BE LOOKED AT" in finding.offers[0].text
+    assert "LOOKED AT" not in diagnose(model.facts())[0].offers[0].text

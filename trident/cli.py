@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -244,7 +243,7 @@ def repair(
     Exit code 3 while a contradiction is left.
     """
     from trident.repair import repair as run_repair
-    from trident.repair_cli import report
+    from trident.repair_cli import report, where_words
     from trident.repair_steps import Choices
 
     more = [f"{key}={value}" for key, value in (("warehouse", warehouse), ("zookeeper", zookeeper)) if value]
@@ -253,9 +252,7 @@ def repair(
         abandon_decision,
     )  # fmt: skip
     repaired = run_repair(name, choices, apply_, _config((*settings, *more)))
-    where = [*(["--warehouse", warehouse] if warehouse else []), *(["--zookeeper", zookeeper] if zookeeper else [])]
-    where += [word for setting in settings for word in ("--set", setting)]
-    click.echo(report(repaired, shlex.join(where), apply_))
+    click.echo(report(repaired, where_words(warehouse, zookeeper, settings), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
 

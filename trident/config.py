@@ -404,6 +404,11 @@ def _settings_of(config_type: type) -> dict[str, Field]:
 _FIELDS: dict[str, Field] = _settings_of(TridentConfig)
 
 
+def is_secret_setting(name: str) -> bool:
+    """Whether the value of a setting is never shown."""
+    return name in _FIELDS and bool(_FIELDS[name].metadata["secret"])
+
+
 def _accept(setting: Field, value: Any, origin: str) -> Any:
     try:
         return setting.metadata["kind"].accept(value)

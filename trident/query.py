@@ -50,7 +50,7 @@ from states.committer import DeltaCommitter
 from states.compactor import Compactor
 from states.contradictions import repair_command
 from states.descriptor import load_descriptor
-from states.earlier_life import check_no_earlier_life
+from states.earlier_life import check_group_is_new, check_no_earlier_life
 from states.kernel import KernelEngine
 from states.reading import read_state
 from trident.config import TridentConfig
@@ -593,6 +593,7 @@ class TopologyQuery:
         store = GroupStore(self._zk, self._topology.name, plan_.name, list(plan_.spouts), fence)
         record, decision, _ = store.load()
         if record is None:
+            check_group_is_new(self._warehouse, self._topology.name, plan_.name, self._incarnation)
             store.create(GroupRecord(incarnation=self._incarnation, current_txid=1))
         elif record.incarnation != self._incarnation:
             raise Halted(

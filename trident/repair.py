@@ -10,24 +10,27 @@ the command is run again and goes on.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinators import faults
-from coordinators.errors import CoordinationError, Halted, TableError, TopologyError
+from coordinators.errors import CoordinationError, Halted, TableError, TopologyError, TridentError
 from coordinators.leadership import Lease
-from coordinators.repairing import RepairStore, leap_epochs
+from coordinators.repairing import RepairStore, greatest_epoch, leap_epochs
 from coordinators.zookeeper import ZooKeeper
 from states import delta_log
 from states.kernel import KernelEngine
 from states.kernel_files import commit_lock
+from states.log_watch import repair_marker, repaired_to
 from trident.admin import leading
 from trident.config import TridentConfig
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
-from trident.repair_look import look, repair_marker, repaired_to
+from trident.repair_leader import leads_elsewhere
+from trident.repair_look import look
 from trident.repair_plan import diagnose
 from trident.repair_rebuild import EPOCH_LEAP
 from trident.repair_steps import (
@@ -41,6 +44,7 @@ from trident.repair_steps import (
     with_versions,
 )  # fmt: skip
 from trident.session import make_session
+from trident.status import read_status, status_path
 
 log = logging.getLogger("trident.repair")
 STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
@@ -78,7 +82,7 @@ def repair(
 
     Raises:
         TopologyError: nothing is known of the topology, or a state that was named is not its.
-        CoordinationError: the topology runs.
+        CoordinationError: the topology runs, by this ZooKeeper or, as its status says, by another.
     """
     config, choices = config or TridentConfig(), choices or Choices()
     warehouse = Path(config.warehouse).resolve()
@@ -89,6 +93,7 @@ def repair(
         findings = diagnose(facts, choices)
         if not apply or not any(finding.chosen for finding in findings):
             return Repaired(facts, findings, [], findings)
+        _check_nobody_leads_elsewhere(zk, warehouse, name)
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
             # Again, now that nobody else writes.
             facts = look(zk, engine, warehouse, name)
@@ -97,6 +102,23 @@ def repair(
                 leap_epochs(zk, lease, facts.epoch + EPOCH_LEAP)
             done = _Repair(zk, engine, lease, warehouse, facts).run(findings)
         return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
+
+
+def _check_nobody_leads_elsewhere(zk: ZooKeeper, warehouse: Path, name: str) -> None:
+    try:
+        status = read_status(warehouse, name)
+    except TridentError:
+        return  # there is none, or nobody can read it: it is a help only
+    epoch = greatest_epoch(zk, name)
+    leader = leads_elsewhere(status, epoch, time.time())
+    if leader:
+        raise CoordinationError(
+            f"{name} seems to be led by way of another ZooKeeper than the one that was named; nothing was changed",
+            found=f"{leader}, by {status_path(warehouse, name)}",
+            expected=f"nobody, or a leader that this ZooKeeper knows (up to epoch {epoch})",
+            action="name the topology's own ZooKeeper, or stop it first; a leader on another host that was killed is "
+            "forgotten after ten seconds",
+        )
 
 
 def _check_choices(facts: TopologyFacts, choices: Choices) -> None:
@@ -160,22 +182,29 @@ class _Repair:
 
     def _restore(self, step: Restore) -> str:
         path = str(self._warehouse / step.path)
-        if self._engine.load(path).table_id != step.table_id:
-            raise Halted(f"{path} became another table while it was repaired", action="run the command again")
+        # A MERGE holds this lock too, and needs no lease: what came since the look must not go with the rest.
         with commit_lock(path):
-            restored = self._run_restore(path, step.version)
+            found = self._engine.load(path)
+            if (found.table_id, found.version) != (step.table_id, step.seen):
+                raise Halted(
+                    f"{path} was changed while it was repaired; nothing was done to it",
+                    found=f"table {found.table_id}, version {found.version}",
+                    expected=f"table {step.table_id}, version {step.seen}",
+                    action="run the command again: it looks at what is there now",
+                )
+            restored = self._run_restore(path, step.version, step.seen)
         self._versions[step.table_id] = restored
         store = self._store(step.group)
         if step.mark is not None and store.exists:
             store.put_tables({step.table_id: replace(step.mark, version=restored)})
         return f"{step.path} has the rows of its version {step.version} again, as version {restored}"
 
-    def _run_restore(self, path: str, version: int) -> int:
+    def _run_restore(self, path: str, version: int, seen: int) -> int:
         from delta.tables import DeltaTable
 
         session = self._engine.spark.newSession()
         session.conf.set(
-            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version)
+            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)
         )  # fmt: skip
         try:
             with faults.fault_point(RESTORE):

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
+from trident.config import ENVIRONMENT_PREFIX, is_secret_setting
 from trident.repair import Repaired
 from trident.repair_facts import GroupFacts, TableFacts
 from trident.repair_steps import Finding
 
+_HIDDEN = "***"
 
-def report(repaired: Repaired, where: str, applied: bool) -> str:
+
+def where_words(warehouse: str | None, zookeeper: str | None, settings: Sequence[str]) -> list[str]:
+    """The options that name warehouse and ZooKeeper, to be typed again; the values of secret settings are hidden."""
+    words = [*(["--warehouse", warehouse] if warehouse else []), *(["--zookeeper", zookeeper] if zookeeper else [])]
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        words += ["--set", f"{key}={_HIDDEN}" if is_secret_setting(key) else setting]
+    return words
+
+
+def _secrets(where: Sequence[str]) -> list[str]:
+    hidden = [word.partition("=")[0] for word in where if word.endswith(f"={_HIDDEN}")]
+    return [key for key in hidden if is_secret_setting(key)]
+
+
+def report(repaired: Repaired, where: Sequence[str], applied: bool) -> str:
     """What was found, what could be done or was done, for a terminal.
 
     Args:
         repaired: what there is to say.
-        where: the options that name warehouse and ZooKeeper, as they were given.
+        where: as :func:`where_words` gives them.
         applied: whether the command was to do something.
     """
-    command = " ".join(["trident repair", repaired.facts.name, *([where] if where else [])])
+    command = shlex.join(["trident", "repair", repaired.facts.name, *where])
     lines = []
     for group in repaired.facts.groups:
         lines += _group_lines(group, repaired.facts.incarnation)
@@ -24,6 +44,9 @@ def report(repaired: Repaired, where: str, applied: bool) -> str:
     for number, finding in enumerate(repaired.findings, 1):
         lines += ["", *_finding_lines(number, finding, command, repaired.facts.name)]
     lines.append("")
+    secrets = sorted({f"{ENVIRONMENT_PREFIX}{key.upper()}" for key in _secrets(where)})
+    if secrets:
+        lines.append(f"{_HIDDEN} stands for what is not shown; better give it as environment: {', '.join(secrets)}.")
     if not applied:
         lines.append("Nothing was changed: this was a dry run. A line with * is what --apply would do with the options")
         lines.append("given; one with - needs those that it names.")
@@ -79,7 +102,7 @@ def _finding_lines(number: int, finding: Finding, command: str, name: str) -> li
     lines = [f"{number}. {finding.kind.upper()} (batch group {finding.group})", f"   {finding.text}"]
     for offer in finding.offers:
         mark = "*" if offer is finding.chosen else "-"
-        lines.append(f"   {mark} {' '.join([command, *offer.options, '--apply'])}")
+        lines.append(f"   {mark} {' '.join([command, shlex.join([*offer.options, '--apply'])])}")
         lines.append(f"       {offer.text}")
     if finding.refusal:
         lines.append(f"   ! {finding.refusal.replace('NAME', name)}")

@@ -43,9 +43,14 @@ class TableFacts:
         control: its control record; None without one.
         before: the control record before the present transaction; None when the log does not say any more.
         merged: P of a plain table.
+        merged_log: of a plain table: the version of the log that its last MERGE has read; −1 before the first,
+            None when that is not known.
         floor, starts_at: of a plain table, from its log's control record.
         mark: what ZooKeeper says of the table.
-        foreign: changes by others since the mark (without one: since our own last commit), oldest first.
+        foreign: changes by others, oldest first: since the mark; without one, or when the table went back behind it,
+            all that its log still has.
+        unseen_before: the version before which log entries that would have to be looked at for them are gone; 0 when
+            none is.
         healed: whether a repair has taken back changes by others since the mark, and ZooKeeper may not know of it.
         ours_after: whether a transaction, or a MERGE, of ours came after the first of them.
         unverified: whether log entries that are needed to know are gone.
@@ -61,10 +66,12 @@ class TableFacts:
     control: ControlRecord | None = None
     before: ControlRecord | None = None
     merged: int = 0
+    merged_log: int | None = -1
     floor: int = 0
     starts_at: int = 1
     mark: TableMark | None = None
     foreign: tuple[ForeignChange, ...] = ()
+    unseen_before: int = 0
     healed: bool = False
     ours_after: bool = False
     unverified: bool = False
@@ -88,7 +95,8 @@ class TableFacts:
         """What ZooKeeper is to say of the table, as it is; None while it has no transaction."""
         version = self.version if version is None else version
         if self.role == PLAIN:
-            return TableMark(version, self.merged, 0, "")
+            # Whether changes of others were accepted in it: that stays true.
+            return TableMark(version, self.merged, 0, self.mark.digest if self.mark else "")
         return self.control.mark(version) if self.has_transaction and self.control else None
 
 

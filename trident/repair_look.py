@@ -1,7 +1,7 @@
 """What `trident repair` looks at: ZooKeeper, every table with its log, manifests, and what staged folders are called.
 
 Reads only. On a table that ZooKeeper says nothing of, changes by others are
-looked for behind our own last commit.
+looked for in all that its log still has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from states.descriptor import StateDescriptor, list_descriptors
 from states.earlier_life import groups_with_manifests
 from states.kernel import KernelEngine, TableMissing, TableSnapshot
 from states.keyed_tables import merged_upto
-from states.log_entries import entry_signature, read_commit, versions_of
+from states.log_entries import entry_signature, read_commit
+from states.log_watch import (
+    is_our_publish,
+    merged_log_version,
+    only_properties,
+    repaired_to,
+    start_of,
+    unbroken,
+)
 from states.manifest import Manifest, ManifestStore
 from states.plain_watch import is_our_merge
 from states.staged import StagedFile
@@ -182,6 +190,9 @@ class _Look:
             before=self._before(str(path), snapshot.version, control),
             merged=merged_upto(descriptor, snapshot, descriptor.starts_at) if descriptor and role == PLAIN else 0,
         )  # fmt: skip
+        if control is not None and descriptor is not None and role == PLAIN:
+            this_life = replace(descriptor, incarnation=control.incarnation)
+            table = replace(table, merged_log=merged_log_version(str(path), this_life))
         if control is None or (control.topology, control.group) != (self.topology, self.group):
             return table
         return self._with_changes(table, path, snapshot, control, descriptor)
@@ -208,12 +219,10 @@ class _Look:
         def ours(commit: delta_log.Commit) -> bool:
             if table.role == PLAIN and descriptor is not None:
                 return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))
-            value = commit.control.get(DOMAIN)
-            engine = (commit.engine_info or "").split(" ")[-1]
-            own = isinstance(value, dict) and value.get("incarnation") == control.incarnation
-            return own and engine.endswith(f"trident/{control.incarnation}")
+            return is_our_publish(commit, control.incarnation)
 
-        since = self._since(table, str(path), ours)
+        since, unseen_before = self._since(table, str(path), ours)
+        table = replace(table, unseen_before=unseen_before)
         if since >= table.version:
             return table
         try:
@@ -225,10 +234,9 @@ class _Look:
         foreign: list[tuple[delta_log.Commit, str]] = []
         healed = False
         for commit in commits:
-            restored_to = repaired_to(commit, self.topology)
-            if restored_to is not None:
-                # A repair took back what came after that version; ours came before, or it would not have.
-                foreign, healed = [pair for pair in foreign if pair[0].version <= restored_to], True
+            taken_back = repaired_to(commit, self.topology)
+            if taken_back is not None:
+                foreign, healed = [pair for pair in foreign if pair[0].version not in taken_back], True
             elif reason := delta_log.foreign(commit, ours):
                 foreign.append((commit, reason))
         table = replace(table, healed=healed)
@@ -244,14 +252,22 @@ class _Look:
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
 
-    def _since(self, table: TableFacts, path: str, ours: delta_log.IsOurs) -> int:
-        """The version behind which changes by others are looked for."""
-        if table.mark is not None:
-            return table.mark.version
-        for version in reversed(versions_of(path)):
-            if ours(read_commit(path, version)):
-                return version
-        return 0  # our last commit is cleaned up: what came after it cannot be known
+    def _since(self, table: TableFacts, path: str, ours: delta_log.IsOurs) -> tuple[int, int]:
+        """The version behind which changes by others are looked for, and the one before which entries for it are gone.
+
+        A mark vouches for what is before it. Without one, or of a table that
+        was put back to before it, everything is looked at that is there.
+        """
+        mark, control = table.mark, table.control
+        assert control is not None
+        if mark is not None and table.version >= mark.version:
+            now = (table.merged, 0) if table.role == PLAIN else (control.txid, control.attempt_id)
+            if now >= (mark.txid, mark.attempt_id):
+                return mark.version, 0
+        if not any(ours(read_commit(path, version)) for version in unbroken(path, table.version)):
+            return 0, 0  # our last commit is cleaned up: what came after it cannot be known
+        since, from_the_start = start_of(path, table.version, control.incarnation)
+        return since, 0 if from_the_start else since + 1
 
     def _odd_rows(self, path: Path, table: TableFacts, descriptor: StateDescriptor | None) -> str:
         """Why a MERGE could not go on with the rows of a plain table."""
@@ -269,24 +285,6 @@ class _Look:
         keys = [F.col("`" + key.replace("`", "``") + "`") for key in descriptor.keys]
         doubled = frame.groupBy(*keys).count().filter("count > 1").count()
         return f"{doubled} keys have several rows" if doubled else ""
-
-
-def repair_marker(topology: str, version: int) -> str:
-    """The user metadata of a repair's RESTORE: what others did after that version is taken back."""
-    return json.dumps({"trident-repair": {"topology": topology, "version": version}})
-
-
-def repaired_to(commit: delta_log.Commit, topology: str) -> int | None:
-    """The version to which a commit has put the table back, when a repair of the topology made it."""
-    try:
-        said = json.loads(commit.user_metadata or "null")
-    except ValueError:
-        return None
-    marker = said.get("trident-repair") if isinstance(said, dict) else None
-    if commit.operation != "RESTORE" or not isinstance(marker, dict) or marker.get("topology") != topology:
-        return None
-    version = marker.get("version")
-    return version if isinstance(version, int) else None
 
 
 def _is_there(root: Path, file: StagedFile) -> bool:
@@ -307,9 +305,8 @@ def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
     if isinstance(moment, (int, float)):
         when = datetime.datetime.fromtimestamp(moment / 1000, datetime.timezone.utc).isoformat(" ", "seconds")
     said = [reason, f"user {user}" if user else "", when, rows]
-    untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
-    properties = untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
-    return ForeignChange(commit.version, commit.operation, ", ".join(part for part in said if part), properties)
+    text = ", ".join(part for part in said if part)
+    return ForeignChange(commit.version, commit.operation, text, only_properties(commit))
 
 
 def _commit_info(path: Path, version: int) -> dict[str, Any]:

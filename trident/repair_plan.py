@@ -17,11 +17,16 @@ The rules behind it:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinators.records import Decision, GroupRecord, TableMark
+from states.plain_watch import ACCEPTED
 from trident.repair_decided import undecidable
-from trident.repair_facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts, TopologyFacts
+from trident.repair_facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
+from trident.repair_foreign import foreign_changes, unverified_log
 from trident.repair_rebuild import marks_of, rebuild
-from trident.repair_steps import Choices, Finding, Offer, Refused, Restore, SetMarks
+from trident.repair_steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
+from trident.repair_whole import ahead_of_log, without_record
 
 _NONE = Choices()
 
@@ -37,16 +42,37 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         return strangers
     changed = [
         finding for table in group.tables if table.exists
-        for finding in (*_foreign(facts, group, table, choices), *_unverified(facts, group, table, choices))
+        for finding in (*foreign_changes(group, table, choices), *unverified_log(group, table, choices))
     ]  # fmt: skip
-    lost = _lost_tables(group)
+    lost = _lost_tables(group, choices)
     if lost and not _other_life(facts, group):
         return [*changed, *lost]
     open_ones = [finding for finding in changed if finding.chosen is None]
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
-        return [*changed, differ]
-    return [*changed, *_went_back(group), *undecidable(group, choices)]
+        return [*changed, differ] if group.record is not None else _into_one_record(changed, differ)
+    return [*changed, *_went_back(group, choices), *ahead_of_log(group), *undecidable(group, choices)]
+
+
+def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
+    """Where ZooKeeper has no record there is none to change: what was accepted is part of the one that is written."""
+    marks: dict[str, TableMark] = {}
+    findings = []
+    for finding in changed:
+        if finding.chosen is not None:
+            for step in finding.chosen.steps:
+                marks.update(step.marks if isinstance(step, SetMarks) else {})
+            rest = tuple(step for step in finding.chosen.steps if not isinstance(step, SetMarks))
+            finding = replace(finding, chosen=replace(finding.chosen, steps=rest))
+        findings.append(finding)
+    if differ.chosen is None:
+        return [*findings, differ]
+    steps = tuple(
+        replace(step, record=replace(step.record, tables={**step.record.tables, **marks}))
+        if isinstance(step, WriteRecord) else step
+        for step in differ.chosen.steps
+    )  # fmt: skip
+    return [*findings, replace(differ, chosen=replace(differ.chosen, steps=steps))]
 
 
 def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
@@ -73,17 +99,17 @@ def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> li
     ]  # fmt: skip
 
 
-def _lost_tables(group: GroupFacts) -> list[Finding]:
+def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
     """Tables of which ZooKeeper has a mark, and which are nowhere."""
     marks = group.record.tables if group.record else {}
     gone = sorted(set(marks) - {table.table_id for table in group.tables if table.exists})
     if not gone:
         return []
     places = [table for table in group.tables if not table.exists or table.table_id not in marks]
-    derived = [one for one in gone if marks[one].digest == ""]
+    derived = [one for one in gone if marks[one].digest in ("", ACCEPTED)]
     plains = [table for table in places if table.role == PLAIN]
     if derived == gone and plains:
-        return [_lost_plain(group, gone, plains)]
+        return [_lost_plain(group, gone, plains, choices)]
     where = "; ".join(
         f"{table.path}: {'another table, dropped and made again' if table.exists else 'no table'}" for table in places
     )
@@ -100,7 +126,7 @@ def _lost_tables(group: GroupFacts) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts]) -> Finding:
+def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], choices: Choices) -> Finding:
     names = ", ".join(sorted(table.path for table in plains))
     text = f"the plain table of a keyed state is gone or was made again: {names}; ZooKeeper is the newer side"
     short = [table for table in plains if not table.complete_log]
@@ -117,108 +143,18 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts]) ->
             refusal=f"{foreign[0].path} is a table of somebody else now: move its folder away, then run this again.",
         )
     steps = (SetMarks(group.name, forget=tuple(gone)),)
+    marks = group.record.tables if group.record else {}
+    if any(marks[one].digest == ACCEPTED for one in gone):
+        text_of = (
+            "it is made again from the log, which has every transaction; but changes of others, or what nobody could "
+            "look at, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
+        )
+        offer = Offer(("--accept-loss",), text_of, steps)
+        return Finding(
+            "table dropped and recreated", group.name, text, (offer,), chosen=offer if choices.accept_loss else None
+        )
     offer = Offer((), "it is made again from the log, which has every transaction: nothing is lost or doubled", steps)
     return Finding("table dropped and recreated", group.name, text, (offer,), chosen=offer)
-
-
-# --- what others have done to a table -------------------------------------------------------------------
-
-
-def _foreign(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
-    if not table.foreign:
-        return _healed(group, table)
-    first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
-    older = "the table is the older side (its rows are those of an earlier version)" if restored else (
-        "the table is the newer side (it has what no transaction wrote)"
-    )  # fmt: skip
-    said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
-    text = f"somebody else changed {table.path} after version {first.version - 1}; {older}; found: {said}"
-    undo, accept = _undo(group, table, first), _accept(group, table, restored)
-    offers = tuple(offer for offer in (undo, accept) if isinstance(offer, Offer))
-    refusal = " ".join(offer.text for offer in (undo, accept) if isinstance(offer, Refused))
-    chosen = None
-    if table.state in choices.undo_foreign and isinstance(undo, Offer):
-        chosen = undo
-    elif table.state in choices.accept_foreign and isinstance(accept, Offer):
-        chosen = accept
-    kind = "table RESTOREd" if restored else "table written by someone else"
-    return [Finding(kind, group.name, text, offers, refusal, chosen)]
-
-
-def _healed(group: GroupFacts, table: TableFacts) -> list[Finding]:
-    """A repair that died between the RESTORE and telling ZooKeeper of it."""
-    if not table.healed or table.mark is None or table.mark.version >= table.version:
-        return []
-    text = f"{table.path} has its rows back (version {table.version}), ZooKeeper knows version {table.mark.version}"
-    offer = Offer((), "tell ZooKeeper; nothing else is left to be done", (SetMarks(group.name, marks_of([table])),))
-    return [Finding("repair not finished", group.name, text, (offer,), chosen=offer)]
-
-
-def _undo(group: GroupFacts, table: TableFacts, first: ForeignChange) -> Offer | Refused:
-    if table.ours_after:
-        return Refused(
-            "It cannot be undone: transactions of this topology came after it, and a RESTORE would take them away too."
-        )
-    good = first.version - 1
-    return Offer(
-        ("--undo-foreign", table.state),
-        f"RESTORE {table.path} to version {good}, as this topology left it. The change is taken back; no transaction "
-        "is lost or counted twice. Delta refuses it if VACUUM has removed files that this needs; then nothing changes. "
-        "A stream that reads the table may stop at it, since rows are removed.",
-        (Restore(group.name, table.path, table.table_id, good, table.mark_now(good)),),
-    )
-
-
-def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Refused:
-    if all(change.only_properties for change in table.foreign):
-        return Offer(
-            ("--accept-foreign", table.state),
-            f"take {table.path} with the table properties that it has now; its rows are as this topology left them.",
-            (SetMarks(group.name, marks_of([table])),),
-        )
-    if table.role == LOG:
-        return Refused(
-            "It cannot be accepted: what others write to the log of a keyed state is merged in part or not at all, "
-            "according to the transaction that the row names."
-        )
-    if table.role == PLAIN and restored:
-        return Refused(
-            "It cannot be accepted: the rows are older than the transaction that the table says it holds, and those "
-            "between would be missing."
-        )
-    if table.role == PLAIN and table.odd_rows:
-        return Refused(f"It cannot be accepted: {table.odd_rows}.")
-    if table.role == PLAIN:
-        meaning = "the values in it are the base of all that follows; what is in the log above it is added"
-    elif restored:
-        meaning = "rows that the RESTORE took away stay away, though their transactions are done: THEY ARE LOST"
-    else:
-        meaning = "rows that were added stay, rows that were removed stay away; transactions go on from there"
-    return Offer(
-        ("--accept-foreign", table.state),
-        f"take {table.path} as it is at version {table.version}: {meaning}. No transaction is processed again.",
-        (SetMarks(group.name, marks_of([table])),),
-    )
-
-
-def _unverified(facts: TopologyFacts, group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:
-    if not table.unverified:
-        return []
-    since = table.mark.version if table.mark else 0
-    offer = Offer(
-        ("--accept-unverified", table.state),
-        f"take {table.path} as it is at version {table.version}. If somebody else changed it since version {since}, "
-        "that stays, and nobody will look again: compare the table with what you expect first.",
-        (SetMarks(group.name, marks_of([table])),),
-    )
-    return [
-        Finding(
-            "Delta log cleaned too far", group.name,
-            f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to "
-            f"some point before version {table.version}; which side is older cannot be known",
-            (offer,), chosen=offer if table.state in choices.accept_unverified else None,
-        )
-    ]  # fmt: skip
 
 
 # --- ZooKeeper and tables at different transactions --------------------------------------------------------
@@ -230,7 +166,7 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
     incarnations = sorted({table.control.incarnation for table in tables if table.control})
     if record is None or (facts.incarnation and incarnations and incarnations != [facts.incarnation]):
         if not tables:
-            return None
+            return without_record(facts, group)
         fresh = record is None or record.last_published is None
         said = "; ".join(_says(table) for table in tables)
         text = (
@@ -335,7 +271,7 @@ def _asked(choices: Choices) -> set[str]:
 # --- what is left --------------------------------------------------------------------------------------------
 
 
-def _went_back(group: GroupFacts) -> list[Finding]:
+def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
     findings = []
     for table in group.tables:
         mark = table.mark
@@ -355,12 +291,22 @@ def _went_back(group: GroupFacts) -> list[Finding]:
                 )
             )  # fmt: skip
             continue
+        if table.foreign or table.unverified:
+            continue  # what is decided about these says of the table what it is
         if table.role == PLAIN:
             meaning = "the log has all that it lacks, and is merged into it again: nothing is lost or counted twice"
         else:
             meaning = "it has the same last transaction as ZooKeeper says: nothing of this topology is lost"
-        offer = Offer((), f"take {table.path} as it is: {meaning}", (SetMarks(group.name, marks_of([table])),))
-        findings.append(Finding("table restored from an older copy", group.name, text, (offer,), chosen=offer))
+        options: tuple[str, ...] = ()
+        if mark.digest == ACCEPTED:
+            options = ("--accept-loss",)
+            meaning += "; but changes of others were accepted in it: those that came after the copy ARE LOST"
+        if table.unseen_before:
+            meaning += f"; log entries before version {table.unseen_before} are gone and could NOT BE LOOKED AT"
+        steps = (SetMarks(group.name, marks_of([table])),)
+        offer = Offer(options, f"take {table.path} as it is: {meaning}", steps)
+        chosen = offer if set(options) <= _asked(choices) else None
+        findings.append(Finding("table restored from an older copy", group.name, text, (offer,), chosen=chosen))
     return findings
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from coordinators.records import Decision, GroupRecord, Marker, TableMark
 from states.control import ControlRecord
-from trident.repair_facts import APPEND, BESIDE, LOG, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.repair_facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair_steps import Offer, Refused, WriteRecord
+from trident.repair_whole import OWN, not_whole
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
 EPOCH_LEAP = 1000
-# States that are not tables, and survive the process.
-_OWN = ("map", "user")
 _LEFTOVER_TXIDS_MAX = 100
 
 
@@ -43,6 +42,9 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
             f"_trident/{facts.name}/{group.name}/manifests: it has the positions of the streams. Bring it back from a "
             "back-up of the warehouse, and run this again; without it, begin again with `trident reset NAME`."
         )
+    lost = not_whole(facts, group, found, lossy)
+    if lost:
+        return Refused(lost)
     taking_part = {part.state for part in found.manifest.tables}
     batch = batch_of(found.decision)
     lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
@@ -51,7 +53,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     # Of the tables that have part in every transaction: what they had before tells half published from restored.
     leaders = [t for t in tables if t.role != BESIDE and t.control and t.control.same_batch(batch) and t.before]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
-    problem = _half_way(found, lagging, before) or _own_states(found, lossy)
+    problem = _half_way(found, lagging, before)
     if problem:
         return Refused(problem)
     pending = bool(lagging) or _may_be_unfinished(found)
@@ -90,20 +92,10 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
     return ""
 
 
-def _own_states(found: ManifestFacts, lossy: bool) -> str:
-    own = [part.state for part in found.manifest.tables if part.kind in _OWN]
-    if lossy and own:
-        return (
-            f"the states {', '.join(own)} are not tables of the warehouse, and hold later transactions: they cannot be "
-            "taken back from here. Bring warehouse, these states and ZooKeeper back from one moment."
-        )
-    return ""
-
-
 def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
     # A memory map's rows go when the transaction has advanced, like those of users' states.
-    own = [part for part in found.manifest.tables if part.kind in (*_OWN, "memory") and part.files]
+    own = [part for part in found.manifest.tables if part.kind in (*OWN, "memory") and part.files]
     told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
     there = [part for part in own if not found.missing.get(part.state)]
     gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
@@ -114,7 +106,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
             f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
             "is not known whether the last transaction was finished. Bring the files back from a back-up."
         )
-    return any(part.kind in _OWN for part in own) or told
+    return any(part.kind in OWN for part in own) or told
 
 
 def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:
@@ -205,8 +197,9 @@ def _meaning(
             "of its tables, states and queues: what it has reached already is left as it is"
         )
     text += f". The next {'is' if pending else 'transaction is'} {current}, from the positions that the manifest has"
+    text += _unseen(group)
     if not lossy:
-        return (), f"{text}. Nothing is lost and nothing is counted twice."
+        return (), f"{text}. No transaction is lost or counted twice."
     last = group.record.last_published if group.record else None
     text += (
         f". Transactions {txid + 1} to {last.txid if last else '?'} are not in the tables any more: they are processed "
@@ -219,6 +212,24 @@ def _meaning(
             "rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
         )
     return ("--adopt-tables",), f"{text}. Files or rows that were deleted there since are lost."
+
+
+def _unseen(group: GroupFacts) -> str:
+    """What the text must not leave out: where nobody could look."""
+    said = [f"{table.path} before version {table.unseen_before}" for table in group.tables if table.unseen_before]
+    text = ""
+    if said:
+        text += (
+            f". Log entries of {', '.join(said)} are gone: what others may have changed there could NOT BE LOOKED AT, "
+            "and is taken as it is"
+        )
+    remade = [table.path for table in group.tables if table.role == PLAIN and not table.exists]
+    if remade:
+        text += (
+            f". {', '.join(remade)} is not there and is made again from its log: changes by others that were once "
+            "accepted in it, if any, ARE LOST"
+        )
+    return text
 
 
 def marks_of(tables: Iterable[TableFacts]) -> dict[str, TableMark]:

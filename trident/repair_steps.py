@@ -28,12 +28,16 @@ class Choices:
 
 @dataclass(frozen=True)
 class Restore:
-    """RESTORE a table to one of its own versions, and let ZooKeeper know of the version that this makes."""
+    """RESTORE a table to one of its own versions, and let ZooKeeper know of the version that this makes.
+
+    ``seen`` is the version that this was decided on: at another one it is not done.
+    """
 
     group: str
     path: str
     table_id: str
     version: int
+    seen: int
     mark: TableMark | None
 
 

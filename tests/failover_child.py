@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinators.zookeeper import Check, ZooKeeper
+from coordinators import faults
+from coordinators.zookeeper import WRITE, Check, ZooKeeper
 from states.kernel import KernelEngine
 from trident import Count, DeltaAppend, DeltaMapState, SpoutKind, SqliteMap, TridentTopology, opaque
 from trident.schemas import as_schema
@@ -143,7 +144,12 @@ def say_attempts(log: Log, late: bool) -> None:
         with log.attempt("commit", table=table, epoch=record.get("epoch"), txid=txn[1] if txn else None):
             return commit(self, snapshot, actions, txn, control, *rest)
 
-    def said_multi(self: Any, ops: Sequence[Any]) -> None:
+    def said_multi(self: Any, ops: Sequence[Any], point: str = WRITE) -> None:
+        # Passed here, so that who stops at it is stopped before the attempt.
+        with faults.fault_point(point):
+            attempt_multi(self, ops)
+
+    def attempt_multi(self: Any, ops: Sequence[Any]) -> None:
         fences = [op.znode_version for op in ops if isinstance(op, Check) and op.fence]
         # The znode version of a leader znode counts its leaders from 0, the epoch from 1.
         epoch = fences[0] + 1 if fences else None
@@ -155,7 +161,7 @@ def say_attempts(log: Log, late: bool) -> None:
                     time.sleep(0.01)
                 self.wait_connected(timeout_secs=8)
                 more["new_session"] = self.session_number != session
-            multi(self, ops)
+            multi(self, ops, "(passed)")
 
     KernelEngine._commit, ZooKeeper.multi = said_commit, said_multi  # type: ignore[method-assign]
 

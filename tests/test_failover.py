@@ -63,6 +63,7 @@ class Zombies:
             assert "ok" not in outcomes, f"a zombie of epoch {self._epoch} was let through: {found}"
 
 
+@everything
 def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster: Cluster) -> None:
     """One stops behind the first of two tables; of the next a worker stops right before it writes to the map."""
     a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})

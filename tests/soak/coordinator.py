@@ -27,7 +27,7 @@ from trident.session import make_session
 TOPOLOGY, SESSION_SECS, MERGE_EVERY, RETENTION_TXIDS = "soak", 4.0, 10, 50
 HEAP_MB = 512
 # An hour otherwise: too long for a soak to see that dropped log files go from the disk.
-log_sweeper.GRACE_SECS = LOG_GRACE_SECS = 20.0
+LOG_GRACE_SECS = 20.0
 DRAIN_SECS = 300.0
 
 
@@ -50,6 +50,7 @@ def topology(folder: Path) -> TridentTopology:
 
 
 def main(folder: Path) -> None:
+    log_sweeper.GRACE_SECS = LOG_GRACE_SECS  # of this process alone: an hour is longer than most soaks
     spark = make_session("soak", {
         "spark.master": "local[2,3]", "spark.driver.memory": f"{HEAP_MB}m", "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"), "spark.sql.session.timeZone": "UTC",

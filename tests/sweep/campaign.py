@@ -70,6 +70,8 @@ class Campaign:
                 self._until_fired(case)
                 if case.abandons:
                     self._abandon(case)
+                if case is not cases[-1]:
+                    self.books.feed(PER_CASE)
         if self._query is None:
             self._begin()
         self._drain()

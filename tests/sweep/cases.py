@@ -48,6 +48,7 @@ class Case(NamedTuple):
     point: str
     time: str
     outcome: str
+    nth: int | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.point}, {self.outcome}, {self.time}"
@@ -55,7 +56,7 @@ class Case(NamedTuple):
     @property
     def fault(self) -> str:
         """As armed; see coordinators/faults.py."""
-        fault = f"{self.point}:{OUTCOMES[self.outcome]}:{NTH.get(self.point, 2)}"
+        fault = f"{self.point}:{OUTCOMES[self.outcome]}:{self.nth or NTH.get(self.point, 2)}"
         return f"manifest.write:fail_before:2>{fault}" if self.time == REPLAY else fault
 
     @property
@@ -102,4 +103,5 @@ def pairs(kind: str, count: int, seed: int) -> list[tuple[Case, Case]]:
     """Two faults of which the second counts from when the first has happened, sampled by seed."""
     generator = random.Random(f"{kind} {seed}")
     steady = [case for case in of_kind(kind) if case.time == FIRST]
-    return [(generator.choice(steady), generator.choice(steady)) for _ in range(count)]
+    # What is left to do once the first has happened passes a point once at least.
+    return [(generator.choice(steady), generator.choice(steady)._replace(nth=1)) for _ in range(count)]

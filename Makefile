@@ -50,7 +50,8 @@ random: check-java $(STAMP)
 	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py tests/test_stream_differential.py -s $(PYTEST_ARGS)
 
 kills: check-java $(STAMP)
-	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py -s $(PYTEST_ARGS)
+	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py \
+		tests/test_tracked_streams.py -s $(PYTEST_ARGS)
 
 sweep: check-java $(STAMP)
 	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/test_sweep.py $(PYTEST_ARGS)

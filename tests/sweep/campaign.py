@@ -144,6 +144,7 @@ class Campaign:
             self._abandoned.append(query)
             assert query._zk is not None
             if case is not None and case.outcome == HANG:
+                query._stop_requested.set()  # it must not contend again: its successor is to lead
                 self._depose()
             else:
                 query._zk.close()

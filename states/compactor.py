@@ -197,11 +197,10 @@ class Compactor:
         rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
         with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
             # On a local disk Spark's commits to one table from two processes could both "win".
-            with commit_lock(self.plain), faults.fault_point(MERGE):
+            with faults.fault_point(MERGE), commit_lock(self.plain):
                 self._execute(session, state, plan, plain, rows)
         after = self._engine.load(self.plain)
-        with commit_lock(self.plain):
-            self._engine.sweep(self.plain, after.version)
+        self._engine.sweep(self.plain, after.version)
         merged = merged_upto(self.state, after, self.state.starts_at)
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.

@@ -189,7 +189,8 @@ class KernelEngine:
             version: a table version that exists.
         """
         try:
-            sweep_log_folder(path, version)
+            with commit_lock(path):
+                sweep_log_folder(path, version)
         except OSError as error:  # they cost space, nothing else
             log.debug("drafts of log entries stay in %s: %s", path, error)
         else:
@@ -286,9 +287,7 @@ class KernelEngine:
                 txn.addDomainMetadata(domain, text)
             return txn
 
-        with commit_lock(path):
-            txn = guard(path, build)
-            result = guard_commit(path, 0, lambda: txn.commit(self.java, self._no_rows()))
+        result = guard_commit(path, 0, lambda: guard(path, build).commit(self.java, self._no_rows()))
         return TableSnapshot(self, result.getPostCommitSnapshot().get(), path, 0, control=control)
 
     def commit_files(
@@ -401,10 +400,9 @@ class KernelEngine:
         java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
         version = snapshot.version + 1
         try:
-            with commit_lock(snapshot.path):
-                result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
-                if snapshot.path in self._littered:
-                    self.sweep(snapshot.path, version)
+            result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
+            if snapshot.path in self._littered:
+                self.sweep(snapshot.path, version)
         except CommitOutcomeUnknown:
             self._littered.add(snapshot.path)
             self._set_aside_torn_entry(snapshot.path)
@@ -528,8 +526,7 @@ class KernelEngine:
             .build(self.java),
         )
         version = snapshot.version + 1
-        with commit_lock(snapshot.path):
-            guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, self._no_rows()))
+        guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, self._no_rows()))
         return self.load_version(snapshot.path, version)
 
     def live_files(self, snapshot: TableSnapshot) -> list[LiveFile]:

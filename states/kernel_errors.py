@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from coordinators import faults
 from coordinators.errors import CommitConflict, TableError
-from states.kernel_files import settle_log_entry
+from states.kernel_files import commit_lock, settle_log_entry
 
 COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 
@@ -82,16 +82,19 @@ def guard(path: str, call: Callable[[], Any]) -> Any:
 
 
 def guard_commit(path: str, version: int, call: Callable[[], Any]) -> Any:
-    """Run ``Transaction.commit`` and make its log entry durable.
+    """Run ``Transaction.commit`` and make its log entry durable, with the table's commit lock held.
+
+    The fault point is outside of the lock: of a process that dies, the lock goes too.
 
     Raises:
+        TableError: the lock cannot be taken, or ``call`` raised it before it committed.
         CommitConflict: another commit has the version; this one did not happen.
         CommitOutcomeUnknown: anything else that went wrong.
     """
     unknown = f"it is not known whether the commit of version {version} to table {path} happened"
     action = "read the table again and compare its control record"
     try:
-        with faults.fault_point(COMMIT):
+        with faults.fault_point(COMMIT), commit_lock(path):
             return _committed(path, version, call, unknown, action)
     except faults.InjectedFault as error:
         raise CommitOutcomeUnknown(unknown, found=error, action=action) from error

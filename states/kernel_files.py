@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from coordinators.errors import TableError
 from states.staged import StagedFile
 
+log = logging.getLogger(__name__)
+
 LOCK_NAME = "_trident.lock"
+_WARN_AFTER_SECS = 30.0
 _DRAFT = re.compile(r"\.{1,2}(\d{20})\.[^/]*\.tmp(?:\.crc)?")
 # Characters that both Java's URI and Spark leave alone in the path of a file action.
 _SAFE = "/=:@!$&'()*+,;-._~"
@@ -116,7 +122,9 @@ def commit_lock(path: str) -> Iterator[None]:
     nothing behind but the empty file.
 
     Not re-entrant: a thread that holds it and commits to the same table waits
-    for itself. On other file systems this does nothing: their log stores put if
+    for itself. A holder that is stopped or hangs is waited for, since what it
+    does once it goes on cannot be prevented; after half a minute a warning
+    names it. On other file systems this does nothing: their log stores put if
     absent.
 
     Args:
@@ -139,7 +147,7 @@ def commit_lock(path: str) -> Iterator[None]:
                 f"the commit lock of table {path} cannot be opened", found=error, action="check the permissions"
             ) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait_for(handle, path)
             # The table's folder may have been deleted and made again while we
             # waited: then we hold the lock of a file that nobody else opens.
             if _same_file(handle, lock):
@@ -147,6 +155,42 @@ def commit_lock(path: str) -> Iterator[None]:
                 return
         finally:
             os.close(handle)
+
+
+def _wait_for(handle: int, path: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        pass
+    warning = threading.Timer(_WARN_AFTER_SECS, _warn, (path, os.fstat(handle)))
+    warning.daemon = True
+    warning.start()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    finally:
+        warning.cancel()
+
+
+def _warn(path: str, lock: os.stat_result) -> None:
+    log.warning(
+        "waiting for the commit lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
+        "inside a commit keeps it: let it go on, or kill it",
+        path, _WARN_AFTER_SECS, _holder(lock) or "another process",
+    )  # fmt: skip
+
+
+def _holder(lock: os.stat_result) -> str | None:
+    """Who holds a file's lock: "process 17 (stopped)". Linux tells; elsewhere None."""
+    wanted = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    try:
+        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if wanted in line.split()]
+        # "7: FLOCK ADVISORY WRITE 17 fe:01:131 0 EOF"; who waits has "->" after the number.
+        pid = next(fields[4] for fields in held if fields[1] == "FLOCK")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, StopIteration, IndexError):
+        return None
+    return f"process {pid}" + (" (stopped)" if state in "Tt" else "")
 
 
 def settle_log_entry(path: str, version: int) -> None:

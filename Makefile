@@ -25,6 +25,7 @@ VENV := .venv
 PYTEST := -n 2 --dist worksteal
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLASSES := $(VENV)/spark-classes.jsa
 # The first of these that is Python 3.10 or later.
 ifndef PYTHON
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
@@ -38,7 +39,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 .PHONY: test demo bench matrix random kills sweep simulate failover repair storage planted soak types venv clean \
 	check-python check-java
 
-test: check-java $(STAMP)
+test: check-java $(STAMP) $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
@@ -88,6 +89,11 @@ bench: check-java $(STAMP)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 venv: $(STAMP)
+
+# Spark's classes as the JVMs of the tests map them: without it the tests are the same and take longer.
+$(CLASSES): $(STAMP)
+	@rm -f $@
+	@$(BIN)/python -m tests.class_archive $@ || echo "make: no archive of Spark's classes; going on without it" >&2
 
 $(STAMP): pyproject.toml
 	@$(MAKE) --no-print-directory check-python

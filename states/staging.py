@@ -54,6 +54,7 @@ def stage(
     incarnation: str,
     attempt: TransactionAttempt,
     codec: str = "snappy",
+    point: str = STAGE,
 ) -> dict[str, list[StagedFile]]:
     """Writes each target's rows with one Spark job and returns the files of committed tasks.
 
@@ -66,24 +67,24 @@ def stage(
         incarnation: of the topology.
         attempt: whose rows these are.
         codec: the Parquet codec.
+        point: the fault point; a standby, which rehearses this, has its own.
 
     Returns:
         target name → its files, every target present.
     """
     if not targets:
         return {}
-    with faults.fault_point(STAGE):
-        return write(frames, targets, incarnation, attempt, codec)
+    with faults.fault_point(point):
+        return _write(frames, targets, incarnation, attempt, codec)
 
 
-def write(
+def _write(
     frames: Mapping[str, "DataFrame"],
     targets: Sequence[StagingTarget],
     incarnation: str,
     attempt: TransactionAttempt,
-    codec: str = "snappy",
+    codec: str,
 ) -> dict[str, list[StagedFile]]:
-    """What :func:`stage` does, without being the I/O of an attempt: for a standby, which rehearses it."""
     folder = attempt_folder(incarnation, attempt)
     reports = []
     for target in targets:

@@ -6,6 +6,10 @@ import random
 
 import pytest
 
+from tests.jvm_options import start_quickly
+
+start_quickly()
+
 pytest_plugins = ["tests.zk_fixtures", "tests.spark_fixtures", "tests.redis_fixtures", "tests.zk_security"]
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, RedisListSpout, TridentTopology
 from trident.session import make_session
 
 TOPOLOGY, STREAM, GATE, POISON = "reliable", "lines", "gate-", "poison"
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 # Nobody waits for ever: a worker whose test has failed must end.
 GATE_SECS, WAIT_SECS = 120.0, 180.0
 
@@ -58,8 +58,8 @@ def main(settings: dict[str, Any]) -> None:
     spark = make_session("life", {
         "spark.master": settings["master"], "spark.driver.memory": "700m", "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "1", "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.executor.extraJavaOptions": JAVA_OPTIONS, "spark.sql.session.timeZone": "UTC",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.executor.extraJavaOptions": cold_options(), "spark.sql.session.timeZone": "UTC",
     })  # fmt: skip
     query = topology(settings).start(
         spark, warehouse=settings["warehouse"], zookeeper=settings["zookeeper"],

@@ -101,7 +101,6 @@ def main(folder: Path) -> None:
     logging.getLogger("coordinators.zookeeper.kazoo").propagate = True
     spark = make_session("life", {
         "spark.master": "local[2]", "spark.driver.memory": "700m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.executorEnv.SECURED_JOB_PROBE": "of the conf",
     })  # fmt: skip
     config = TridentConfig()

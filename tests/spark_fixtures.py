@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.jvm_options import cold_options
 from trident.session import make_session
 
 
@@ -27,8 +28,7 @@ def spark_confs(folder: str) -> dict[str, str]:
     return {
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",
-        # The tests run cold code: the second compiler costs more than it gains.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
+        "spark.driver.extraJavaOptions": cold_options(),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.local.dir": f"{folder}/local",
         "spark.ui.enabled": "false",

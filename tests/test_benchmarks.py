@@ -19,8 +19,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Cold code: the second compiler costs more than it gains.
-    environment = os.environ | {"PYTHONPATH": str(_ROOT), "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,

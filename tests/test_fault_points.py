@@ -68,7 +68,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/parquet_files.py:fsync": (1, _INSIDE),
     "states/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
     "states/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
-    "states/staging.py:write": (2, _INSIDE + ": stage.write"),
+    "states/staging.py:_write": (2, _INSIDE + ": stage.write"),
     "states/torn_entries.py:set_aside_torn_entry": (1, "renames a file that nobody can read; done again if it was not done"),
     "states/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
     "trident/admin.py:_remove": (2, _NO_BATCH),
@@ -185,7 +185,7 @@ ELSEWHERE = {
     "queue.give_back": "test_queue_spout.py", "queue.take_over": "test_queue_spout.py",
     "directory.claim": "test_directory_spout.py", "directory.remove": "test_directory_spout.py",
     "stream.return": "test_stream_spout.py", "ledger.sum": "test_reliability_faults.py",
-    "publish.memory": "test_query.py", "repair.step": "test_contradictions.py",
+    "publish.memory": "test_query.py", "standby.stage": "test_warm_up.py", "repair.step": "test_contradictions.py",
     "repair.restore": "test_contradictions.py",
 }  # fmt: skip
 

@@ -50,8 +50,7 @@ from trident.schemas import as_schema
 from trident.session import make_session
 
 folder, zookeeper, root = sys.argv[1:]
-spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m",
-                              "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m"})
 
 def split(line):
     return iter(line.split())

@@ -34,7 +34,6 @@ def job(tmp_path: Path, zk_server: str, zk_root: str):
     (tmp_path / "job.py").write_text(JOB)
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_ZOOKEEPER": zk_server, "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     started: list[subprocess.Popen] = []
 

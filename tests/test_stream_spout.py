@@ -107,8 +107,7 @@ from trident.session import make_session
 from trident.stream_spout import StructuredStreamSpout
 
 folder, zookeeper, root = sys.argv[1:]
-spark = make_session("life", {"spark.master": "local[1]", "spark.driver.memory": "700m",
-                              "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+spark = make_session("life", {"spark.master": "local[1]", "spark.driver.memory": "700m"})
 stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(folder + "/in")
 topology = TridentTopology("t")
 topology.new_stream("rows", StructuredStreamSpout(stream, folder + "/checkpoint")).partition_persist(DeltaAppend("out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,16 @@ def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk
 
 
 def test_a_standby_is_warm_before_it_leads_and_its_rehearsal_ends_when_it_does(
-    spark: SparkSession, folder: Path, zk_server: str, zk_root: str, caplog: Any
+    spark: SparkSession, folder: Path, zk_server: str, zk_root: str, caplog: Any, armed: Callable[[str], None]
 ) -> None:
     caplog.set_level("INFO", "trident")
+    armed("standby.stage:fail_before")
     with starter(spark, zk_server, zk_root, folder) as start:
         leader = start.run(topology(folder))
         off = start(topology(folder), warm_standby=False)
         standby = start(topology(folder))
         assert eventually(lambda: "standby: warm after" in caplog.text, WAIT_SECS), caplog.text
+        assert "a part of the rehearsal failed, which costs warmth only: injected fault" in caplog.text
         off.stop(WAIT_SECS)
         leader.stop(WAIT_SECS, compact=False)
         assert eventually(lambda: standby.is_leader, WAIT_SECS)

@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from coordinators import faults
 from coordinators.transactions import TransactionAttempt
 from states.binding import StateBinding
 from states.control import DOMAIN, decode_control
 from states.dead_letters import BESIDE
-from states.staging import StagingTarget, write
+from states.staging import StagingTarget, stage
 from states.tables import PROPERTIES, plain_table, published_table
 from states.user_tasks import BatchInfo
 from trident.job_watch import cancel_group
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from states.kernel import KernelEngine
 
 log = logging.getLogger("trident.warm_up")
+STAGE = faults.register("standby.stage", "the Spark job that a standby's rehearsal stages rows with")
+
 # At first several times: the JVM compiles what it has done often. Then within the minute for which Spark keeps a
 # Python worker that has nothing to do.
 _ROUNDS_AT_FIRST = 4
@@ -166,7 +169,7 @@ class WarmUp:
                 if binding.name not in plan.late_states and binding.name not in own and binding.kind not in BESIDE
             ]  # fmt: skip
             boundaries = [StagingTarget(name, self._folder) for name in boundaries_of(plan.lowered)]
-            write(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec)
+            stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
         finally:
             frames.release()
 
@@ -181,7 +184,7 @@ class WarmUp:
         frames = plan.build_late(inputs, BatchInfo(_REHEARSED), as_of_now)
         try:
             late = [binding for binding in plan.bindings if binding.name in plan.late_states]
-            write(frames, [self._target(binding) for binding in late], "late", _REHEARSED, self._codec)
+            stage(frames, [self._target(binding) for binding in late], "late", _REHEARSED, self._codec, STAGE)
         finally:
             frames.release()
 
@@ -218,7 +221,8 @@ class WarmUp:
         self._spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
         rows = to_dataframe(self._spark, [(number, str(number)) for number in range(10)], _SAMPLE)
         path = self._folder / "table"
-        (staged,) = write({"table": rows}, [StagingTarget("table", path)], "store", _REHEARSED, self._codec).values()
+        table = [StagingTarget("table", path)]
+        (staged,) = stage({"table": rows}, table, "store", _REHEARSED, self._codec, STAGE).values()
         files = [str(path / file.path) for file in staged]
         self._spark.read.schema(_SAMPLE).option("__globPaths__", "false").parquet(*files).coalesce(1).collect()
         control = {DOMAIN: "{}"}

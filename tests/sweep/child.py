@@ -20,7 +20,6 @@ def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:
         "killed",
         {
             "spark.master": "local[2]", "spark.driver.memory": "700m", "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
     )  # fmt: skip

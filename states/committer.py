@@ -30,6 +30,7 @@ from states.dead_letters import BESIDE, tables_beside
 from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from states.evolution import add_columns, columns_only_added
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
+from states.log_entries import entry_signature
 from states.manifest import Manifest, ManifestStore, ManifestTable
 from states.memory_map import memory_map
 from states.plain_watch import PlainWatch, check_commits
@@ -52,7 +53,7 @@ class _Open:
     """A table as this process last saw it."""
 
     snapshot: TableSnapshot
-    signature: tuple[int, int, int]  # of the newest log entry: a recreated table has another
+    signature: tuple[int, int, int] | None  # of the newest log entry: a recreated table has another
 
 
 class DeltaCommitter:
@@ -309,8 +310,8 @@ class DeltaCommitter:
         """The table must be as this group left it; cheap when nothing has happened to it."""
         known = self._open_tables[str(path)]
         version = known.snapshot.version
-        unchanged = _signature(path, version) == known.signature and not _log_entry(path, version + 1).exists()
-        if unchanged:
+        unchanged = entry_signature(str(path), version) == known.signature
+        if unchanged and entry_signature(str(path), version + 1) is None:
             return known.snapshot
         try:
             snapshot = self._engine.load(str(path))
@@ -478,7 +479,7 @@ class DeltaCommitter:
 
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
-        self._open_tables[str(path)] = _Open(snapshot, _signature(path, snapshot.version))
+        self._open_tables[str(path)] = _Open(snapshot, entry_signature(str(path), snapshot.version))
 
     # --- after -------------------------------------------------------------------------------------
 
@@ -538,19 +539,6 @@ def _tables_of(binding: StateBinding) -> list[TableSpec]:
 def _may_grow(binding: StateBinding) -> bool:
     """Whether old rows may have nulls in new columns: rows and whole values may, parts of an aggregate not."""
     return binding.kind == "append" or (binding.kind == "keyed" and binding.aggregator_name == "upsert")
-
-
-def _log_entry(path: Path, version: int) -> Path:
-    return path / "_delta_log" / f"{version:020d}.json"
-
-
-def _signature(path: Path, version: int) -> tuple[int, int, int]:
-    """Tells a log entry from one of the same version in a table that was made anew."""
-    try:
-        status = os.stat(_log_entry(path, version))
-    except FileNotFoundError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _columns(schema_json: str) -> str:

@@ -43,18 +43,18 @@ test: check-java $(STAMP) $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
-matrix: check-java $(STAMP)
+matrix: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/test_matrix.py $(PYTEST_ARGS)
 
 N := 200
-random: check-java $(STAMP)
+random: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py tests/test_stream_differential.py -s $(PYTEST_ARGS)
 
-kills: check-java $(STAMP)
+kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py \
 		tests/test_tracked_streams.py -s $(PYTEST_ARGS)
 
-sweep: check-java $(STAMP)
+sweep: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/test_sweep.py $(PYTEST_ARGS)
 
 SEEDS := 20000
@@ -65,21 +65,21 @@ failover: check-java $(STAMP)
 	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py -s $(PYTEST_ARGS)
 	@$(BIN)/python -m benchmarks failover
 
-repair: check-java $(STAMP)
+repair: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/test_repair_plan.py tests/test_contradictions.py $(PYTEST_ARGS)
 
-storage: check-java $(STAMP)
+storage: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py \
 		tests/test_embedded_keeper.py $(PYTEST_ARGS)
 
-planted: check-java $(STAMP)
+planted: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)
 
 MINUTES := 60
 soak: check-java $(STAMP)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
-types: check-java $(STAMP)
+types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)

@@ -463,8 +463,8 @@ class GroupDriver:
 
     def _ends_driver(self, error: BaseException) -> bool:
         """Errors after which this driver must not go on, whatever it was doing."""
-        if isinstance(error, (Deposed, OutcomeUnknown)):
-            # OutcomeUnknown reaches this place only when the session is lost.
+        # An unknown outcome of a queue's or a map's write is an error like any other: it is tried again.
+        if isinstance(error, Deposed) or (isinstance(error, OutcomeUnknown) and self._store.is_broken):
             log.warning("deposed: %s", error)
             self._stopping.set()
             self.tell(master.LostLeadership())

@@ -443,6 +443,11 @@ class GroupStore:
                 f"stream {tx_id!r} is not of batch group {self.group!r}", expected=", ".join(self.tx_ids)
             ) from None
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a write ended in a way after which this store writes nothing more."""
+        return self._broken is not None
+
     def _ensure(self, path: str) -> None:
         if path in self._ensured:
             return

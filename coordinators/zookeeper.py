@@ -598,6 +598,8 @@ class ZooKeeper:
             pause_secs = min(2 * pause_secs, _REVIVE_SECS_MAX)
         with self._lock:
             self._reviving = False
+        if self._problems.final:  # refused again before this was over: nobody else would see to it
+            self._revive()
 
     def _try_again(self) -> bool:
         # A client that has given up would send what it has queued since then.

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from states.plain_watch import PlainWatch, check_commits
 from states.staged import StagedFile
 from states.staging import StagingTarget, verify_staged
 from states.tables import TableSpec, plain_table, published_table
+from states.torn_entries import settle_log_entries
 from states.user_publish import UserStatePublisher
 
 log = logging.getLogger("trident.committer")
@@ -82,6 +84,7 @@ class DeltaCommitter:
         self._last_published: TransactionAttempt | None = None  # whose manifest stays
         self._decided_here: set[TransactionAttempt] = set()
         self._published: dict[TransactionAttempt, tuple[ManifestTable, ...]] = {}  # not cleaned up yet
+        self._to_clean: deque[TransactionAttempt] = deque()
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -400,6 +403,9 @@ class DeltaCommitter:
             control = decode_control(path, snapshot.control(DOMAIN))
             self._check_identity(path, snapshot, control, table)
             if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
+                # Whoever committed it may not have come to the flush, and what advances must outlive a power cut.
+                first = mark.version + 1 if mark else snapshot.version
+                settle_log_entries(str(path), first, snapshot.version)
                 self._remember(snapshot)
                 return control.mark(snapshot.version)
             expected = control.attempt_id == -1 if mark is None else control.same_batch(mark)
@@ -489,18 +495,28 @@ class DeltaCommitter:
             self._engine.run_maintenance(known.snapshot)
 
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
-        """Cleans what is left of attempts up to this txid; never another attempt's before that."""
+        """Cleans what is left of attempts up to this txid; never another attempt's before that.
+
+        What could not be cleaned is tried again with the next transaction.
+        """
+        self._to_clean.append(attempt)
         try:
-            self._manifests.clean(attempt.txid, self._last_published)
-            with faults.fault_point(CLEAN):
-                if attempt.attempt_id > 0:
-                    self._drop_other_attempts(attempt)
-                for table in self._published.pop(attempt, ()):
-                    self._drop_unnamed(table)
-                self._drop_published_rows(attempt.txid)
+            while self._to_clean:
+                self._clean_up_after(self._to_clean[0])
+                self._to_clean.popleft()
             self.maintain()
         except Exception as error:  # left over files cost space, nothing else
-            log.warning("cleaning up after %s failed: %s", attempt, error)
+            log.warning("cleaning up after %s failed: %s", self._to_clean[0] if self._to_clean else attempt, error)
+
+    def _clean_up_after(self, attempt: TransactionAttempt) -> None:
+        self._manifests.clean(attempt.txid, self._last_published)
+        with faults.fault_point(CLEAN):
+            if attempt.attempt_id > 0:
+                self._drop_other_attempts(attempt)
+            for table in self._published.get(attempt, ()):
+                self._drop_unnamed(table)
+            self._drop_published_rows(attempt.txid)
+        self._published.pop(attempt, None)
 
     def _drop_published_rows(self, txid: int) -> None:
         """Rows that waited for their transaction's turn, or were given to states without a table."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ from states.control import DOMAIN, ControlRecord
 from states.delta_map import DeltaMapState
 from states.descriptor import StateDescriptor
 from states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from states.kernel_files import commit_lock
+from states.kernel_files import commit_lock, local_path
 from states.keyed_tables import (
     as_stored,
     column_names,
@@ -36,6 +38,7 @@ from states.keyed_tables import (
     own_control,
     plain_as_of,
 )
+from states.log_entries import read_commit, versions_of
 from states.log_merge import (
     combiner_of,
     deleted,
@@ -51,8 +54,10 @@ from states.log_merge import (
 )  # fmt: skip
 from states.log_sweeper import LogSweeper
 from states.log_watch import LOG_VERSION, check_log
+from states.parquet_files import fsync
 from states.stored import log_frame, plain_frame
 from states.tables import TXID_COLUMN, UPTO_COLUMN
+from states.torn_entries import settle_log_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,6 +78,8 @@ DROP = faults.register("compact.drop", "the commit that drops merged files from 
 _GUARD = "trident: another compactor merged this row"
 _DROP_TRIES = 8
 _PLAN_TRIES = 5
+# So many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
+_UNSETTLED = 100
 # So much compressed data makes one task of a MERGE; adaptive execution joins small ones.
 _BYTES_PER_TASK = 32 << 20
 
@@ -133,6 +140,7 @@ class Compactor:
         self._merge_session: "SparkSession | None" = None
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
+        self._settled = -1  # up to which version the plain table is known to outlive a power cut
         self._log_seen: int | None = None  # up to which version the log was looked at
         self._last_merge = time.monotonic()
         # What the committer writes too: it must recognise the log drop as the topology's own.
@@ -320,6 +328,7 @@ class Compactor:
                 return None
             try:
                 with faults.fault_point(DROP):
+                    self._settle_plain()
                     dropped = self._engine.drop_files(
                         log_snapshot,
                         lambda file: greatest_txid(file) <= floor,
@@ -334,6 +343,23 @@ class Compactor:
         raise CommitConflict(
             f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
         )
+
+    def _settle_plain(self) -> None:
+        """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
+        root = local_path(self.plain)
+        versions = [version for version in versions_of(self.plain) if version > self._settled]
+        if root is None or not versions:
+            return
+        try:
+            for version in versions[-_UNSETTLED:]:
+                for file in read_commit(self.plain, version).adds:
+                    with suppress(FileNotFoundError):  # merged again, and vacuumed
+                        fsync(os.path.join(root, file))
+            fsync(root)
+        except OSError as error:
+            raise TableError(f"the table {self.plain} may not outlive a power cut", found=error) from error
+        settle_log_entries(self.plain, versions[-_UNSETTLED:][0], versions[-1])
+        self._settled = versions[-1]
 
     def _sweep(self, floor: int) -> None:
         """What is dropped for good goes from the disk, too."""

@@ -32,8 +32,9 @@ from states.kernel_errors import (
     guard_commit,
 )
 from states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
+from states.log_entries import entry_signature
 from states.staged import StagedFile
-from states.torn_entries import set_aside_torn_entry
+from states.torn_entries import settle_newest_entry
 
 __all__ = [
     "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
@@ -173,6 +174,7 @@ class KernelEngine:
         self._row_text = kernel.defaults.internal.json.JsonUtils.rowToJson
         self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
+        self._whole: dict[str, tuple[int, tuple[int, int, int]]] = {}  # path → the newest entry seen whole
         self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
@@ -212,12 +214,17 @@ class KernelEngine:
             TableError: it cannot be read, or has a property that would lose
                 transaction ids.
         """
-        self._set_aside_torn_entry(path)
+        self._settle_newest_entry(path)
         return self._load(path, None)
 
-    def _set_aside_torn_entry(self, path: str) -> None:
+    def _settle_newest_entry(self, path: str) -> None:
+        version, signature = self._whole.get(path, (-1, None))
+        if signature and entry_signature(path, version) == signature and not entry_signature(path, version + 1):
+            return
         try:
-            set_aside_torn_entry(path)
+            newest = settle_newest_entry(path)
+            if newest is not None and (signature := entry_signature(path, newest)) is not None:
+                self._whole[path] = newest, signature
         except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
             log.warning("the log of table %s cannot be looked at: %s", path, error)
 
@@ -405,7 +412,7 @@ class KernelEngine:
                 self.sweep(snapshot.path, version)
         except CommitOutcomeUnknown:
             self._littered.add(snapshot.path)
-            self._set_aside_torn_entry(snapshot.path)
+            self._settle_newest_entry(snapshot.path)
             raise
         return TableSnapshot(
             self, result.getPostCommitSnapshot().get(), snapshot.path, version,

@@ -21,10 +21,30 @@ import os
 import re
 import uuid
 
-from states.kernel_files import commit_lock, local_path
+from coordinators.errors import TableError
+from states.kernel_files import commit_lock, local_path, settle_log_entry
+from states.log_entries import versions_of
 
 log = logging.getLogger(__name__)
+# More than that is no power cut: somebody should look.
+_IN_A_ROW = 20
 _ENTRY = re.compile(r"\d{20}\.json")
+
+
+def settle_newest_entry(path: str) -> int | None:
+    """Sets torn entries aside until the newest one is whole; a power cut may have torn several MERGEs in a row.
+
+    Returns:
+        The newest version; None when there is none, or the table is not on a local disk.
+
+    Raises:
+        OSError: one cannot be read or renamed.
+    """
+    for _ in range(_IN_A_ROW):
+        if set_aside_torn_entry(path) is None:
+            break
+    root = local_path(path)
+    return max(versions_of(path), default=None) if root is not None else None
 
 
 def set_aside_torn_entry(path: str) -> str | None:
@@ -54,6 +74,27 @@ def set_aside_torn_entry(path: str) -> str | None:
     return aside
 
 
+def settle_log_entries(path: str, first: int, last: int) -> None:
+    """Make log entries, from the older to the newer, outlive a power cut; those that are gone need nothing.
+
+    Takes :func:`commit_lock`. On other file systems it does nothing.
+
+    Raises:
+        TableError: the disk refused.
+    """
+    try:
+        with commit_lock(path):
+            for version in range(first, last + 1):
+                try:
+                    settle_log_entry(path, version)
+                except FileNotFoundError:
+                    pass
+    except OSError as error:
+        raise TableError(
+            f"versions {first} to {last} of table {path} may not outlive a power cut", found=error, action="check the disk"
+        ) from error
+
+
 def _newest_torn(folder: str) -> str | None:
     entries = [name for name in os.listdir(folder) if _ENTRY.fullmatch(name)]
     if not entries:
@@ -61,7 +102,7 @@ def _newest_torn(folder: str) -> str | None:
     newest = max(entries)
     try:
         with open(os.path.join(folder, newest), "rb") as file:
-            lines = file.read().splitlines()
+            lines = [line for line in file.read().splitlines() if line.strip()]
     except FileNotFoundError:
         return None  # cleaned up meanwhile
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 import time
@@ -239,6 +240,27 @@ def test_a_crash_between_merge_and_drop_costs_only_space(counts):
     publish_words(counts, [4])
     after.merge_once(4, force=True)
     assert plain(counts) == counts.expected("counts", 4)
+
+
+def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(counts, monkeypatch):
+    """Spark flushes nothing, the drop is flushed: a power cut in between would lose what only the log had."""
+    flushed, at_the_drop = [], []
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    publish_words(counts, range(1, 4))
+    merging = compactor_of(counts, snapshot_retention_txids=0)
+    merging.merge_once(3, force=True)
+    table = counts.warehouse / "counts"
+    wanted = {str(path) for path in [*table.glob("*.parquet"), *table.glob("_delta_log/*.json")]}
+    drop = merging._engine.drop_files
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(merging._engine, "drop_files", lambda *args: (at_the_drop.extend(flushed), drop(*args))[1])
+    assert merging.drop_once(3) == 3
+    assert len(wanted) >= 3 and wanted <= set(at_the_drop)
 
 
 def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(counts):

@@ -50,6 +50,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/committer.py:DeltaCommitter._drop_published_rows": (1, _INSIDE + ": clean.staged"),
     "states/committer.py:DeltaCommitter._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
     "states/committer.py:DeltaCommitter._drop_unnamed": (1, _INSIDE + ": clean.staged"),
+    "states/compactor.py:Compactor._settle_plain": (2, _INSIDE + ": compact.drop"),
     "states/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
     "states/descriptor.py:_write_now": (6, _INSIDE + ": descriptor.write"),
     "states/kernel.py:TableSnapshot.control": (1, _LOOKS),

@@ -239,6 +239,23 @@ def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refus
     assert counts(second) == EXPECTED == appended(second)
 
 
+def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:
+    """ZooKeeper does not answer while the session lives: the decision is pending still, and no contradiction."""
+    faults.arm("publish.table:hang:2")
+    first = start(word_count(), max_attempts=1)
+    deadline = time.monotonic() + WAIT_SECS
+    while faults.unfired() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    faults.arm("zk.advance:fail_before>zk.sync:fail_before")
+    second = start(word_count())
+    first._zk._client.stop()
+    second.process_all_available(WAIT_SECS)
+    assert faults.unfired() == []
+    faults.disarm()
+    first.stop(WAIT_SECS, compact=False)
+    assert counts(second) == EXPECTED == appended(second)
+
+
 def test_a_standby_waits_while_the_first_leads_and_takes_over_when_it_stops(start) -> None:
     first = run_to_end(start, word_count(batches=SENTENCES[:1]))
     standby = start(word_count())

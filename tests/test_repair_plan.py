@@ -258,6 +258,17 @@ def test_a_decision_is_given_up_only_when_nothing_of_it_is_published(published: 
         assert steps_of(findings) == [] and "cannot be given up" in findings[0].refusal
 
 
+@pytest.mark.parametrize("at", [2, 1])
+def test_without_its_manifest_a_decision_is_given_up_only_where_a_table_takes_part(at: int) -> None:
+    """The table of a state that the topology no longer has never gets the transaction, and proves nothing."""
+    model = Model(((1, 2)[:at],) * 2, 3, True, (0, 0, 0), marks=(at, at))
+    facts = model.facts()
+    facts = replace(facts, groups=(replace(facts.groups[0], manifests=()),))
+    (finding,) = diagnose(facts, Choices(abandon_decision=True))
+    assert bool(steps_of([finding])) == (at == 2)
+    assert at == 2 or "no Delta table that would show" in finding.refusal
+
+
 @pytest.mark.parametrize("held", [0, 1, 3])
 def test_what_agrees_is_left_alone(held: int) -> None:
     model = Model(((*range(1, held + 1),),) * 2, held + 1, attempts=(0,) * (held + 1), marks=(held, held))
@@ -520,9 +531,10 @@ def test_what_was_accepted_is_part_of_the_record_that_is_written_again() -> None
     assert isinstance(step, WriteRecord) and step.record.tables["id-words"].version == 4
     undo, step = steps_of(diagnose(facts, Choices(undo_foreign=frozenset({"words"}))))
     assert isinstance(undo, Restore) and isinstance(step, WriteRecord)
-    plain = with_plain(model, 2, foreign=CHANGE)
-    (step,) = steps_of(diagnose(plain, Choices(accept_foreign=frozenset({"counts"}))))
-    assert isinstance(step, WriteRecord) and step.record.tables["id-plain"].digest == ACCEPTED
+    for older in (None, 2):  # no record, and one of an older copy: it is replaced as a whole
+        plain = with_plain(replace(model, current=older, marks=(1, 1)), 2, foreign=CHANGE)
+        (step,) = steps_of(diagnose(plain, Choices(accept_foreign=frozenset({"counts"}))))
+        assert isinstance(step, WriteRecord) and step.record.tables["id-plain"].digest == ACCEPTED
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from coordinators.driver import GroupDriver
+from coordinators.errors import OutcomeUnknown
 from coordinators.group_store import GroupStore
 from coordinators.leadership import Leadership
-from coordinators.master import Limits
+from coordinators.master import Limits, Mode
 from coordinators.ports import Initialized, PreparedBatch, ProcessedBatch
 from coordinators.records import GroupRecord, Marker
 from coordinators.transactions import TransactionAttempt
@@ -87,6 +88,33 @@ def test_at_a_first_start_nothing_waits(zk: Any) -> None:
     around.goes_on.set()
     driver.stop()
     assert driver.wait(10)
+    driver.close()
+
+
+@pytest.mark.parametrize("of_the_store", [False, True])
+def test_an_unknown_outcome_costs_the_lease_only_when_it_is_zookeepers(zk: Any, of_the_store: bool, armed: Any) -> None:
+    """That of a queue, or a map, is an error like any other: tried again."""
+
+    class Unsure(Surroundings):
+        failures = 0
+
+        def process(self, attempt: TransactionAttempt, *_: Any) -> ProcessedBatch:
+            if not of_the_store and not self.failures:
+                self.failures += 1
+                raise OutcomeUnknown("it may have been put")
+            return ProcessedBatch({})
+
+    around = Unsure(1)
+    driver = driver_of(zk, GroupRecord("life", 1), around)
+    if of_the_store:
+        armed("zk.advance:fail_before>zk.sync:fail_before")
+    driver.start()
+    if of_the_store:
+        assert driver.wait(10) and driver.state.mode is Mode.DEPOSED and driver.error is None
+    else:
+        assert eventually(lambda: around.advanced_txids == [1, 2, 3])
+        driver.stop()
+        assert driver.wait(10) and driver.state.mode is Mode.STOPPED
     driver.close()
 
 

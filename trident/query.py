@@ -518,10 +518,17 @@ class TopologyQuery:
         if not self._recovering or not isinstance(error, _MAY_PASS) or isinstance(error, _STAYS):
             return False
         self._failed_recoveries += 1
-        self._errors.update({plan_.name: (f"recovery: {error}", time.time()) for plan_ in self._plans})
+        self._recovery_waits_for(str(error))
         self._event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
-        self._status_writer.update(self._make_status())
         return self._failed_recoveries < self._config.max_attempts
+
+    def _recovery_waits_for(self, cause: str) -> None:
+        """Until there are groups again the status has the cause, and nothing else to say of them."""
+        self._final_groups = tuple(
+            GroupStatus(plan_.name, 0, "recovering", (), 0.0, 0.0, {}, f"recovery: {cause}", time.time(), None)
+            for plan_ in self._plans
+        )  # fmt: skip
+        self._status_writer.update(self._make_status())
 
     def _wait_for_lease(self) -> Lease | None:
         assert self._zk is not None
@@ -583,7 +590,7 @@ class TopologyQuery:
             self._leading.clear()
             self._front.stops_leading()
             self._close_groups(groups)
-            self._final_groups = self._group_statuses()
+            self._final_groups = self._group_statuses() or self._final_groups
             self._groups = []
 
     def _open_group(self, plan_: GroupPlan, lease: Lease) -> _RunningGroup:
@@ -624,14 +631,18 @@ class TopologyQuery:
         )  # fmt: skip
         driver.start()
         driver.stop()
+        told: BaseException | None = None
         while not driver.wait(0.05):
             if lease.lost.is_set():
                 driver.abandon()
+            if driver.last_error is not told:
+                told = driver.last_error
+                self._recovery_waits_for(f"finishing transaction {store.decision.txid}: {told}")
         driver.close()
         spouts.close()
         if driver.error is not None:
             raise driver.error
-        if lease.lost.is_set():
+        if lease.lost.is_set() or driver.state.mode is not Mode.STOPPED:
             raise _LeaseLost("the lease was lost while a decided transaction was being finished")
         store.load()
 

@@ -36,6 +36,10 @@ def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
     published_to = [table for table in group.tables if table.exists and table.role in (APPEND, LOG)]
     if part_states is not None:
         published_to = [table for table in published_to if table.state in part_states]
+    else:  # which take part is not known; those do that had the last one, and not those of states that are gone
+        last = group.record.last_published if group.record else None
+        batch_before = (last.txid, last.attempt_id) if last else None
+        published_to = [t for t in published_to if t.control and (t.control.txid, t.control.attempt_id) == batch_before]
     if having:
         return [
             Finding(

@@ -50,12 +50,14 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
     open_ones = [finding for finding in changed if finding.chosen is None]
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
     if differ is not None:
-        return [*changed, differ] if group.record is not None else _into_one_record(changed, differ)
+        if group.record is not None and differ.chosen is None:
+            return [*changed, differ]
+        return _into_one_record(changed, differ)
     return [*changed, *_went_back(group, choices), *ahead_of_log(group), *undecidable(group, choices)]
 
 
 def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
-    """Where ZooKeeper has no record there is none to change: what was accepted is part of the one that is written."""
+    """Where a record is written, what was accepted is part of it: there is none to change, or it is replaced."""
     marks: dict[str, TableMark] = {}
     findings = []
     for finding in changed:

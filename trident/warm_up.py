@@ -112,6 +112,7 @@ class WarmUp:
             while not self._stopped.is_set():
                 began = time.monotonic()
                 self._rehearse()
+                self._clean()  # else each round would have more to read than the one before
                 rounds += 1
                 log.info("rehearsal %d took %.2f s", rounds, time.monotonic() - began)
                 if rounds == _ROUNDS_AT_FIRST:

@@ -1,16 +1,16 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
-# make test    every test
+# make test    the tests, a quarter of an hour: of the longer targets below a sample, of kills, failover and soak none
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
-# make matrix  every spout kind with every state kind under every fault, one state at a time
+# make matrix  every spout kind with six kinds of state under every fault, one state at a time
 # make random  random topologies with random faults; N=200 of them
 # make kills   three batch groups in one process, killed with SIGKILL at every kind of moment
-# make sweep   every fault point × outcome × time × kind of topology, pairs of faults, a real SIGKILL at every point
+# make sweep   every fault point of a transaction, start or stop × outcome × time × kind of topology; pairs; real SIGKILLs
 # make simulate  the production coordinator on simulated ZooKeeper, tables and clocks; SEEDS=20000 of them
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
-# make planted  every planted bug, with every test that must find it
+# make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a third of them
 # make clean   removes what these made
@@ -60,6 +60,7 @@ sweep: check-java $(STAMP) $(CLASSES)
 SEEDS := 20000
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS)
+	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)
 	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py -s $(PYTEST_ARGS)

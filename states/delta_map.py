@@ -15,7 +15,7 @@ class DeltaMapState:
     Each transaction appends its partial aggregates to the log
     ``<warehouse>/<name>__log``; in the background one MERGE at a time brings the
     table ``<warehouse>/<name>`` up to date. The table is for any Delta reader
-    and lags by at most the two settings below; ``query.snapshot(name)`` and
+    and lags: the two settings below say when a MERGE begins; ``query.snapshot(name)`` and
     ``trident.read`` combine both and are exact as of one transaction.
 
     Exactly once with transactional and opaque spouts (SEMANTICS 5).

@@ -53,7 +53,7 @@ class RedisMap:
     """A map in a Redis server, under the keys ``trident:{name}:rows`` and ``trident:{name}:epoch``.
 
     Picklable: it travels as its url; each process connects at its first use.
-    Needs the client: ``pip install 'trident-spark[redis]'``.
+    Needs the client: ``pip install redis`` (the extra ``redis``).
 
     Args:
         url: ``redis://[user:password@]host:port/db``, ``rediss://…`` (TLS) or

@@ -41,7 +41,7 @@ def redis_module(user: str, name: str = "redis") -> Any:
         raise EnvironmentProblem(
             f"{user} needs the Redis client",
             found=str(problem),
-            action="install it: pip install 'trident-spark[redis]'",
+            action="install it: pip install redis (the extra `redis`)",
         ) from problem
 
 

@@ -62,7 +62,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     try:
         import redis  # noqa: F401
     except ImportError:
-        pytest.skip("NOT TESTED: RedisMap. The client is missing: pip install 'trident-spark[test]'")
+        pytest.skip("NOT TESTED: RedisMap. The client is missing: pip install redis")
     if not shutil.which("redis-server"):
         problem = apt_install("redis-server")
         if problem or not shutil.which("redis-server"):

@@ -268,6 +268,7 @@ def test_skip_wants_a_txid(tmp_path):
     [
         (errors.AttemptCapReached("no", txid=3), 1),
         (errors.UserFunctionError("no", operation="each", location="job.py:3"), 1),
+        (errors.StorageProblem("no"), 1),
         (errors.FieldError("no"), 2),
         (errors.ConfigError("no"), 2),
         (errors.JavaProblem("no"), 2),

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
+
+from trident.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[[str], str]
@@ -34,6 +37,17 @@ def run(
         return capsys.readouterr().out
 
     return go
+
+
+def test_the_first_example_of_the_readme(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "wordcount.py").write_text(code)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.txt").write_text("the cat and the dog\n")
+    assert "| the|    2|" in run(str(tmp_path / "wordcount.py"))
+    started = list(tmp_path.rglob("status.json"))
+    planned = CliRunner().invoke(main, ["plan", "wordcount.py"])
+    assert planned.exit_code == 0 and "group" in planned.output and list(tmp_path.rglob("status.json")) == started
 
 
 def test_01_word_count(run: Run) -> None:

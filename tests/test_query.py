@@ -34,8 +34,11 @@ from trident import (
     FixedBatchSpout,
     Max,
     MemoryMapState,
+    NotExactlyOnceWarning,
+    SqliteMap,
     Sum,
     TridentTopology,
+    non_transactional,
 )
 from trident.query import TopologyQuery, start_topology
 from trident.schemas import as_schema
@@ -323,6 +326,20 @@ def test_an_unknown_state_is_named_with_those_there_are(start) -> None:
 
 
 # --- from other processes, and the command line's functions ------------------------------------------
+
+
+@pytest.mark.parametrize(("outcome", "found"), [("do_then_fail", 7), ("fail_before", 5)])
+def test_a_map_that_skips_replays_has_each_row_at_most_once(start, tmp_path: Path, outcome: str, found: int) -> None:
+    """Whether a publish that failed has written is not known, so it is not done again."""
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", FixedBatchSpout("word string", [[("a",), ("a",)], [("a",), ("b",)], [("c",)] * 3]))
+    state = non_transactional("seen", SqliteMap(str(tmp_path / "maps.db"), "seen"), skip_replays=True)
+    with pytest.warns(NotExactlyOnceWarning):
+        words.group_by("word").persistent_aggregate(state, Count(), "n")
+    faults.arm(f"publish.user:{outcome}:2")
+    query = run_to_end(start, topology)
+    assert faults.unfired() == []
+    assert sum(row.n for row in query.snapshot("seen").collect()) == found
 
 
 def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_path: Path) -> None:

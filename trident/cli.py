@@ -29,6 +29,7 @@ from coordinators.errors import (
     IdentityMismatch,
     SchemaMismatch,
     SourceError,
+    StorageProblem,
     TopologyError,
     TridentError,
     ZooKeeperUnreachable,
@@ -52,7 +53,8 @@ _BAD_INPUT = (
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
-    if isinstance(error, (AttemptCapReached, BatchError)):
+    # A recovery that met a full disk too often is given up like a batch.
+    if isinstance(error, (AttemptCapReached, BatchError, StorageProblem)):
         return EXIT_ATTEMPT_CAP
     # The bare classes are refusals: "it is running", "there is no such topology".
     if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):

@@ -145,7 +145,7 @@ class RedisListQueue:
     those that come again.
 
     Picklable: it travels as its url. Needs the client
-    (``pip install 'trident-spark[redis]'``). Its keys fit a Redis Cluster, but
+    (``pip install redis`` (the extra ``redis``)). Its keys fit a Redis Cluster, but
     the client talks to the one server that the url names; tested with Redis 7.0. A
     failover to a replica loses what had not reached it.
 

@@ -27,7 +27,7 @@ from trident.query import TopologyQuery, start_topology
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 32
 CASES = every() if WHOLE else sample(every(), SAMPLE)
-PAIRS = 20
+PAIRS = 12
 STEADY = {
     f"{kind}, {point}": list(cases)
     for (kind, point), cases in groupby(

@@ -188,7 +188,7 @@ def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: P
     lines = Counter(line for path in tmp_path.glob("lines-*") for line in path.read_text().splitlines())
     assert lines == Counter(f"{txid} {w}" for txid, batch in enumerate(words, 1) for w in batch.elements())
     assert len(list(tmp_path.glob("lines-*"))) == 2
-    query.stop()
+    query.stop(WAIT_SECS, compact=False)
     left = [path for path in (tmp_path / "warehouse" / "_trident" / "late").rglob("*.parquet")]
     assert left == [], "rows that waited are removed once their transaction has advanced"
 

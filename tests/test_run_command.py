@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,20 +52,23 @@ def job(tmp_path: Path, zk_server: str, zk_root: str):
         process.wait()
 
 
-def wait_for_txid(job, txid: int, secs: float = 90.0) -> str:
+def wait_for_txid(job, folder: Path, txid: int, secs: float = 90.0) -> str:
+    """What `trident status` says then; it is a process of its own, so the file is looked at before."""
     deadline = time.monotonic() + secs
     text = ""
     while time.monotonic() < deadline:
-        text = job("status", "job").communicate()[0]
-        if f"current txid {txid}" in text:
-            return text
-        time.sleep(0.5)
+        written = [path.read_text() for path in folder.rglob("status.json")]
+        if any(re.search(rf'"current_txid": *{txid}\b', one) for one in written):
+            text = job("status", "job").communicate()[0]
+            if f"current txid {txid}" in text:
+                return text
+        time.sleep(0.2)
     raise AssertionError(f"transaction {txid} was not reached: {text}")
 
 
 def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> None:
     process = job("run", "job.py")
-    assert "running (leader)" in wait_for_txid(job, 2)
+    assert "running (leader)" in wait_for_txid(job, tmp_path, 2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out

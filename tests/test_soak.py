@@ -57,7 +57,8 @@ def test_what_piles_up_on_disk_is_found(tmp_path: Path, grown: dict) -> None:
 
 @pytest.mark.parametrize(
     ("name", "each"),
-    [("python_mb", 3.0), ("heap_mb", 10.0), ("python_files", 3.0), ("jvm_files", 8.0), ("python_threads", 2.0)],
+    [("python_mb", 3.0), ("heap_mb", 10.0), ("python_files", 3.0), ("jvm_files", 8.0), ("python_threads", 2.0),
+     ("jvm_threads", 6.0)],
 )
 def test_what_a_leader_gathers_is_found(tmp_path: Path, name: str, each: float) -> None:
     (found,) = broken_bounds(leader(**{name: each}), final(), tmp_path)

@@ -72,7 +72,7 @@ def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk
     assert len(caught) == 1 and "longest" in str(caught[0])
     assert contents(folder) == {}
     with starter(spark, zk_server, zk_root, folder) as start:
-        start.run(topology(folder)).stop(WAIT_SECS)
+        start.run(topology(folder)).stop(WAIT_SECS, compact=False)
     (folder / "called").unlink()
     before = contents(folder)
     rehearse()

@@ -66,11 +66,22 @@ def open_files(pid: int) -> int:
         return 0
 
 
+# Spark's own pools, which have bounds of 100 to 1,024 threads, grow with each burst of work and shrink after a minute.
+SPARKS_POOLS = (
+    "block-manager-", "shuffle-exchang", "broadcast-excha", "ResultQueryStag", "QueryStageCreat", "map-output-disp",
+    "Executor task ",
+)  # fmt: skip
+
+
 def threads(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
+    """But for those of Spark's own pools."""
+    count = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            count += not (thread / "comm").read_text().startswith(SPARKS_POOLS)
+        except OSError:  # it has ended
+            pass
+    return count
 
 
 def live_heap_mb(pid: int) -> float | None:

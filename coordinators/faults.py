@@ -186,7 +186,10 @@ class _Firing:
     ) -> None:
         if error is not None or self._fault.outcome == "stop":
             # The I/O failed by itself: "do, then…" did not come about, and
-            # the real error must not be hidden behind an injected one.
+            # the real error must not be hidden behind an injected one. The
+            # fault waits for the next entry.
+            with _lock:
+                self._fault.entries -= not self._fault.fired
             return
         if self._fault.outcome == "pause":
             return

@@ -73,6 +73,9 @@ def test_the_error_of_the_io_itself_is_not_hidden():
     with pytest.raises(OSError, match="real"), fault_point("t.x"):
         raise OSError("real")
     assert faults.unfired() == ["t.x:do_then_fail:1"]
+    with pytest.raises(InjectedFault), fault_point("t.x"):  # it happens where the I/O can be done
+        pass
+    assert faults.unfired() == []
 
 
 def test_unfired_faults_are_listed():

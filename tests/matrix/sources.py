@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,21 +170,57 @@ class CommittedSpout(CommitterTridentSpout):
         self._source = source
 
     def get_coordinator(self, context: Any) -> "_NoMetadata":
-        return _NoMetadata(self._source)
+        self._ends = _Ends()
+        return _NoMetadata(self._source, self._ends)
 
     def get_emitter(self, context: Any) -> "_CommittingEmitter":
-        return _CommittingEmitter(self._source)
+        return _CommittingEmitter(self._source, self._ends)
+
+
+class _Ends:
+    """Where the latest attempt of each transaction in flight has ended, once it has been emitted.
+
+    Transactions begin one after the other, and are emitted side by side: what was emitted before a transaction began
+    again says nothing of it, nor of those behind it, also when that emission is still going on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # txid → how often
+
+    def begin(self, txid: int) -> None:
+        with self._lock:
+            self._begun[txid] = self._begun.get(txid, 0) + 1
+            self._known = {other: end for other, end in self._known.items() if other < txid}
+
+    def begun(self, txid: int) -> int:
+        with self._lock:
+            return self._begun.get(txid, 0)
+
+    def end(self, txid: int) -> int | None:
+        with self._lock:
+            return self._known.get(txid)
+
+    def ends(self, txid: int, begun: int, end: int) -> None:
+        with self._lock:
+            if self._begun.get(txid, 0) == begun:
+                self._known[txid] = end
 
 
 class _NoMetadata(_Ready):
+    def __init__(self, source: Source, ends: _Ends) -> None:
+        super().__init__(source)
+        self._ends = ends
+
     def initialize_transaction(self, txid: int, prev_metadata: Any, curr_metadata: Any) -> Any:
+        self._ends.begin(txid)
         return {}
 
 
 class _CommittingEmitter:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._in_flight: dict[int, int] = {}  # txid → where its latest attempt ended
+    def __init__(self, source: Source, ends: _Ends) -> None:
+        self._source, self._ends = source, ends
 
     def emit_batch(self, attempt: Any, metadata: Any) -> Any:
         # Attempts begin in the order of their txids, but may be emitted side by side: wait for the one before.
@@ -191,13 +228,15 @@ class _CommittingEmitter:
 
         from trident.spouts import Emitted
 
-        deadline = time.monotonic() + 30
-        while attempt.txid - 1 not in self._in_flight and self._source.read("committed_txid", 0) < attempt.txid - 1:
+        deadline, begun = time.monotonic() + 30, self._ends.begun(attempt.txid)
+        while (begin := self._ends.end(attempt.txid - 1)) is None:
+            if self._source.read("committed_txid", 0) >= attempt.txid - 1:
+                begin = self._source.read("committed", 0)
+                break
             assert time.monotonic() < deadline, f"the transaction before {attempt} was never emitted"
             time.sleep(0.005)
-        begin = self._in_flight.get(attempt.txid - 1, self._source.read("committed", 0))
         rows, end = self._source.cut("p0", begin, attempt)
-        self._in_flight[attempt.txid] = end
+        self._ends.ends(attempt.txid, begun, end)
         return Emitted(rows, commit_data={"to": end}, partitions=1)
 
     def commit(self, attempt: Any, commit_data: Any) -> None:

@@ -242,7 +242,7 @@ def test_without_the_package_sasl_is_an_error_that_names_it(
     secured: Secured, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "puresasl", None)
-    with pytest.raises(ConfigError, match=r"trident-spark\[sasl\]"):
+    with pytest.raises(ConfigError, match="pip install pure-sasl"):
         opened(**secured.sasl_settings())
 
 

@@ -160,7 +160,7 @@ def require_sasl_package() -> None:
             "SASL to ZooKeeper needs a package that is not installed",
             found="no module puresasl",
             expected="pure-sasl",
-            action="pip install pure-sasl (the extra `sasl`)",
+            action="install it: pip install pure-sasl (the extra `sasl`)",
         )
 
 

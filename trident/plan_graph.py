@@ -89,7 +89,7 @@ def _graphviz() -> Any:
     except ImportError:
         raise EnvironmentProblem(
             "the plan cannot be drawn", found="no Python package graphviz", expected="the extra `plan`",
-            action="pip install graphviz",
+            action="install it: pip install graphviz",
         ) from None  # fmt: skip
 
 

@@ -44,7 +44,7 @@ test: check-java $(STAMP) $(CLASSES)
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 matrix: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/test_matrix.py $(PYTEST_ARGS)
+	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/test_matrix.py tests/test_late_states.py $(PYTEST_ARGS)
 
 N := 200
 random: check-java $(STAMP) $(CLASSES)

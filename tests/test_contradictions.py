@@ -103,6 +103,7 @@ def test_a_state_with_adopt_is_not_counted_twice_when_zookeeper_is_wiped(world: 
     check_said(world.ends(query), "ZooKeeper is the older side")
 
 
+@full
 def test_zookeeper_put_back_from_an_older_copy_of_its_data(spark, tmp_path: Path) -> None:
     """The real thing: the server is stopped, and an older copy of its data folder is put back; then all of it goes."""
     folder = tmp_path / "zookeeper"

@@ -221,6 +221,7 @@ def put(group, txid, **values):
     group.publish(txid, {"s": [(key, value, value is None) for key, value in values.items()]})
 
 
+@pytest.mark.skipif(os.environ.get("TRIDENT_TYPES") != "all", reason="make types runs it: the explorer has every order")
 def test_of_two_compactors_that_read_the_same_p_the_second_merges_what_it_must_or_nothing(spark, engine, tmp_path):
     """Deleted rows have no ``_upto``: the second is stopped by a row that the first wrote, else it is exact."""
     group = users((spark, engine, tmp_path))

@@ -51,6 +51,7 @@ def lines(folder: Path) -> list[str]:
     return found
 
 
+@everything
 def test_a_batch_that_does_not_fit_into_memory_is_tried_smaller_until_it_does(start, spark, tmp_path: Path) -> None:
     fed = lines(tmp_path)
     topology = TridentTopology("hoards")

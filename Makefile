@@ -12,7 +12,7 @@
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
-# make types   every kind of key and value through log, reads, MERGE and table; make test takes a third of them
+# make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
 # make clean   removes what these made
 #
 # PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.
@@ -63,7 +63,7 @@ simulate: $(STAMP)
 	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)
-	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py -s $(PYTEST_ARGS)
+	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py tests/test_warm_up.py -s $(PYTEST_ARGS)
 	@$(BIN)/python -m benchmarks failover
 
 repair: check-java $(STAMP) $(CLASSES)
@@ -87,6 +87,7 @@ demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 bench: check-java $(STAMP)
+	@TRIDENT_BENCH=all $(BIN)/python -m pytest -q tests/test_benchmarks.py $(PYTEST_ARGS)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 venv: $(STAMP)

@@ -24,10 +24,10 @@ def shared_session() -> SparkSession:
 
 
 def spark_confs(folder: str) -> dict[str, str]:
-    """Spark settings of the tests: two cores, a small heap, everything in one folder."""
+    """Spark settings of the tests: two cores, everything in one folder."""
     return {
         "spark.master": "local[2]",
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": cold_options(),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.local.dir": f"{folder}/local",
@@ -36,7 +36,8 @@ def spark_confs(folder: str) -> dict[str, str]:
         # process of their own, the benchmarks' among them, have Spark as it is.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Planning a stage anew once its input is there takes an eighth of a small batch's time; as above.
+        # Planning a stage anew once its input is there takes an eighth of a small batch's time; on in
+        # tests/test_stream_operations.py, whose subject it is, and in processes of their own.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
     }

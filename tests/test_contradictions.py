@@ -310,7 +310,6 @@ BREAKS = {
     "plain table RESTOREd": ("counts", "RESTORE TABLE {counts} TO VERSION AS OF 0"),
 }
 COPIED = "INSERT INTO {counts__log} SELECT * FROM {counts__log}"
-RUNNING = ["plain table RESTOREd"]
 
 
 def kind_of(name: str) -> str:
@@ -370,7 +369,8 @@ def test_what_others_did_is_found_at_a_restart_and_undone(world: World, name: st
     goes_on(world)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in RUNNING else full) for name in BREAKS])
+@full
+@pytest.mark.parametrize("name", BREAKS)
 def test_what_others_did_between_two_transactions_is_found_before_the_next_decision(world: World, name: str) -> None:
     state, statement = BREAKS[name]
     LIMIT["txid"] = 4

@@ -267,6 +267,7 @@ if os.environ.get("TRIDENT_KILLS") == "all":
     ]  # fmt: skip
 
 
+@pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="make kills runs it")
 def test_messages_come_again_after_a_kill_and_those_that_were_durable_are_recognised(case: Case) -> None:
     case.put(16, {2: POISON})
     for fault in MOMENTS:

@@ -29,6 +29,15 @@ INNER, OUTER = JoinType.INNER, JoinType.OUTER
 LOCK = threading.Lock()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def adaptive(spark) -> Iterator[None]:
+    """Plans that change while they run, as users have them: what an operation gives must not depend on that."""
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    yield
+    spark.conf.set("spark.sql.adaptive.enabled", before)
+
+
 class Rows:
     """A combiner: the number of rows."""
 

@@ -623,8 +623,9 @@ class TopologyQuery:
         self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter, lease: Lease
     ) -> None:
         """Rolls a decided transaction forward from its manifest alone, by the same driver."""
-        self._event(f"finishing the decided transaction {store.decision.attempt} of {plan_.name}")
-        spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id), plan_.spouts, store.decision.txid)
+        decided = store.decision.attempt  # the store has none any more once it is finished
+        self._event(f"finishing the decided transaction {decided} of {plan_.name}")
+        spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id), plan_.spouts, decided.txid)
         driver = GroupDriver(
             store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None,
             self._explain,
@@ -637,7 +638,7 @@ class TopologyQuery:
                 driver.abandon()
             if driver.last_error is not told:
                 told = driver.last_error
-                self._recovery_waits_for(f"finishing transaction {store.decision.txid}: {told}")
+                self._recovery_waits_for(f"finishing transaction {decided}: {told}")
         driver.close()
         spouts.close()
         if driver.error is not None:

@@ -56,7 +56,8 @@ class GroupStatus:
         name: the group's.
         current_txid: the transaction to be committed next.
         mode: what its coordinator does: "running", "stopping", "stopped",
-            "gave up", "deposed", "halted", "paused" or "suspended".
+            "gave up", "deposed", "halted", "paused" or "suspended"; "recovering"
+            while a recovery waits for what ``last_error`` says.
         attempts: in flight, in txid order.
         rows_per_second, txids_per_second: over the last transactions.
         backlog: what waits at the source: "rows", "bytes", "files"; empty when unknown.

@@ -347,18 +347,20 @@ class Compactor:
     def _settle_plain(self) -> None:
         """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
         root = local_path(self.plain)
-        versions = [version for version in versions_of(self.plain) if version > self._settled]
-        if root is None or not versions:
+        if root is None:
+            return
+        versions = [version for version in versions_of(self.plain) if version > self._settled][-_UNSETTLED:]
+        if not versions:
             return
         try:
-            for version in versions[-_UNSETTLED:]:
+            for version in versions:
                 for file in read_commit(self.plain, version).adds:
                     with suppress(FileNotFoundError):  # merged again, and vacuumed
                         fsync(os.path.join(root, file))
             fsync(root)
         except OSError as error:
             raise TableError(f"the table {self.plain} may not outlive a power cut", found=error) from error
-        settle_log_entries(self.plain, versions[-_UNSETTLED:][0], versions[-1])
+        settle_log_entries(self.plain, versions[0], versions[-1])
         self._settled = versions[-1]
 
     def _sweep(self, floor: int) -> None:

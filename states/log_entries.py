@@ -75,7 +75,7 @@ def read_commit(path: str, version: int) -> Commit:
     Raises:
         TableError: the entry is not there (any more), or cannot be read.
     """
-    file = _entry(path, version)
+    file = entry_of(path, version)
     try:
         with open(file, encoding="utf-8") as lines:
             actions = [json.loads(line) for line in lines if line.strip()]
@@ -229,7 +229,7 @@ def follow(files: dict[str, LiveFile], commit: Commit) -> None:
 def entry_signature(path: str, version: int) -> tuple[int, int, int] | None:
     """Tells a log entry from one of the same version in a table that was made anew; None when there is none."""
     try:
-        stat = os.stat(_entry(path, version))
+        stat = os.stat(entry_of(path, version))
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
@@ -258,7 +258,8 @@ def versions_of(path: str) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _ENTRY.fullmatch(name)))
 
 
-def _entry(path: str, version: int) -> str:
+def entry_of(path: str, version: int) -> str:
+    """The file of a log entry, which may not be there."""
     return os.path.join(_root(path), "_delta_log", f"{version:020d}.json")
 
 

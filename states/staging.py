@@ -75,44 +75,34 @@ def stage(
     if not targets:
         return {}
     with faults.fault_point(point):
-        return _write(frames, targets, incarnation, attempt, codec)
-
-
-def _write(
-    frames: Mapping[str, "DataFrame"],
-    targets: Sequence[StagingTarget],
-    incarnation: str,
-    attempt: TransactionAttempt,
-    codec: str,
-) -> dict[str, list[StagedFile]]:
-    folder = attempt_folder(incarnation, attempt)
-    reports = []
-    for target in targets:
-        file_target = FileTarget(
-            name=target.name,
-            root=str(target.root),
-            folder=folder,
-            partition_columns=tuple(target.partition_columns),
-            constants={target.txid_column: attempt.txid} if target.txid_column else {},
-            codec=codec,
-        )
-        reports.append(_written(frames[target.name], file_target))
-    try:
-        rows = reduce(lambda left, right: left.union(right), reports).collect()
-    except BaseException:
-        # Nobody will ever name these files, and on a full disk the next attempt needs their room.
+        folder = attempt_folder(incarnation, attempt)
+        reports = []
         for target in targets:
-            shutil.rmtree(target.root / folder, ignore_errors=True)
-        raise
-    staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
-    for row in rows:
-        staged[row.target].append(staged_file(row.asDict()))
-    for target in targets:
-        files = staged[target.name]
-        files.sort(key=lambda file: file.path)
-        if files:
-            fsync_folders(target.root, folder)
-    return staged
+            file_target = FileTarget(
+                name=target.name,
+                root=str(target.root),
+                folder=folder,
+                partition_columns=tuple(target.partition_columns),
+                constants={target.txid_column: attempt.txid} if target.txid_column else {},
+                codec=codec,
+            )
+            reports.append(_written(frames[target.name], file_target))
+        try:
+            rows = reduce(lambda left, right: left.union(right), reports).collect()
+        except BaseException:
+            # Nobody will ever name these files, and on a full disk the next attempt needs their room.
+            for target in targets:
+                shutil.rmtree(target.root / folder, ignore_errors=True)
+            raise
+        staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
+        for row in rows:
+            staged[row.target].append(staged_file(row.asDict()))
+        for target in targets:
+            files = staged[target.name]
+            files.sort(key=lambda file: file.path)
+            if files:
+                fsync_folders(target.root, folder)
+        return staged
 
 
 def _written(frame: Any, target: FileTarget) -> "DataFrame":

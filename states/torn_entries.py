@@ -18,17 +18,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import uuid
 
 from coordinators.errors import TableError
 from states.kernel_files import commit_lock, local_path, settle_log_entry
-from states.log_entries import versions_of
+from states.log_entries import entry_of, versions_of
 
 log = logging.getLogger(__name__)
 # More than that is no power cut: somebody should look.
 _IN_A_ROW = 20
-_ENTRY = re.compile(r"\d{20}\.json")
 
 
 def settle_newest_entry(path: str) -> int | None:
@@ -38,13 +36,12 @@ def settle_newest_entry(path: str) -> int | None:
         The newest version; None when there is none, or the table is not on a local disk.
 
     Raises:
-        OSError: one cannot be read or renamed.
+        OSError, TableError: one cannot be read or renamed.
     """
     for _ in range(_IN_A_ROW):
         if set_aside_torn_entry(path) is None:
             break
-    root = local_path(path)
-    return max(versions_of(path), default=None) if root is not None else None
+    return max(versions_of(path), default=None) if local_path(path) is not None else None
 
 
 def set_aside_torn_entry(path: str) -> str | None:
@@ -57,15 +54,15 @@ def set_aside_torn_entry(path: str) -> str | None:
         The path that the entry has now; None when it is whole, or the table is not on a local disk.
 
     Raises:
-        OSError: it cannot be read or renamed.
+        OSError, TableError: it cannot be read or renamed.
     """
     root = local_path(path)
-    folder = None if root is None else os.path.join(root, "_delta_log")
-    if folder is None or not os.path.isdir(folder) or _newest_torn(folder) is None:
+    if root is None or _newest_torn(path) is None:
         return None
+    folder = os.path.join(root, "_delta_log")
     # Whoever writes entries in any other way than by renaming holds this lock.
     with commit_lock(path):
-        name = _newest_torn(folder)
+        name = _newest_torn(path)
         if name is None:
             return None
         aside = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:8]}.torn")
@@ -95,13 +92,13 @@ def settle_log_entries(path: str, first: int, last: int) -> None:
         ) from error
 
 
-def _newest_torn(folder: str) -> str | None:
-    entries = [name for name in os.listdir(folder) if _ENTRY.fullmatch(name)]
-    if not entries:
+def _newest_torn(path: str) -> str | None:
+    versions = versions_of(path)
+    if not versions:
         return None
-    newest = max(entries)
+    newest = entry_of(path, versions[-1])
     try:
-        with open(os.path.join(folder, newest), "rb") as file:
+        with open(newest, "rb") as file:
             lines = [line for line in file.read().splitlines() if line.strip()]
     except FileNotFoundError:
         return None  # cleaned up meanwhile
@@ -109,4 +106,4 @@ def _newest_torn(folder: str) -> str | None:
         whole = bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
     except ValueError:
         whole = False
-    return None if whole else newest
+    return None if whole else os.path.basename(newest)

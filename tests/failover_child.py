@@ -29,12 +29,12 @@ from typing import Any
 from coordinators import faults
 from coordinators.zookeeper import WRITE, Check, ZooKeeper
 from states.kernel import KernelEngine
+from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, SpoutKind, SqliteMap, TridentTopology, opaque
 from trident.schemas import as_schema
 from trident.session import make_session
 
 TOPOLOGY, STREAM, WORDS = "failover", "numbers", 7
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 
 
 def word_of(number: int) -> str:
@@ -225,7 +225,7 @@ def main(settings: Mapping[str, Any]) -> None:
         "spark.master": settings.get("master", "local[2]"), "spark.driver.memory": "700m",
         "spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS, **settings.get("spark", {}),
+        "spark.driver.extraJavaOptions": cold_options(), **settings.get("spark", {}),
     })  # fmt: skip
     log("has a session")
     while "wait_for" in settings and not os.path.exists(settings["wait_for"]):

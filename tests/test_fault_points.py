@@ -69,7 +69,6 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/parquet_files.py:fsync": (1, _INSIDE),
     "states/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
     "states/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
-    "states/staging.py:_write": (2, _INSIDE + ": stage.write"),
     "states/torn_entries.py:set_aside_torn_entry": (1, "renames a file that nobody can read; done again if it was not done"),
     "states/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
     "trident/admin.py:_remove": (2, _NO_BATCH),

@@ -26,6 +26,7 @@ from coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from coordinators.zookeeper import SetData
+from tests.zk_fixtures import eventually
 from trident import (
     Count,
     DeltaAppend,
@@ -43,6 +44,7 @@ from trident import (
 from trident.query import TopologyQuery, start_topology
 from trident.schemas import as_schema
 from trident.spouts import SpoutKind
+from trident.status import read_status
 
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
@@ -256,6 +258,23 @@ def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:
     assert faults.unfired() == []
     faults.disarm()
     first.stop(WAIT_SECS, compact=False)
+    assert counts(second) == EXPECTED == appended(second)
+
+
+def test_what_a_recovery_waits_for_is_in_the_status(start, tmp_path: Path) -> None:
+    faults.arm("publish.table:hang:2")
+    first = start(word_count(), max_attempts=1)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    faults.arm("publish.table:fail_before>publish.table:hang")
+    second = start(word_count())
+    first._zk._client.stop()
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    (group,) = read_status(tmp_path / "warehouse", "words").groups
+    assert group.mode == "recovering" and "finishing transaction 1:0: injected fault" in group.last_error
+    faults.disarm()
+    second.process_all_available(WAIT_SECS)
+    first.stop(WAIT_SECS, compact=False)
+    assert second.status["groups"][0]["mode"] == "running"
     assert counts(second) == EXPECTED == appended(second)
 
 

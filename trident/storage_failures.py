@@ -124,11 +124,9 @@ def _read_only(folders: Sequence[Path]) -> list[str]:
 def _forbidden(folders: Sequence[Path]) -> list[str]:
     found = []
     for folder in folders:
-        if folder is not folders[0]:  # behind the warehouse: folders for everybody's temporary files
-            found += [str(folder)] if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK) else []
-            continue
-        below = [folder, *(entry for entry in sorted(folder.glob("*")) if entry.is_dir())] if folder.is_dir() else []
-        found += [str(one) for one in below if not os.access(one, os.W_OK | os.X_OK)]
+        # What is in the others, which are for temporary files, may be anybody's.
+        below = sorted(folder.glob("*")) if folder == folders[0] else []
+        found += [str(one) for one in [folder, *below] if one.is_dir() and not os.access(one, os.W_OK | os.X_OK)]
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from coordinators.errors import TridentError
 from coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
+from tests.topology_helpers import IN_ONE_PROCESS
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
 from trident.query import TopologyQuery, start_topology
 from trident.repair import Repaired, repair
@@ -64,7 +65,7 @@ class World:
     def config(self) -> TridentConfig:
         return TridentConfig(
             warehouse=str(self.warehouse), zookeeper=self.hosts, zookeeper_root=self.root,
-            zookeeper_session_timeout_secs=4,
+            zookeeper_session_timeout_secs=4, **IN_ONE_PROCESS,
         )  # fmt: skip
 
     def start(self, batches: int, made: TridentTopology | None = None, **settings: Any) -> TopologyQuery:

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coordinators import faults
+from tests.topology_helpers import IN_ONE_PROCESS
 from trident import DeltaAppend, TridentTopology
 from trident.query import TopologyQuery, start_topology
 
@@ -36,7 +37,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, warehouse: Path) ->
         topology.new_stream("rows", spout).partition_persist(DeltaAppend("out"))
         given = {
             "warehouse": str(warehouse), "zookeeper": zk_server, "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4, **settings,
+            "zookeeper_session_timeout_secs": 4, **IN_ONE_PROCESS, **settings,
         }  # fmt: skip
         query = start_topology(topology, spark, **given)
         queries.append(query)

@@ -137,7 +137,7 @@ def test_what_is_not_a_function_is_refused() -> None:
     async def later(n: int) -> int:
         return n
 
-    for wrong, problem in ((3, "needs a function"), (later, "async")):
+    for wrong, problem in ((3, "needs a function"), (later, "async"), (expr("n + 1"), "without input fields")):
         with pytest.raises(TopologyError, match=problem):
             stream_of("n long").each("n", wrong, "x long")
     with pytest.raises(TopologyError, match="SQL text"):

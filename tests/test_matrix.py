@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from coordinators import faults
 from tests.matrix.cells import IN_THE_SWEEP, ONLY_IN_THE_MATRIX, STATES, Cell, Fault, Run, cells, expected, sample
+from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.query import TopologyQuery, start_topology
 
@@ -34,7 +35,7 @@ def start(spark: SparkSession, zk_server: str, tmp_path: Path) -> Iterator[Calla
     def run(topology: TridentTopology) -> TopologyQuery:
         query = start_topology(
             topology, spark, warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-            zookeeper_session_timeout_secs=4, max_spout_pending=2, batch_emit_interval_secs=0,
+            zookeeper_session_timeout_secs=4, max_spout_pending=2, batch_emit_interval_secs=0, **IN_ONE_PROCESS,
         )  # fmt: skip
         queries.append(query)
         return query

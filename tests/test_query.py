@@ -26,6 +26,7 @@ from coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from coordinators.zookeeper import SetData
+from tests.topology_helpers import IN_ONE_PROCESS
 from tests.zk_fixtures import eventually
 from trident import (
     Count,
@@ -85,7 +86,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
     def run(topology: TridentTopology, **settings) -> TopologyQuery:
         given = {
             "warehouse": str(tmp_path / "warehouse"), "zookeeper": zk_server, "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4, **settings,
+            "zookeeper_session_timeout_secs": 4, **IN_ONE_PROCESS, **settings,
         }  # fmt: skip
         query = start_topology(topology, spark, **given)
         queries.append(query)

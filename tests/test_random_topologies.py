@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from coordinators import faults
 from tests.matrix.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
+from tests.topology_helpers import IN_ONE_PROCESS
 from trident import (
     Count,
     DeltaAppend,
@@ -235,7 +236,7 @@ def run(spark: SparkSession, zk_server: str, world: dict[str, Any], folder: Path
         topology, names = topology_of(world, source, folder)
         query = start_topology(
             topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-            zookeeper_session_timeout_secs=4, max_spout_pending=world["in_flight"],
+            zookeeper_session_timeout_secs=4, max_spout_pending=world["in_flight"], **IN_ONE_PROCESS,
         )  # fmt: skip
         queries.append(query)
         return query, names

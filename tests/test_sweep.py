@@ -20,6 +20,7 @@ from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import BIRTH, KINDS, OUTCOMES, SWEPT, Case, every, pairs, sample
 from tests.sweep.lives import Lives, all_deaths, deaths
+from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.query import TopologyQuery, start_topology
 
@@ -64,7 +65,7 @@ def campaign(
         def start(topology: TridentTopology) -> TopologyQuery:
             return start_topology(
                 topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-                zookeeper_session_timeout_secs=4, max_spout_pending=2, warm_standby=False,  # it is warm
+                zookeeper_session_timeout_secs=4, max_spout_pending=2, **IN_ONE_PROCESS,
             )  # fmt: skip
 
         def depose() -> None:

@@ -87,7 +87,7 @@ def test_a_standby_is_warm_before_it_leads_and_its_rehearsal_ends_when_it_does(
 ) -> None:
     caplog.set_level("INFO", "trident")
     armed("standby.stage:fail_before")
-    with starter(spark, zk_server, zk_root, folder) as start:
+    with starter(spark, zk_server, zk_root, folder, warm_standby=True) as start:
         leader = start.run(topology(folder))
         off = start(topology(folder), warm_standby=False)
         standby = start(topology(folder))

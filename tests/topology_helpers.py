@@ -13,6 +13,8 @@ from trident.query import TopologyQuery, start_topology
 from trident.topology import TridentTopology
 
 WAIT_SECS = 90.0
+# A standby in the process of the leader before is as warm as that one.
+IN_ONE_PROCESS = {"warm_standby": False}
 
 
 class Starter:
@@ -55,7 +57,7 @@ class Starter:
 def starter(spark: Any, zookeeper: str, root: str, folder: Path, **settings: Any) -> Iterator[Starter]:
     start = Starter(
         spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
-        zookeeper_session_timeout_secs=4, **settings,
+        zookeeper_session_timeout_secs=4, **{**IN_ONE_PROCESS, **settings},
     )  # fmt: skip
     try:
         yield start

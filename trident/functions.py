@@ -107,7 +107,9 @@ def describe(function: object, operation: str, call_site: str) -> UserFunction:
     """
     if not callable(function):
         raise TopologyError(
-            f"{operation} needs a function", found=repr(function), expected="a callable, a Column or trident.expr(...)"
+            f"{operation} needs a function",
+            found=repr(function),
+            expected="a callable; or a Column or trident.expr(...), which names its columns itself: without input fields",
         )
     inner = _inner(function)
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):

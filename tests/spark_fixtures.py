@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.jvm_options import cold_options
+from tests.jvm_options import session_options
 from trident.session import make_session
 
 
@@ -28,7 +28,7 @@ def spark_confs(folder: str) -> dict[str, str]:
     return {
         "spark.master": "local[2]",
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": cold_options(),
+        "spark.driver.extraJavaOptions": session_options(),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.local.dir": f"{folder}/local",
         "spark.ui.enabled": "false",

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from coordinators import faults, leadership
 from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.sweep.campaign import Campaign
-from tests.sweep.cases import BIRTH, KINDS, OUTCOMES, SWEPT, Case, every, pairs, sample
+from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, pairs, sample
 from tests.sweep.lives import Lives, all_deaths, deaths
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
@@ -52,11 +52,11 @@ BIRTHS = [case for case in CASES if case.time == BIRTH]
 @pytest.fixture
 def campaign(
     spark: SparkSession, zk_server: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], Campaign]]:
+) -> Iterator[Callable[..., Campaign]]:
     made: list[Campaign] = []
     connections: list[ZooKeeper] = []
 
-    def make(kind: str) -> Campaign:
+    def make(kind: str, merging: bool = True) -> Campaign:
         root, folder = f"/sweep-{uuid.uuid4().hex}", tmp_path / str(len(made))
         zk = ZooKeeper(ZooKeeperConfig(zk_server, root))
         zk.connect()
@@ -73,7 +73,7 @@ def campaign(
             if found:
                 leadership._ended_tokens.add(json.loads(found[0])["token"])
 
-        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root), depose))
+        made.append(Campaign(kind, folder, start, lambda: znodes(zk, root), depose, merging))
         return made[-1]
 
     yield make
@@ -116,7 +116,7 @@ def test_after_real_sigkills(kind: str, zk_server: str, zk_root: str, zk: ZooKee
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep runs pairs (TRIDENT_SWEEP=all)")
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_pairs_of_faults(kind: str, campaign: Callable[[str], Campaign], rng) -> None:
+def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng) -> None:
     over = campaign(kind)
     for first, second in pairs(kind, PAIRS, rng.randrange(2**32)):
         print(first, "then", second)
@@ -124,13 +124,13 @@ def test_after_pairs_of_faults(kind: str, campaign: Callable[[str], Campaign], r
 
 
 @pytest.mark.parametrize("cases", STEADY.values(), ids=list(STEADY))
-def test_after_each_fault_everything_is_there_once(cases: list[Case], campaign: Callable[[str], Campaign]) -> None:
-    over = campaign(cases[0].kind)
+def test_after_each_fault_everything_is_there_once(cases: list[Case], campaign: Callable[..., Campaign]) -> None:
+    over = campaign(cases[0].kind, any(case.point in MERGES for case in cases))
     for case in cases:
         print(case)
         over.run(case)
 
 
 @pytest.mark.parametrize("case", BIRTHS, ids=str)
-def test_after_a_fault_at_the_very_first_start(case: Case, campaign: Callable[[str], Campaign]) -> None:
+def test_after_a_fault_at_the_very_first_start(case: Case, campaign: Callable[..., Campaign]) -> None:
     campaign(case.kind).run(case)

@@ -19,10 +19,11 @@ class Books:
         kind: of the topology.
         folder: of this topology alone; its warehouse is ``folder / "warehouse"``.
         znodes: () → every path under its root in ZooKeeper.
+        merging: whether a table is merged all the time, where the kind has one that is merged.
     """
 
-    def __init__(self, kind: str, folder: Path, znodes: Callable[[], list[str]]) -> None:
-        self.kind, self._znodes = kind, znodes
+    def __init__(self, kind: str, folder: Path, znodes: Callable[[], list[str]], merging: bool = True) -> None:
+        self.kind, self._znodes, self._merging = kind, znodes, merging
         self._maps = folder / "maps.db"
         self.source = source_of(kind, folder)
         (folder / "source").mkdir(parents=True)
@@ -32,7 +33,7 @@ class Books:
 
     def topology(self) -> TridentTopology:
         """The topology, made anew as another process would."""
-        return topology_of(self.kind, self.source, self._maps)
+        return topology_of(self.kind, self.source, self._maps, self._merging)
 
     def feed(self, txids: int) -> None:
         """More rows, and as many transactions for them."""

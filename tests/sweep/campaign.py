@@ -39,13 +39,15 @@ class Campaign:
         start: starts a topology over the campaign's warehouse, ``folder / "warehouse"``.
         znodes: () → every path under the campaign's root.
         depose: has the next contender take whoever leads for gone, though its session lives.
+        merging: whether a table is merged all the time, where the kind has one that is merged.
     """
 
     def __init__(
-        self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]], depose: Callable[[], None]
-    ) -> None:
+        self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]], depose: Callable[[], None],
+        merging: bool,
+    ) -> None:  # fmt: skip
         self._start, self._depose = start, depose
-        self.books = Books(kind, folder, znodes)
+        self.books = Books(kind, folder, znodes, merging)
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
         self._starting: list[threading.Thread] = []

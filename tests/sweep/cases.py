@@ -32,6 +32,8 @@ BESIDES = {
     "two tables": ("compact.merge", "compact.drop", "delta.files", "batch.call", "batch.keep"),
     "user-coded map": ("publish.user", "resolve.stage"),
 }
+# What only MERGEs pass, or only tables that are merged.
+MERGES = ("compact.merge", "compact.drop", "delta.files")
 # What only a coordinator that begins passes.
 BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
 # What only the very first one passes; in two kinds, for each case needs a warehouse of its own.

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.jvm_options import COLD, VARIABLE
 from tests.sweep.books import Books
 from tests.sweep.cases import BEGINS, BESIDES, EVERY, NTH
 
@@ -72,7 +73,8 @@ class Lives:
 
 class _Process:
     def __init__(self, command: list[str], fault: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
+        jvm = f"{os.environ.get(VARIABLE, '')} {COLD}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault, VARIABLE: jvm}
         self._process = subprocess.Popen(
             command, env=environment, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -30,20 +30,21 @@ def delta_states(kind: str) -> list[str]:
     return DELTA.get(kind, ["counts"])
 
 
-def delta_state(kind: str, name: str) -> DeltaMapState:
-    """One of two tables is merged, and its log dropped, all the time; the others are never: a MERGE is slow."""
+def delta_state(kind: str, name: str, merging: bool) -> DeltaMapState:
+    """One of two tables is merged, and its log dropped, all the time or now and then; the others never: it is slow."""
     if kind == "two tables" and name == "again":
-        return DeltaMapState(name, merge_every_txids=2, merge_interval_secs=0.2, snapshot_retention_txids=2)
+        every = 2 if merging else 10
+        return DeltaMapState(name, merge_every_txids=every, merge_interval_secs=0.2, snapshot_retention_txids=2)
     return DeltaMapState(name, merge_every_txids=10**6, merge_interval_secs=10**6)
 
 
-def topology_of(kind: str, source: Source, maps: Path) -> TridentTopology:
+def topology_of(kind: str, source: Source, maps: Path, merging: bool = True) -> TridentTopology:
     topology = TridentTopology("swept")
     stream = topology.new_stream("words", SPOUTS.get(kind, RangeSpout)(source))
     stream.partition_persist(DeltaAppend("audit"))
     keyed = stream.each("word", key_of, "key string")
     for name in delta_states(kind):
-        keyed.group_by("key").persistent_aggregate(delta_state(kind, name), Count(), "n")
+        keyed.group_by("key").persistent_aggregate(delta_state(kind, name, merging), Count(), "n")
     for name in MAPS.get(kind, ()):
         keyed.group_by("key").persistent_aggregate(opaque(name, SqliteMap(str(maps), name)), Count(), "n")
     if kind == "two tables":

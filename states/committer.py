@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a 
 CLEAN = faults.register("clean.staged", "removing staged rows that nobody needs any more")
 MEMORY = faults.register("publish.memory", "updating a memory map with a decided batch")
 _COMMIT_TRIES = 20
+# How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
+_STRAGGLER_SECS = 60.0
 # States that publishing makes no Delta commit for.
 _WITHOUT_TABLE = ("memory", "map", "user")
 
@@ -85,6 +88,7 @@ class DeltaCommitter:
         self._decided_here: set[TransactionAttempt] = set()
         self._published: dict[TransactionAttempt, tuple[ManifestTable, ...]] = {}  # not cleaned up yet
         self._to_clean: deque[TransactionAttempt] = deque()
+        self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -497,7 +501,8 @@ class DeltaCommitter:
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that.
 
-        What could not be cleaned is tried again with the next transaction.
+        What could not be cleaned is tried again with the next transaction. So is, for a minute, what other attempts
+        of a transaction have left: a task that was cancelled with its attempt may write its file after all.
         """
         self._to_clean.append(attempt)
         try:
@@ -512,7 +517,8 @@ class DeltaCommitter:
         self._manifests.clean(attempt.txid, self._last_published)
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
-                self._drop_other_attempts(attempt)
+                self._replayed[attempt] = time.monotonic()
+            self._drop_other_attempts()
             for table in self._published.get(attempt, ()):
                 self._drop_unnamed(table)
             self._drop_published_rows(attempt.txid)
@@ -537,14 +543,17 @@ class DeltaCommitter:
                 if f"{folder}/{entry.name}" not in named:
                     os.unlink(entry.path)
 
-    def _drop_other_attempts(self, attempt: TransactionAttempt) -> None:
-        for target in self.staging_targets:
+    def _drop_other_attempts(self) -> None:
+        now = time.monotonic()
+        self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
+        good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
+        for target in self.staging_targets if good else ():
             folder = target.root / "data" / self._incarnation
             if not folder.is_dir():
                 continue
             for entry in os.scandir(folder):
                 parts = entry.name.split("-")
-                if parts[0] == str(attempt.txid) and parts[1:2] != [str(attempt.attempt_id)]:
+                if parts[0] in good and parts[1:2] != [good[parts[0]]]:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 

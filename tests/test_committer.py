@@ -322,6 +322,16 @@ def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group
     assert folders == {"1-1", "2-0"}
 
 
+def test_what_a_cancelled_task_writes_after_its_transaction_was_cleaned_goes_with_the_next(group: Group) -> None:
+    group.commit(1, ["good"], attempt_id=1)
+    group.committer.advanced(TransactionAttempt(1, 1), published=True)
+    group.staged(TransactionAttempt(1, 0), ["straggler"])
+    group.commit(2, ["b"])
+    group.committer.advanced(TransactionAttempt(2, 0), published=True)
+    folders = {path.name.rsplit("-", 1)[0] for path in (group.warehouse / "rows" / "data" / "inc").iterdir()}
+    assert folders == {"1-1", "2-0"}
+
+
 def test_rows_that_wait_for_their_turn_stay_until_they_had_it(group: Group) -> None:
     """Those of the next transaction are staged while this one is published."""
     folders = []

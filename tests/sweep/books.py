@@ -73,11 +73,14 @@ class Books:
             assert self.stored.map(name) == counts, name
         self._check_leftovers(zombies)
 
+    def leftovers(self) -> list[str]:
+        """Files that nobody needs any more, once all is committed."""
+        return self.stored.leftovers([f"{name}__log" for name in delta_states(self.kind)], self._txids + 1)
+
     def _check_leftovers(self, zombies: bool) -> None:
         deadline = time.monotonic() + 10.0
-        names = delta_states(self.kind)
         while True:
-            files = [] if zombies else self.stored.leftovers([f"{name}__log" for name in names], self._txids + 1)
+            files = [] if zombies else self.leftovers()
             pins = [path for path in self._znodes() if path.rpartition("/")[2].isdecimal()]
             decided = [path for path in self._znodes() if path.endswith("/decided")]
             if not files and not decided and len(pins) <= 2:

@@ -80,8 +80,9 @@ class Campaign:
         self._drain()
         assert not faults.unfired(), f"never happened: {faults.unfired()}"
         self._wake_the_abandoned()
-        if any(case.abandons for case in cases):
-            self.books.feed(1)  # the successor works on beside the zombie, and after it
+        if any(case.abandons for case in cases) or self.books.leftovers():
+            # The successor works on beside the zombie, and after it. A cancelled task's late files go with the next.
+            self.books.feed(1)
             self._drain()
         self.books.check(zombies=any(case.outcome == HANG for case in cases))
 

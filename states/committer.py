@@ -89,6 +89,7 @@ class DeltaCommitter:
         self._published: dict[TransactionAttempt, tuple[ManifestTable, ...]] = {}  # not cleaned up yet
         self._to_clean: deque[TransactionAttempt] = deque()
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
+        self._look_again = 0.0  # for files of other attempts, at the earliest
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -518,7 +519,8 @@ class DeltaCommitter:
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
                 self._replayed[attempt] = time.monotonic()
-            self._drop_other_attempts()
+            if attempt.attempt_id > 0 or time.monotonic() >= self._look_again:
+                self._drop_other_attempts()
             for table in self._published.get(attempt, ()):
                 self._drop_unnamed(table)
             self._drop_published_rows(attempt.txid)
@@ -544,6 +546,7 @@ class DeltaCommitter:
                     os.unlink(entry.path)
 
     def _drop_other_attempts(self) -> None:
+        """Lists every staged attempt that is not merged yet: the longer that takes, the less often it is done."""
         now = time.monotonic()
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
@@ -555,6 +558,7 @@ class DeltaCommitter:
                 parts = entry.name.split("-")
                 if parts[0] in good and parts[1:2] != [good[parts[0]]]:
                     shutil.rmtree(entry.path, ignore_errors=True)
+        self._look_again = time.monotonic() + 50 * (time.monotonic() - now)
 
 
 def _tables_of(binding: StateBinding) -> list[TableSpec]:

@@ -43,8 +43,9 @@ BORN = ("zk.ensure", "zk.register", "zk.record", "delta.commit", "descriptor.wri
 SELDOM = ("delta.checkpoint", "zk.reset", "zk.write")
 
 # The n-th entry, where the second is not the one that is wanted.
-NTH = dict.fromkeys((*BEGINS[0:1], *BEGINS[2:], *BORN[:3], "zk.release", "spout.success", "clean.manifests", "clean.staged",
-                     "compact.merge", "compact.drop", "delta.files"), 1)  # fmt: skip
+NTH = dict.fromkeys((
+    "zk.acquire", "zk.sync", "delta.load", "descriptor.write", "zk.ensure", "zk.register", "zk.record", "zk.release",
+    "spout.success", "clean.manifests", "clean.staged", *MERGES), 1)  # fmt: skip
 
 
 class Case(NamedTuple):

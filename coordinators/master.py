@@ -42,6 +42,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Union
 
+from coordinators.backoff import backoff_secs
 from coordinators.transactions import TransactionAttempt
 
 
@@ -99,7 +100,7 @@ class Limits:
     backoff_max_secs: float = 30.0
 
     def backoff_secs(self, failures: int) -> float:
-        return min(self.backoff_first_secs * 2.0 ** (failures - 1), self.backoff_max_secs)
+        return backoff_secs(failures, self.backoff_first_secs, self.backoff_max_secs)
 
 
 class Live(NamedTuple):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from coordinators.backoff import backoff_secs
 from coordinators.errors import CommitConflict, Deposed, Halted
 from states.compactor import Compactor, MergeReport
 
@@ -165,5 +166,5 @@ class BackgroundCompactor:
 
     def _later(self, name: str) -> None:
         self._failures[name] += 1
-        delay = min(_BACKOFF_SECS_MIN * 2 ** (self._failures[name] - 1), _BACKOFF_SECS_MAX)
+        delay = backoff_secs(self._failures[name], _BACKOFF_SECS_MIN, _BACKOFF_SECS_MAX)
         self._not_before[name] = time.monotonic() + delay

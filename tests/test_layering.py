@@ -20,8 +20,8 @@ FORBIDDEN = {
 }
 # `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points.
 STATES_MAY_USE = {
-    "coordinators.errors", "coordinators.transactions", "coordinators.faults", "coordinators.records",
-    "coordinators.ports",
+    "coordinators.backoff", "coordinators.errors", "coordinators.transactions", "coordinators.faults",
+    "coordinators.records", "coordinators.ports",
 }  # fmt: skip
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {
@@ -36,7 +36,8 @@ REPAIR_MAY_USE = {
 }  # fmt: skip
 PURE = {
     **{f"trident/repair_{name}.py": REPAIR_MAY_USE for name in REPAIR},
-    "coordinators/master.py": {"coordinators.transactions", "coordinators.errors"},
+    "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
+    "coordinators/backoff.py": set(),
     "coordinators/transactions.py": set(),
     "coordinators/errors.py": set(),
     "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},

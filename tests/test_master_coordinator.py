@@ -259,6 +259,11 @@ def test_replays_back_off_from_200_ms_doubling_up_to_30_s():
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
 
 
+@pytest.mark.parametrize("failures, secs", [(1, 0.2), (2, 0.4), (4, 1.6), (8, 25.6), (9, 30), (100_000, 30)])
+def test_the_backoff_doubles_up_to_a_limit_and_has_one_after_any_number_of_failures(failures, secs):
+    assert Limits().backoff_secs(failures) == pytest.approx(secs)
+
+
 def test_a_backoff_that_an_earlier_failure_replaced_starts_nothing():
     run = Coordinator()
     run.begin(1), run.begin(2)

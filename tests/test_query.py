@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -257,6 +258,26 @@ def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:
     first._zk._client.stop()
     second.process_all_available(WAIT_SECS)
     assert faults.unfired() == []
+    faults.disarm()
+    first.stop(WAIT_SECS, compact=False)
+    assert counts(second) == EXPECTED == appended(second)
+
+
+def test_a_lease_that_is_lost_in_each_recovery_is_contended_for_less_and_less_often(start, caplog) -> None:
+    caplog.set_level(logging.INFO, logger="trident.query")
+    faults.arm("publish.table:hang:2")
+    first = start(word_count(), max_attempts=1)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    lost = 4
+    faults.arm(",".join(f"zk.advance:fail_before:{number}>zk.sync:fail_before" for number in range(1, lost + 1)))
+    second = start(word_count())
+    first._zk._client.stop()
+    second.process_all_available(WAIT_SECS)
+    assert faults.unfired() == []
+    times = [one.created for one in caplog.records if "the lease was lost while a decided" in one.message]
+    assert len(times) == lost
+    waits = [after - before for before, after in zip(times, times[1:])]
+    assert all(wait >= 0.2 * 2**number for number, wait in enumerate(waits)), waits
     faults.disarm()
     first.stop(WAIT_SECS, compact=False)
     assert counts(second) == EXPECTED == appended(second)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from coordinators.backoff import backoff_secs
 from coordinators.errors import ConfigError, SourceError
 from coordinators.transactions import TransactionAttempt
 from states.plain_values import python_values
@@ -368,7 +369,7 @@ class MessageSpoutExecutor:
             return False
         one.attempts, one.suspect = one.attempts + 1, None
         self._attempts[one.key] = one.attempts
-        delay = self._backoff_secs * 2 ** (one.attempts - 1)
+        delay = backoff_secs(one.attempts, self._backoff_secs)
         self._delayed.append((time.monotonic() + delay, one))
         return True
 

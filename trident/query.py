@@ -249,6 +249,7 @@ class TopologyQuery:
         self._progress = ProgressLog(topology.name, "", self._run_id, display)
         self._has_led = False
         self._recovering, self._failed_recoveries = False, 0
+        self._lost_recovering = 0  # leases, in a row
         self._status_writer = StatusWriter(status_path(warehouse, topology.name), config.status_interval_secs)
         self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
         self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
@@ -484,13 +485,14 @@ class TopologyQuery:
                     self._lead(lease)
                 except (_LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable) as lost:
                     self._event(f"not the leader any more: {_first_line(lost)}")
+                    self._lost_recovering += self._recovering
                 except Exception as error:
                     if not self._may_recover_later(error):
                         raise
                 finally:
                     lease.release()
-                if self._failed_recoveries:
-                    self._stop_requested.wait(self._limits().backoff_secs(self._failed_recoveries))
+                if failures := self._failed_recoveries or self._lost_recovering:
+                    self._stop_requested.wait(self._limits().backoff_secs(failures))
         except Exception as error:
             self._error = self._explain(error)
             log.debug("the topology ended", exc_info=True)
@@ -581,7 +583,7 @@ class TopologyQuery:
                 if self._paused:
                     self._tell_groups("Paused")
             self._front.leads(self._make_requests(groups))
-            self._failed_recoveries, self._recovering = 0, False
+            self._failed_recoveries, self._lost_recovering, self._recovering = 0, 0, False
             self._leading.set()
             with self._changed:
                 self._changed.notify_all()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinators.acker import Ackers
+from coordinators.backoff import backoff_secs
 from coordinators.errors import BatchError, SourceError, TridentError
 from trident.config import TridentConfig
 from trident.session import check_session, make_session
@@ -32,7 +33,7 @@ _IDLE_SECS = 0.05
 _ROUND_MESSAGES = 10_000
 # A round that failed comes again in parts of an eighth: a message that kills its worker is soon alone.
 _SMALLER, _LARGER = 8, 2
-_BACKOFF_SECS, _BACKOFF_SECS_MAX = 0.2, 30.0
+_BACKOFF_SECS = (0.2, 30.0)
 # How long ``stop`` waits for the round that runs before it cancels it.
 _GRACE_SECS = 5.0
 _NEVER_SECS = 1e12
@@ -237,7 +238,7 @@ class TupleQuery:
         log.warning("%s: a spout failed (%d): %s", self.name, self._spout_failures, error)
         if self._spout_failures >= self._config.max_attempts:
             raise error
-        self._stop_requested.wait(min(_BACKOFF_SECS_MAX, _BACKOFF_SECS * 2 ** (self._spout_failures - 1)))
+        self._stop_requested.wait(backoff_secs(self._spout_failures, *_BACKOFF_SECS))
 
     def _round(self, fetched: Fetched) -> None:
         """Runs one round. When it fails its messages fail, and the topology goes on, unless it fails too often."""
@@ -268,7 +269,7 @@ class TupleQuery:
                 found=_short(error), expected="fewer than max_attempts",
                 action="what is not acknowledged comes again at the next start",
             ) from error  # fmt: skip
-        self._stop_requested.wait(min(_BACKOFF_SECS_MAX, _BACKOFF_SECS * 2 ** (self._failures - 1)))
+        self._stop_requested.wait(backoff_secs(self._failures, *_BACKOFF_SECS))
 
     def _spout_context(self, spout: str, task: int, tasks: int) -> SpoutContext:
         tx_id = spout if tasks == 1 else f"{spout}-{task}"

@@ -1,0 +1,12 @@
+"""How long to wait between tries of what has failed."""
+
+from __future__ import annotations
+
+import math
+
+_DOUBLINGS_MAX = 60  # a float ends at 1,023, which a disk that is full for a day reaches
+
+
+def backoff_secs(failures: int, first_secs: float, max_secs: float = math.inf) -> float:
+    """The seconds to wait after so many failures in a row, 1 or more: doubled with each, and never more than the last."""
+    return min(first_secs * 2.0 ** min(failures - 1, _DOUBLINGS_MAX), max_secs)

@@ -41,7 +41,8 @@ def run(bench: Bench, report: Report) -> None:
             python.append(rss_mb() or 0.0)
             jvm.append(rss_mb(_jvm_pid(bench.spark)) or 0.0)
             bench.said(
-                f"   {(number + 1) * step} transactions: heap {heap[-1]:.1f} MB, Python {python[-1]:.1f} MB, JVM {jvm[-1]:.0f} MB"
+                f"   {(number + 1) * step} transactions: heap {heap[-1]:.1f} MB, Python {python[-1]:.1f} MB, "
+                f"JVM {jvm[-1]:.0f} MB"
             )
             if number < points - 1:
                 spout.allow(step)

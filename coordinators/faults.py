@@ -40,8 +40,8 @@ import logging
 import os
 import signal
 import threading
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import ContextManager
 
 from coordinators.errors import ConfigError, TridentError
 
@@ -82,7 +82,7 @@ class _Fault:
 _registered: dict[str, str] = {}
 _armed: dict[str, list[_Fault]] = {}
 _lock = threading.Lock()
-_OFF: ContextManager[None] = contextlib.nullcontext()
+_OFF: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def register(name: str, doc: str) -> str:
@@ -141,14 +141,14 @@ def unfired() -> list[str]:
         ]
 
 
-def fault_point(name: str) -> ContextManager[None]:
+def fault_point(name: str) -> AbstractContextManager[None]:
     """The context in which the I/O of one point is done."""
     if not _armed:
         return _OFF
     return _enter(name)
 
 
-def _enter(name: str) -> ContextManager[None]:
+def _enter(name: str) -> AbstractContextManager[None]:
     due = None
     with _lock:
         for fault in _armed.get(name, ()):

@@ -300,8 +300,7 @@ def test_a_table_that_was_dropped_and_made_again_halts(spark, engine, group: Gro
     shutil.rmtree(group.warehouse / "rows")
     with pytest.raises(Halted, match="is gone"):
         group.prepare(TransactionAttempt(2, 0), ["b"])
-    Group(engine, group.warehouse, epoch=2).committer  # a fresh table under the old name:
-    fresh = Group(engine, group.warehouse, [append_binding()], epoch=2)
+    fresh = Group(engine, group.warehouse, [append_binding()], epoch=2)  # a fresh table under the old name
     fresh.open()
     with pytest.raises(Halted, match="dropped and made again"):
         group.prepare(TransactionAttempt(2, 1), ["b"])

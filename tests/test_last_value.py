@@ -172,7 +172,9 @@ CASES = [last_by_keys, last_without_keys, maps_by_a_python_combiner, sums_by_key
          greatest_of_times_texts_and_structs, a_global_count]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES if os.environ.get("TRIDENT_TYPES") == "all" else CASES[::6], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", CASES if os.environ.get("TRIDENT_TYPES") == "all" else CASES[::6], ids=lambda case: case.__name__
+)
 def test_any_type_of_key_and_value_from_the_log_to_the_table(spark, engine, tmp_path, rng, monkeypatch, case):
     binding, batches, fold = case(rng)
     group = Group(spark, engine, tmp_path, binding)

@@ -270,7 +270,8 @@ def test_a_field_named_like_a_column_of_the_framework_is_refused(spark) -> None:
     for wrong in (
         lambda: stream_of("__trident_marker long"), lambda: stream.each("word", length, "__Trident_place long"),
         lambda: stream.with_column("__trident_side0", F.col("n")), lambda: stream.rename({"n": "__trident_chain"}),
-        lambda: stream.group_by("word").aggregate(Count(), "__trident_key"), lambda: stream.project("word").map(length, "__trident_k long"),
+        lambda: stream.group_by("word").aggregate(Count(), "__trident_key"),
+        lambda: stream.project("word").map(length, "__trident_k long"),
     ):  # fmt: skip
         with pytest.raises(FieldError, match="does not begin with __trident"):
             wrong()

@@ -403,7 +403,8 @@ def test_the_watermark_goes_on_under_another_name() -> None:
     stream = marked()
     others = stream._topology.new_stream("others", RowsSpout("word string, n long"))
     for made, field in (
-        (stream.rename({"at": "t"}), "t"), (stream.select("n", "at"), "at"), (stream.group_by("at").aggregate(Count(), "c"), "at"),
+        (stream.rename({"at": "t"}), "t"), (stream.select("n", "at"), "at"),
+        (stream.group_by("at").aggregate(Count(), "c"), "at"),
         (stream.merge(stream, outputs="x, y, z"), "x"), (stream.project("word", "at").join(others, "word"), "at"),
         (stream.max_by("n"), "at"),
     ):  # fmt: skip

@@ -76,7 +76,8 @@ class RowFormat:
                             ("inferschema", "a schema is given")):  # fmt: skip
             if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
                 raise TopologyError(
-                    f"FileSpout cannot use the option {self._as_written(option)}", found=repr(lowered[option]), expected=f"none: {why}"
+                    f"FileSpout cannot use the option {self._as_written(option)}", found=repr(lowered[option]),
+                    expected=f"none: {why}",
                 )
         if self.mode not in MODES:
             raise TopologyError("the mode for malformed rows is unknown", found=self.mode, expected=" or ".join(MODES))

@@ -22,8 +22,8 @@ from coordinators.transactions import TransactionAttempt
 from states.staging import StagingTarget, stage
 from states.user_tasks import BatchInfo
 from trident.file_reading import source_failure
-from trident.functions import translate_failure
 from trident.frames import KEEP
+from trident.functions import translate_failure
 from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD

@@ -280,7 +280,7 @@ class Run:
         name = {"Delta keyed": "keyed", "snapshottable": "total"}.get(state, "of_" + state.replace("-", "_"))
         rows = query.snapshot(name).collect()
         if state == "snapshottable":
-            return Counter({"": row.n for row in rows})
+            return Counter({"": sum(row.n for row in rows)})
         return Counter({row.word: row.n for row in rows})
 
 

@@ -548,7 +548,6 @@ class DeltaCommitter:
     def _drop_other_attempts(self) -> None:
         """Lists every staged attempt that is not merged yet: the longer that takes, the less often it is done."""
         now = time.monotonic()
-        self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
         for target in self.staging_targets if good else ():
             folder = target.root / "data" / self._incarnation
@@ -558,6 +557,8 @@ class DeltaCommitter:
                 parts = entry.name.split("-")
                 if parts[0] in good and parts[1:2] != [good[parts[0]]]:
                     shutil.rmtree(entry.path, ignore_errors=True)
+        # What is older than the time that a straggler has was looked for once more just now.
+        self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         self._look_again = time.monotonic() + 50 * (time.monotonic() - now)
 
 

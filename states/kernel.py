@@ -102,8 +102,8 @@ class TableSnapshot:
             metadata = java.getMetadata()
             self.table_id: str = metadata.getId()
             self.schema_json: str = metadata.getSchemaString()
-            self.partition_columns: tuple[str, ...] = tuple(java.getPartitionColumnNames())
-            self.properties: Mapping[str, str] = dict(java.getTableProperties())
+            self.partition_columns: tuple[str, ...] = tuple(engine.python_value(java.getPartitionColumnNames()))
+            self.properties: Mapping[str, str] = engine.python_value(java.getTableProperties())
 
     def control(self, domain: str) -> str | None:
         """The configuration of a domain (our control record), as the JSON that was stored."""
@@ -178,6 +178,11 @@ class KernelEngine:
         self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
+        self._json = jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString
+
+    def python_value(self, java: Any) -> Any:
+        """A Java list or map of text in one call; iterating over it costs dozens, for py4j ends that by an exception."""
+        return json.loads(self._json(java))
 
     def expect_litter(self, path: str) -> None:
         """Writers before us may have left drafts in the table's log: the next commit sweeps it."""
@@ -522,7 +527,7 @@ class KernelEngine:
         Raises:
             CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
         """
-        if "domainMetadata" in guard(snapshot.path, lambda: list(snapshot._java.getProtocol().getWriterFeatures())):
+        if guard(snapshot.path, lambda: snapshot._java.getProtocol().getWriterFeatures().contains("domainMetadata")):
             return snapshot
         feature = self._java_map({"delta.feature.domainMetadata": "supported"})
         java_txn = guard(

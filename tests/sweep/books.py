@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.matrix.sources import PER_BATCH, Source
 from tests.sweep.oracle import Stored, fold
 from tests.sweep.topologies import MAPS, PER_BATCH_COUNTS, delta_states, topology_of
+from tests.zk_fixtures import eventually
 from trident import TridentTopology
 
 
@@ -45,17 +45,14 @@ class Books:
         self._txids += txids
         self.source.write("ready_to", self._txids)
 
-    def check(self, zombies: bool) -> None:
-        """0 lost, 0 doubled, no gap, nothing left over.
-
-        Args:
-            zombies: whether somebody may have staged rows after all was cleaned.
-        """
+    def check(self) -> None:
+        """0 lost, 0 doubled, no gap."""
         audit, attempts = self.stored.audit(), self.stored.attempts()
         expected = list(range(1, self._txids + 1))
         assert self.stored.txids() == expected, f"transactions {self.stored.txids()}, expected 1 to {self._txids}"
         assert sorted(audit) == expected
-        assert self.source.read("succeeded") == self._txids
+        # The source is told behind the commit, and again where it has failed.
+        assert eventually(lambda: self.source.read("succeeded") == self._txids), self.source.read("succeeded")
         real = [word for txid in expected for word in sorted(audit[txid], key=_number) if not word.startswith("ghost")]
         assert real == self.source.rows()[: len(real)], "rows are lost, doubled or out of order"
         ghosts = {txid for txid, words in audit.items() if f"ghost-{txid}" in words}
@@ -71,22 +68,28 @@ class Books:
             assert self.stored.per_batch(name) == {txid: fold(words) for txid, words in audit.items()}, name
         for name in MAPS.get(self.kind, ()):
             assert self.stored.map(name) == counts, name
-        self._check_leftovers(zombies)
 
     def leftovers(self) -> list[str]:
         """Files that nobody needs any more, once all is committed."""
         return self.stored.leftovers([f"{name}__log" for name in delta_states(self.kind)], self._txids + 1)
 
-    def _check_leftovers(self, zombies: bool) -> None:
-        deadline = time.monotonic() + 10.0
-        while True:
-            files = [] if zombies else self.leftovers()
-            pins = [path for path in self._znodes() if path.rpartition("/")[2].isdecimal()]
-            decided = [path for path in self._znodes() if path.endswith("/decided")]
-            if not files and not decided and len(pins) <= 2:
-                return
-            assert time.monotonic() < deadline, f"left over: {files}, {pins}, {decided}"
-            time.sleep(0.05)
+    def cleaned(self, within_secs: float, files: bool = True) -> bool:
+        """Whether nothing is left, in ZooKeeper and of files, or soon will be.
+
+        Args:
+            within_secs: how long it may still take.
+            files: whether files count: a zombie may have staged rows after all was cleaned.
+        """
+        return eventually(lambda: not self._left_in_zookeeper() and not (files and self.leftovers()), within_secs)
+
+    def check_cleaned(self, files: bool = True) -> None:
+        assert self.cleaned(10.0, files), f"left over: {self.leftovers()}, {self._left_in_zookeeper()}"
+
+    def _left_in_zookeeper(self) -> list[str]:
+        """Decisions, and pins if there are more than those of the last transaction and of the one before it."""
+        paths = self._znodes()
+        pins = [path for path in paths if path.rpartition("/")[2].isdecimal()]
+        return [path for path in paths if path.endswith("/decided")] + (pins if len(pins) > 2 else [])
 
 
 def source_of(kind: str, folder: Path) -> Source:

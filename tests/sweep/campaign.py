@@ -80,11 +80,19 @@ class Campaign:
         self._drain()
         assert not faults.unfired(), f"never happened: {faults.unfired()}"
         self._wake_the_abandoned()
-        if any(case.abandons for case in cases) or self.books.leftovers():
-            # The successor works on beside the zombie, and after it. A cancelled task's late files go with the next.
-            self.books.feed(1)
-            self._drain()
-        self.books.check(zombies=any(case.outcome == HANG for case in cases))
+        if any(case.abandons for case in cases):
+            # The successor works on beside the zombie, and after it.
+            self._one_more()
+        self.books.check()
+        zombies = any(case.outcome == HANG for case in cases)
+        if not zombies and not self.books.cleaned(within_secs=1.0):
+            # What a task has written after its attempt was cancelled and cleaned up after goes with the next.
+            self._one_more()
+        self.books.check_cleaned(files=not zombies)
+
+    def _one_more(self) -> None:
+        self.books.feed(1)
+        self._drain()
 
     def _recover_into(self, case: Case) -> None:
         """A coordinator is lost with a decided transaction; its successor meets the fault."""

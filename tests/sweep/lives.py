@@ -52,7 +52,8 @@ class Lives:
             self._live(when, fault)
         with self._process("") as (process, tell):
             tell("drain")
-            self.books.check(zombies=False)
+            self.books.check()
+            self.books.check_cleaned()
             process.stdin.write("stop\n")
             process.stdin.flush()
             assert process.wait(WAIT_SECS) == 0
@@ -61,7 +62,8 @@ class Lives:
         with self._process(fault if when == "beginning" else "") as (process, tell):
             if when == "running":
                 tell("drain")
-                self.books.check(zombies=False)
+                self.books.check()
+                self.books.check_cleaned()
                 tell(f"arm {fault}")
             self.books.feed(PER_LIFE)
             assert process.wait(WAIT_SECS) == -signal.SIGKILL, f"{fault}: ended with {process.returncode}"

@@ -10,10 +10,36 @@ import os
 import sqlite3
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+
+
+@lru_cache(100_000)
+def _entry(path: str, size: int, mtime_ns: int) -> list[dict[str, Any]]:
+    """The actions of a log entry; after each of hundreds of cases nearly all entries are those of before."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@lru_cache(100_000)
+def _data(path: str, size: int, mtime_ns: int) -> list[dict[str, Any]]:
+    return pq.ParquetFile(path).read().to_pylist()
+
+
+def _unchanged(read: Any, path: Path) -> list[dict[str, Any]]:
+    found = path.stat()
+    return read(str(path), found.st_size, found.st_mtime_ns)
+
+
+def _data_files(folder: Path) -> list[str]:
+    """Parquet files, relative; by os.walk, for folders go while they are listed: a clean-up is in the background."""
+    return [
+        os.path.relpath(f"{inner}/{name}", folder) for inner, _, names in os.walk(folder)
+        for name in names if name.endswith(".parquet")
+    ]  # fmt: skip
 
 
 @dataclass
@@ -39,7 +65,7 @@ class Table:
     def read(cls, folder: Path) -> Table:
         table = cls(folder, {}, set(), [], {}, [])
         for path in sorted((folder / "_delta_log").glob("????????????????????.json")):
-            actions = [json.loads(line) for line in path.read_text().splitlines()]
+            actions = _unchanged(_entry, path)
             before = len(table.history)
             for action in actions:
                 table._apply(action)
@@ -62,15 +88,12 @@ class Table:
         """Every row, with the transaction that brought its file as "txid"."""
         return [
             {**row, "txid": txid} for file, txid in sorted(self.files.items())
-            for row in pq.ParquetFile(self.folder / file).read().to_pylist()
+            for row in _unchanged(_data, self.folder / file)
         ]
 
     def unused(self) -> list[str]:
         """Data files on disk that the log has never named."""
-        found = {
-            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.parquet")
-            if "_delta_log" not in path.parts
-        }  # fmt: skip
+        found = {file for file in _data_files(self.folder) if not file.startswith("_delta_log/")}
         return sorted(found - self.files.keys() - self.removed)
 
 
@@ -139,9 +162,8 @@ class Stored:
         manifests = sorted(os.listdir(group / "manifests"))
         found += [f"manifests/{name}" for name in manifests if int(name.split("-")[0]) < current - 1]
         for kind in ("states", "boundaries"):
-            found += [str(path.relative_to(group)) for path in group.glob(f"{kind}/*/data/*/*/**/*.parquet")]
-        streams = self._warehouse / "_trident" / "swept" / "streams"
-        return found + [str(path.relative_to(streams)) for path in streams.rglob("*.parquet")]
+            found += _data_files(group / kind)
+        return found + _data_files(group.parent / "streams")
 
 
 def fold(rows: list[str]) -> Counter:

@@ -559,7 +559,7 @@ class DeltaCommitter:
                     shutil.rmtree(entry.path, ignore_errors=True)
         # What is older than the time that a straggler has was looked for once more just now.
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
-        self._look_again = time.monotonic() + 50 * (time.monotonic() - now)
+        self._look_again = time.monotonic() + 10 * (time.monotonic() - now)
 
 
 def _tables_of(binding: StateBinding) -> list[TableSpec]:

@@ -75,6 +75,8 @@ class Campaign:
                     self._abandon(case)
                 if left:
                     self.books.feed(PER_CASE)
+        if self._query is None and not any(case.abandons for case in cases):
+            self._starting[-1].join(WAIT_SECS)  # a start that has met its fault may lead after all
         if self._query is None:
             self._begin()
         self._drain()

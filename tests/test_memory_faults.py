@@ -18,7 +18,9 @@ import trident
 from coordinators.errors import BatchOutOfMemory
 from tests.test_storage_faults import everything
 from tests.topology_helpers import WAIT_SECS, starter
+from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FileSpout, TridentTopology
+from trident.status import read_status
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 3_000
@@ -80,6 +82,16 @@ greedy.partition_persist(DeltaAppend("lines"), ["value", "n"])
 '''
 
 
+def all_committed(warehouse: Path) -> bool:
+    if not (warehouse / "_trident" / "greedy" / "status.json").exists():
+        return False
+    status = read_status(warehouse, "greedy")
+    return status.error is None and any(
+        group.current_txid > 1 and not group.attempts and group.backlog and not any(group.backlog.values())
+        for group in status.groups
+    )
+
+
 @everything
 def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_more_memory_all_is_there(
     spark, tmp_path: Path, zk_server: str, zk_root: str
@@ -89,7 +101,8 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
     program = tmp_path / "greedy.py"
     program.write_text(PROGRAM.format(folder=str(tmp_path)))
 
-    def run(memory: str, attempts: int, secs: float) -> "subprocess.CompletedProcess[str]":
+    def run(memory: str, attempts: int) -> tuple[int, str]:
+        """Until it has ended by itself, or has committed all there is; its exit code and what it has said."""
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -104,20 +117,17 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
         command = [sys.executable, "-m", "trident.cli", "run", f"{program}:topology"]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        )
-        try:
-            out, err = process.communicate(timeout=secs)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # a running topology stops cleanly
-            out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
+        said = tmp_path / f"{memory}.log"
+        with said.open("w") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=tmp_path)
+        assert eventually(lambda: process.poll() is not None or all_committed(tmp_path / "w"), 300)
+        process.terminate()  # a running topology stops cleanly
+        return process.wait(60), said.read_text()
 
-    cap = run("600m", 2, 300)
-    assert cap.returncode == 1, cap.stderr[-3000:]
-    assert "has run out of memory" in cap.stderr and "spark.executor.memory" in cap.stderr
-    rest = run("2500m", 8, 180)
-    assert rest.returncode == 0, rest.stderr[-3000:]
+    code, said = run("600m", 2)
+    assert code == 1, said[-3000:]
+    assert "has run out of memory" in said and "spark.executor.memory" in said
+    code, said = run("2500m", 8)
+    assert code == 0, said[-3000:]
     found = [(row.value, row.n) for row in trident.read(spark, tmp_path / "w", "lines").collect()]
     assert sorted(found) == [("one", 80_000_003), ("two", 80_000_003)]

@@ -273,7 +273,7 @@ PLANTED: dict[str, Caught] = {
         "spout_executors.py::test_an_opaque_partition_that_was_away_goes_on_where_it_was[OpaquePartitionedTridentSpout]",
     ),
     "56-opaque-metadata-not-stored-when-advancing": spark(
-        "Outcome.DOUBLED", cell("opaque × Delta append × crash after publish")
+        "count twice", cell("opaque × Delta append × crash after publish")
     ),
     "57-spout-told-before-the-tables-are-published": spark(
         "assert 0 == 2", "queue_spout.py::test_nothing_is_acknowledged_before_its_tables_are_published"

@@ -502,8 +502,8 @@ class DeltaCommitter:
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that.
 
-        What could not be cleaned is tried again with the next transaction. So is, for a minute, what other attempts
-        of a transaction have left: a task that was cancelled with its attempt may write its file after all.
+        What could not be cleaned is tried again with the next transaction. So is, for a minute or more, what other
+        attempts of a transaction have left: a task that was cancelled with its attempt may write its file after all.
         """
         self._to_clean.append(attempt)
         try:
@@ -518,8 +518,8 @@ class DeltaCommitter:
         self._manifests.clean(attempt.txid, self._last_published)
         with faults.fault_point(CLEAN):
             if attempt.attempt_id > 0:
-                self._replayed[attempt] = time.monotonic()
-            if attempt.attempt_id > 0 or time.monotonic() >= self._look_again:
+                self._replayed[attempt], self._look_again = time.monotonic(), 0.0
+            if self._replayed and time.monotonic() >= self._look_again:
                 self._drop_other_attempts()
             for table in self._published.get(attempt, ()):
                 self._drop_unnamed(table)
@@ -546,10 +546,10 @@ class DeltaCommitter:
                     os.unlink(entry.path)
 
     def _drop_other_attempts(self) -> None:
-        """Lists every staged attempt that is not merged yet: the longer that takes, the less often it is done."""
+        """Lists every staged attempt that is not merged yet; for at most a tenth of the time."""
         now = time.monotonic()
         good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
-        for target in self.staging_targets if good else ():
+        for target in self.staging_targets:
             folder = target.root / "data" / self._incarnation
             if not folder.is_dir():
                 continue

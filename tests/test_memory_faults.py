@@ -120,8 +120,10 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
         said = tmp_path / f"{memory}.log"
         with said.open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=tmp_path)
-        assert eventually(lambda: process.poll() is not None or all_committed(tmp_path / "w"), 300)
-        process.terminate()  # a running topology stops cleanly
+        try:
+            assert eventually(lambda: process.poll() is not None or all_committed(tmp_path / "w"), 300)
+        finally:
+            process.terminate()  # a running topology stops cleanly
         return process.wait(60), said.read_text()
 
     code, said = run("600m", 2)

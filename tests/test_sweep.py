@@ -94,6 +94,7 @@ def znodes(zk: ZooKeeper, path: str) -> list[str]:
 def test_the_sweep_has_at_least_500_cases_and_the_sample_all_of_their_parts() -> None:
     cases = every()
     assert len(set(cases)) == len(cases) >= 500
+    print(f"{len(cases)} cases")
     chosen = sample(cases, SAMPLE)
     assert {case.point for case in chosen} == {case.point for case in cases} <= SWEPT
     assert {case.kind for case in chosen} == set(KINDS)
@@ -102,7 +103,9 @@ def test_the_sweep_has_at_least_500_cases_and_the_sample_all_of_their_parts() ->
 
 
 def test_there_are_at_least_60_real_deaths() -> None:
-    assert len(set(all_deaths())) >= 60
+    found = list(all_deaths())
+    print(f"{len(found)} deaths, {sum(when == 'beginning' for _, when, _ in found)} of them behind one more")
+    assert len(set(found)) >= 60
 
 
 @pytest.mark.skipif(not WHOLE, reason="make sweep has real SIGKILLs (TRIDENT_SWEEP=all)")

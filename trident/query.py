@@ -491,7 +491,7 @@ class TopologyQuery:
                         raise
                 finally:
                     lease.release()
-                if failures := self._failed_recoveries or self._lost_recovering:
+                if failures := self._failed_recoveries + self._lost_recovering:
                     self._stop_requested.wait(self._limits().backoff_secs(failures))
         except Exception as error:
             self._error = self._explain(error)

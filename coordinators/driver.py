@@ -107,7 +107,7 @@ class GroupDriver:
         self._told: Future[None] | None = None  # telling the last success
         # After a take-over what counts is the first commit: the first transaction has the cores to itself.
         self._first_txid = 0
-        self._first_processed = threads.event()
+        self._first_over = threads.event()
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         self.last_error_at = 0.0  # seconds since the epoch
@@ -131,7 +131,7 @@ class GroupDriver:
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
         self._first_txid = record.current_txid if decided is None else record.current_txid + 1
         if last is None:
-            self._first_processed.set()  # a first start, which nobody waits for
+            self._first_over.set()  # a first start, which nobody waits for
         self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
         self._started = True
         self._thread.start()
@@ -206,7 +206,7 @@ class GroupDriver:
             self.error = error
         finally:
             self._stopping.set()
-            self._first_processed.set()
+            self._first_over.set()
             self._ended.set()
             with self._idle:
                 self._idle.notify_all()
@@ -317,7 +317,7 @@ class GroupDriver:
         work = self._work.get(attempt)
         if work is None:
             return  # cancelled before it started
-        while attempt.txid > self._first_txid and not self._first_processed.wait(0.1):
+        while attempt.txid > self._first_txid and not self._first_over.wait(0.1):
             pass
         if self._stopping.is_set() or attempt not in self._work:
             return
@@ -327,9 +327,6 @@ class GroupDriver:
         except Exception as error:
             self._fail(attempt, error)
             return
-        finally:
-            # Also when it has failed: then it waits before it is tried again, and the others need not.
-            self._first_processed.set()
         work.duration_ms.update(work.processed.duration_ms)
         work.duration_ms["process"] = self._ms(started)
         self.tell(master.Processed(attempt))
@@ -338,6 +335,8 @@ class GroupDriver:
         """An error before the decision: it fails the attempt, ends the driver, or is late."""
         if self._ends_driver(error):
             return
+        if attempt.txid <= self._first_txid:
+            self._first_over.set()  # it waits before it is tried again, and the others need not
         meaning = self._explain(error)
         if attempt in self._work:  # a cancelled attempt's error is nobody's business
             self._heard(attempt, meaning)
@@ -413,6 +412,8 @@ class GroupDriver:
         if self._until_done(work, "advance", advance, None):
             self._report(command.attempt, work, command.published)
             self._work.pop(command.attempt, None)
+            if command.attempt.txid >= self._first_txid:
+                self._first_over.set()
             self.tell(master.Advanced(command.attempt))
 
     def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""After a take-over the first transaction is processed alone: nothing delays the first commit but what it needs."""
+"""After a take-over the first transaction is alone until it has advanced: nothing delays the first commit but what it needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PENDING = 3
 
 
 class Surroundings:
-    """Spouts, runner, committer and observer of empty batches; the first one's processing waits for the test."""
+    """Spouts, runner, committer and observer of empty batches; one step of the first one waits for the test."""
 
-    def __init__(self, first_txid: int, fails: bool = False) -> None:
-        self.first_txid, self.fails = first_txid, fails
+    def __init__(self, first_txid: int, fails: bool = False, waits_in: str = "process") -> None:
+        self.first_txid, self.fails, self.waits_in = first_txid, fails, waits_in
         self.processing: list[int] = []
         self.goes_on, self.advanced_txids = threading.Event(), []
 
@@ -36,17 +36,21 @@ class Surroundings:
 
     def process(self, attempt: TransactionAttempt, *_: Any) -> ProcessedBatch:
         self.processing.append(attempt.txid)
-        if attempt.txid == self.first_txid:
+        self._step("process", attempt)
+        return ProcessedBatch({})
+
+    def _step(self, name: str, attempt: TransactionAttempt) -> None:
+        if name == self.waits_in and attempt.txid == self.first_txid:
             self.goes_on.wait(30)
             if self.fails:
                 self.fails = False
                 raise RuntimeError("the first try")
-        return ProcessedBatch({})
 
     def resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch, *_: Any) -> ProcessedBatch:
         return processed
 
-    def prepare(self, *_: Any) -> PreparedBatch:
+    def prepare(self, attempt: TransactionAttempt, *_: Any) -> PreparedBatch:
+        self._step("prepare", attempt)
         return PreparedBatch(None)
 
     def advanced(self, attempt: TransactionAttempt, *_: Any) -> None:
@@ -66,9 +70,12 @@ def driver_of(zk: Any, record: GroupRecord, around: Surroundings) -> GroupDriver
     return GroupDriver(store, around, around, around, around, Limits(max_spout_pending=PENDING), None)
 
 
+@pytest.mark.parametrize("waits_in", ["process", "prepare"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_first_transaction_after_a_take_over_is_processed_alone(zk: Any, fails: bool) -> None:
-    around = Surroundings(5, fails)
+def test_the_first_transaction_after_a_take_over_is_alone_until_it_has_advanced(
+    zk: Any, fails: bool, waits_in: str
+) -> None:
+    around = Surroundings(5, fails, waits_in)
     driver = driver_of(zk, GroupRecord("life", 5, last=Marker(4, 0, "")), around)
     driver.start()
     assert eventually(lambda: len(driver.state.live) == PENDING), "the others have begun"

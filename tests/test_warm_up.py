@@ -16,6 +16,7 @@ from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
 from trident.planner import plan
+from trident.schemas import as_schema
 from trident.warm_up import WarmUp
 
 
@@ -79,6 +80,22 @@ def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk
     rehearse()
     assert len(caught) == 1, caught[1:]
     assert contents(folder) == before
+
+
+def test_a_rehearsal_does_not_end_where_spark_sees_that_there_are_no_rows(spark: SparkSession, folder: Path) -> None:
+    """What Spark leaves out would be planned, and its code compiled, in the first real transaction."""
+
+    def stages_of(session: SparkSession) -> int:
+        warm_up._spark = session
+        empty = warm_up._nothing(as_schema("word string, n long", "a test")).groupBy("word").count()
+        assert empty.collect() == []
+        return str(empty._jdf.queryExecution().executedPlan()).partition("Initial Plan")[0].count("ShuffleQueryStage")
+
+    given = spark.newSession()
+    given.conf.set("spark.sql.adaptive.enabled", "true")
+    warm_up = WarmUp(given, KernelEngine(given), folder, "warm", plan(topology(folder)), lambda secs: None)
+    assert (stages_of(warm_up._spark), stages_of(given)) == (1, 0)
+    assert not given.conf.get("spark.sql.adaptive.optimizer.excludedRules", ""), "the given one is as it was"
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_FAILOVER") != "all", reason="make failover runs it")

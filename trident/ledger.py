@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from coordinators import faults
 from trident.anchors import sums_by_root
 from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
+from trident.rows import parquet_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +125,7 @@ class BatchLedger:
     def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
         from pyspark.sql import functions as F
 
-        reader = self._spark.read.schema(_DDL).option("__globPaths__", "false")
+        reader = parquet_reader(self._spark, _DDL)
         told = F.struct("operation", "location", "error", "traceback", "place")
         rows = reader.parquet(*map(str, newest))
         if others:

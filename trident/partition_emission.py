@@ -23,6 +23,7 @@ from states.staging import attempt_folder
 from trident.functions import translate_failure
 from trident.job_watch import JobWatch, cancel_group
 from trident.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
+from trident.rows import parquet_reader
 from trident.spouts import Emitted, Json, SpoutContext
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ class PartitionEmission:
         spark, schema = self.context.spark, self.spout.output_schema
         if not emission.files:
             return Emitted([], partitions=1)
-        # A path is a path, whatever characters are in it.
-        frame = spark.read.schema(schema).option("__globPaths__", "false").parquet(*emission.files)
+        frame = parquet_reader(spark, schema).parquet(*emission.files)
         return Emitted(frame, partitions=1 if emission.size <= _SMALL_BYTES else None)
 
     def drop(self, emission: Emission) -> None:

@@ -214,7 +214,7 @@ class AtLeastOneOp(OwnOp):
     count: int | None = None
 
     def transform(self, compiler: Any) -> Any:
-        _keep_empty_partitions(compiler.session)
+        keep_empty_partitions(compiler.session)
         data = [field for field in self.fields if field.name != MARKER]
         names = [F.col(quoted(field.name)) for field in data]
         unmarked = [*names, F.lit(0).cast("long").alias(MARKER)]
@@ -236,7 +236,7 @@ _EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
 _DROPS_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
 
-def _keep_empty_partitions(session: Any) -> None:
+def keep_empty_partitions(session: Any) -> None:
     """Tells Spark not to drop the partitions behind a shuffle when it sees that they are all empty."""
     rules = [rule for rule in session.conf.get(_EXCLUDED, "").split(",") if rule.strip()]
     if _DROPS_EMPTY not in rules:

@@ -1,4 +1,4 @@
-"""A spout's data as a DataFrame: from a DataFrame, an Arrow table or Python rows."""
+"""A batch's data as a DataFrame: from a DataFrame, an Arrow table, Python rows or staged files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinators.errors import SourceError
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from trident.spouts import Data
@@ -45,6 +45,11 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
             expected="a DataFrame, an Arrow table or an iterable of tuples",
         )
     return _from_rows(spark, data, schema)
+
+
+def parquet_reader(spark: "SparkSession", schema: "StructType | str") -> "DataFrameReader":
+    """A reader of Parquet files to which a path is a path, whatever characters are in it."""
+    return spark.read.schema(schema).option("__globPaths__", "false")
 
 
 def _from_dataframe(frame: "DataFrame", schema: "StructType") -> "DataFrame":

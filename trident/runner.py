@@ -28,7 +28,7 @@ from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
 from trident.planner import BuiltBatch
-from trident.rows import to_dataframe
+from trident.rows import parquet_reader, to_dataframe
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind
@@ -293,8 +293,7 @@ class SparkBatchRunner:
         schema = StructType(list(fields))
         if not files:
             return self._spark.createDataFrame([], schema)
-        # A path is a path, whatever characters are in it.
-        reader = self._spark.read.schema(schema).option("__globPaths__", "false")
+        reader = parquet_reader(self._spark, schema)
         paths = [str(root / file.path) for file in files]
         if self._plan.lowered.late_order and len(paths) > 1:
             # Spark would sort the files by size; their order is that of the batch.

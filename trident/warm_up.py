@@ -25,10 +25,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import parquet
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coordinators import faults
@@ -43,20 +47,21 @@ from trident.job_watch import cancel_group
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
 from trident.planner import GroupPlan
-from trident.rows import to_dataframe
+from trident.repartitioning import keep_empty_partitions
+from trident.rows import parquet_reader, to_dataframe
 from trident.stored_frames import StoredFrames
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from states.kernel import KernelEngine
 
 log = logging.getLogger("trident.warm_up")
-STAGE = faults.register("standby.stage", "the Spark job that a standby's rehearsal stages rows with")
+STAGE = faults.register("standby.stage", "what a standby's rehearsal stages")
 
 # At first several times: the JVM compiles what it has done often. Then within the minute for which Spark keeps a
 # Python worker that has nothing to do.
-_ROUNDS_AT_FIRST = 4
+_ROUNDS_AT_FIRST = 8
 _EVERY_SECS = 20.0
 _LEFT_OVER_SECS = 3600.0
 _REHEARSED = TransactionAttempt(0, 0)
@@ -80,10 +85,10 @@ class WarmUp:
     """
 
     def __init__(
-        self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path, topology: str,
+        self, spark: SparkSession, engine: "KernelEngine", warehouse: Path, topology: str,
         plans: Sequence[GroupPlan], on_warm: Callable[[float], None],
     ) -> None:  # fmt: skip
-        self._spark, self._engine, self._warehouse, self._plans = spark, engine, warehouse, plans
+        self._given, self._engine, self._warehouse, self._plans = spark, engine, warehouse, plans
         self._on_warm = on_warm
         self._root = warehouse / "_trident" / ".warm-up"
         self._job_group = f"trident-{topology}-warm-up-{uuid.uuid4().hex[:8]}"
@@ -91,6 +96,18 @@ class WarmUp:
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        """The session with all that is set on it, and one thing more.
+
+        Spark, which sees behind a shuffle that there are no rows, would otherwise leave out the rest of the plan; its
+        code would then be generated and compiled in the first real transaction.
+        """
+        given = self._given
+        own = SparkSession(given.sparkContext, given._jsparkSession.cloneSession())  # type: ignore[attr-defined]
+        keep_empty_partitions(own)
+        return own
 
     def start(self) -> None:
         """Begins, if it has not."""
@@ -103,7 +120,7 @@ class WarmUp:
         self._stopped.set()
         if self._thread is not None and self._thread.is_alive():
             with suppress(Exception):  # a session that is being stopped
-                cancel_group(self._spark.sparkContext, self._job_group)
+                cancel_group(self._given.sparkContext, self._job_group)
 
     def _run(self) -> None:
         started, rounds = time.monotonic(), 0
@@ -135,7 +152,7 @@ class WarmUp:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _rehearse(self) -> None:
-        context = self._spark.sparkContext
+        context = self._given.sparkContext
         context.setJobGroup(self._job_group, "a standby keeps warm")
         for part in self._parts():
             if self._stopped.is_set():
@@ -176,7 +193,7 @@ class WarmUp:
 
     def _late(self, plan: GroupPlan) -> None:
         boundaries = plan.lowered.boundaries.values()
-        inputs = {one.name: self._nothing(StructType(list(one.fields))) for one in boundaries}
+        inputs = {one.name: self._nothing_staged(StructType(list(one.fields))) for one in boundaries}
         stored = StoredFrames(self._spark, self._engine, self._warehouse)
 
         def as_of_now(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
@@ -200,7 +217,18 @@ class WarmUp:
         columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
         # As many tasks as can run at once, each of which keeps Python workers for the real ones.
         count = self._spark.sparkContext.defaultParallelism
-        return self._spark.range(0, count, 1, count).where(F.rand() > 2).select(*columns)
+        # Not rand(): Spark knows between what it lies. And behind the checkpoint nothing is known of the columns either.
+        rows = self._spark.range(0, count, 1, count).where(F.spark_partition_id() < 0).select(*columns)
+        with faults.fault_point(STAGE):
+            return rows.localCheckpoint(eager=False)
+
+    def _nothing_staged(self, schema: StructType) -> "DataFrame":
+        """A staged file without rows: it is read as one with rows is."""
+        path = self._folder / f"{uuid.uuid4().hex}.parquet"
+        with faults.fault_point(STAGE):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), path)
+        return parquet_reader(self._spark, schema).parquet(str(path)).coalesce(1)
 
     # --- tables ----------------------------------------------------------------------------------
 
@@ -225,7 +253,7 @@ class WarmUp:
         table = [StagingTarget("table", path)]
         (staged,) = stage({"table": rows}, table, "store", _REHEARSED, self._codec, STAGE).values()
         files = [str(path / file.path) for file in staged]
-        self._spark.read.schema(_SAMPLE).option("__globPaths__", "false").parquet(*files).coalesce(1).collect()
+        parquet_reader(self._spark, _SAMPLE).parquet(*files).coalesce(1).collect()
         control = {DOMAIN: "{}"}
         if not (path / "_delta_log").is_dir():
             self._engine.create_table(str(path), _SAMPLE.json(), (), PROPERTIES, control, "trident/warm-up")

@@ -76,7 +76,7 @@ def _rounds(
     bench: Bench, what: str, count: int, own_host: bool, dies: Callable[[Cluster, Coordinator], float]
 ) -> list[tuple[float, float]]:
     """Seconds from each death to the lease, and to the first new commit."""
-    from tests.failover_harness import Cluster
+    from tests.failover_harness import LEADS, Cluster
 
     found: list[tuple[float, float]] = []
     with Cluster(bench.fresh("failover"), session_secs=SESSION_SECS, spark=_AS_USERS) as cluster:
@@ -85,7 +85,7 @@ def _rounds(
             steady = leader.wait_for(lambda leader=leader: leader.advanced(new=True)[_STEADY_TRANSACTIONS:])
             died = dies(cluster, leader)
             new = standby.wait_for(lambda died=died: standby.advanced(died, new=True))[0]  # noqa: B023
-            leads = standby.events("leads", died)[-1]
+            leads = standby.events(LEADS, died)[-1]
             found.append((leads["at"] - died, new["at"] - died))
             usual = statistics.median(one["duration_ms"]["total"] for one in steady[-20:]) / 1000
             bench.said(

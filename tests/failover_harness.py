@@ -28,6 +28,8 @@ from tests.networks import make_network
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 120.0
 WATCH = "watch"
+# What a coordinator says once it leads; a standby names who "leads" too.
+LEADS = f"leads {TOPOLOGY} (epoch "
 # Where a keyed state is published until it is merged.
 COUNTS_LOG = "counts__log"
 
@@ -105,7 +107,7 @@ class Coordinator:
     @property
     def epoch(self) -> int:
         """Under which it has led last."""
-        return int(self.events("leads")[-1]["text"].rpartition("epoch ")[2].rstrip(")"))
+        return int(self.events(LEADS)[-1]["text"].rpartition("epoch ")[2].rstrip(")"))
 
     # --- what is done to it ------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class Cluster:
         standbys = [
             self.start(name, own_host=own_host, **{"wait_for": str(gate), **given.get(name, {})}) for name in others
         ]
-        leader.wait_for(lambda: leader.events("leads"))
+        leader.wait_for(lambda: leader.events(LEADS))
         gate.touch()
         for one in standbys:
             one.wait_for(one.is_warm if warm else lambda one=one: one.events("standby: "))

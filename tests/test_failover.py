@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.ensemble import SERVERS
-from tests.failover_harness import Cluster, Coordinator, wait_for
+from tests.failover_harness import LEADS, Cluster, Coordinator, wait_for
 
 SESSION_SECS = 4.0
 everything = pytest.mark.skipif(os.environ.get("TRIDENT_FAILOVER") != "all", reason="TRIDENT_FAILOVER=all runs it")
@@ -49,13 +49,13 @@ class Zombies:
         stopping = zombie.events("stopping at")[-1]
         self.stopped_at.append(stopping["text"].removeprefix("stopping at "))
         self._epoch = zombie.epoch
-        leads = other.wait_for(lambda: other.events("leads", stopping["at"]))[0]["at"]
+        leads = other.wait_for(lambda: other.events(LEADS, stopping["at"]))[0]["at"]
         other.wait_for(lambda: len(other.advanced(leads, new=True)) >= 2)
 
     def goes_on(self, zombie: Coordinator) -> None:
         """The zombie attempts its write, is refused, and waits for its turn like any standby."""
         since = zombie.go_on()
-        zombie.wait_for(lambda: zombie.events("standby: ", since) or zombie.events("leads", since))
+        zombie.wait_for(lambda: zombie.events("standby: ", since) or zombie.events(LEADS, since))
         found = zombie.attempts(self._epoch, since)
         for what, outcomes in found.items():
             self.outcomes.update({(what, outcome): count for outcome, count in outcomes.items()})
@@ -200,7 +200,7 @@ def test_three_coordinators_whose_leaders_are_killed_one_after_the_other(tmp_pat
             leading.kill()
             at = leading.killed_at
             wait_for(lambda at=at: any(one.advanced(at, new=True) for one in standbys), standbys[0].story)
-            leading = max((one for one in standbys if one.events("leads")), key=lambda one: one.epoch)
+            leading = max((one for one in standbys if one.events(LEADS)), key=lambda one: one.epoch)
             standbys.remove(leading)
         assert cluster.epoch() >= 3
         for name in "a", "b":

@@ -31,8 +31,8 @@ def folder(tmp_path):
     EmbeddedZooKeeper.stop(path)
 
 
-def connected(hosts):
-    zk = ZooKeeper(ZooKeeperConfig(hosts, session_timeout_secs=4, connect_timeout_secs=10))
+def connected(hosts, session_timeout_secs=4):
+    zk = ZooKeeper(ZooKeeperConfig(hosts, session_timeout_secs=session_timeout_secs, connect_timeout_secs=10))
     zk.connect()
     return zk
 
@@ -74,7 +74,8 @@ def test_it_listens_on_the_loopback_interface_only(folder):
 
 
 def test_a_killed_server_is_started_again_for_connected_clients_with_its_data(folder):
-    zk = connected(EmbeddedZooKeeper.ensure(folder))
+    # Longer than a server needs to start, also where other processes take the cores.
+    zk = connected(EmbeddedZooKeeper.ensure(folder), session_timeout_secs=40)
     zk.multi([Create(zk.path("kept"), b"value")])
     before = EmbeddedZooKeeper.status(folder)
     session_number = zk.session_number

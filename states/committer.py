@@ -83,6 +83,7 @@ class DeltaCommitter:
         self._check_fence = check_fence
         self._manifests = ManifestStore(warehouse, topology, group)
         self._open_tables: dict[str, _Open] = {}  # by path
+        self._doubtful: set[Path] = set()  # of these, what is to be loaded anew: Delta refused a commit
         self._plains = PlainWatch(engine, warehouse)
         self._last_published: TransactionAttempt | None = None  # whose manifest stays
         self._decided_here: set[TransactionAttempt] = set()
@@ -401,7 +402,7 @@ class DeltaCommitter:
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._warehouse / table.path
-        known = self._open_tables.get(str(path))
+        known = None if path in self._doubtful else self._open_tables.get(str(path))
         mark = record.tables.get(table.table_id)
         snapshot = known.snapshot if known else self._load_for_publish(path, table, mark, decision)
         for _ in range(_COMMIT_TRIES):
@@ -428,6 +429,10 @@ class DeltaCommitter:
                 # Somebody else's rows are not committed upon: from then on nobody would look at them.
                 snapshot = self._load_for_publish(path, table, control.mark(snapshot.version), decision)
                 continue
+            except TableError:
+                # Two coordinators may have written one checkpoint, and a snapshot knows the size of the first.
+                self._doubtful.add(path)
+                raise
             self._remember(committed)
             return after.mark(committed.version)
         raise TableError(f"publishing to {path} met {_COMMIT_TRIES} conflicts in a row")
@@ -491,6 +496,7 @@ class DeltaCommitter:
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
         self._open_tables[str(path)] = _Open(snapshot, entry_signature(str(path), snapshot.version))
+        self._doubtful.discard(path)
 
     # --- after -------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from coordinators import faults
-from coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch
+from coordinators.errors import Deposed, ForeignTable, Halted, SchemaMismatch, TableError
 from coordinators.faults import InjectedFault
 from coordinators.transactions import TransactionAttempt
 from states.compactor import Compactor
@@ -275,6 +276,24 @@ def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> No
         entry.unlink()  # as Delta cleans its log: up to the newest checkpoint
     with pytest.raises(Halted, match="cleaned too far.*--accept-unverified rows"):
         group.prepare(TransactionAttempt(2, 0), ["b"])
+
+
+def test_a_checkpoint_that_another_writer_has_written_again_costs_one_try(spark, engine, group: Group) -> None:
+    """A zombie and its successor may write the same one, the second over the first, whose size a reader has listed."""
+    group.commit(1, ["a"])
+    log = group.warehouse / "rows" / "_delta_log"
+    engine.load(str(group.warehouse / "rows"))._java.writeCheckpoint(engine.java)
+    successor = Group(engine, group.warehouse, epoch=2, record=group.record).open()
+    (checkpoint,) = log.glob("*.checkpoint.parquet")
+    size = checkpoint.stat().st_size
+    parquet.write_table(parquet.read_table(checkpoint), checkpoint, compression="none", use_dictionary=False)
+    (log / f".{checkpoint.name}.crc").unlink()
+    assert checkpoint.stat().st_size != size
+    decision = successor.prepare(TransactionAttempt(2, 0), ["b"])
+    with pytest.raises(TableError, match="checkpoint"):
+        successor.committer.publish(decision, successor.record)
+    successor.committer.publish(decision, successor.record)
+    assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}
 
 
 def test_the_manifest_of_the_last_transaction_survives_a_restart(engine, group: Group) -> None:

@@ -246,6 +246,24 @@ def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refus
     assert counts(second) == EXPECTED == appended(second)
 
 
+def test_a_leader_that_has_lost_its_lease_merges_nothing_when_it_is_stopped(start, spark, tmp_path: Path) -> None:
+    """That is for its successor to do; two MERGEs at once are one for nothing."""
+
+    def merges() -> int:
+        return spark.sql(f"DESCRIBE HISTORY delta.`{tmp_path / 'warehouse' / 'counts'}`").count() - 1
+
+    faults.arm("zk.decide:hang:2")
+    query = start(word_count())
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    query._zk._client.stop()
+    query.request_stop()
+    assert eventually(lambda: not query.is_leader)
+    assert merges() == 0
+    faults.disarm()
+    query.stop(WAIT_SECS)
+    assert query._done.is_set() and merges() == 0
+
+
 def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:
     """ZooKeeper does not answer while the session lives: the decision is pending still, and no contradiction."""
     faults.arm("publish.table:hang:2")

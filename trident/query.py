@@ -762,8 +762,9 @@ class TopologyQuery:
         for group in groups:
             group.driver.wait()
             group.driver.close()
-            asked = self._stop_requested.is_set() and self._error is None
-            group.compactor.stop(compact=asked and self._compact_at_end)
+            # Not where the lease was lost: there the successor merges.
+            in_good_order = group.driver.state.mode is Mode.STOPPED
+            group.compactor.stop(compact=in_good_order and self._compact_at_end)
             try:
                 group.host.close()
             except Exception as error:

@@ -59,6 +59,7 @@ class _Open:
 
     snapshot: TableSnapshot
     signature: tuple[int, int, int] | None  # of the newest log entry: a recreated table has another
+    refused: bool = False  # a commit on this snapshot: the next one needs a table that is loaded anew
 
 
 class DeltaCommitter:
@@ -83,7 +84,6 @@ class DeltaCommitter:
         self._check_fence = check_fence
         self._manifests = ManifestStore(warehouse, topology, group)
         self._open_tables: dict[str, _Open] = {}  # by path
-        self._doubtful: set[Path] = set()  # of these, what is to be loaded anew: Delta refused a commit
         self._plains = PlainWatch(engine, warehouse)
         self._last_published: TransactionAttempt | None = None  # whose manifest stays
         self._decided_here: set[TransactionAttempt] = set()
@@ -402,9 +402,11 @@ class DeltaCommitter:
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._warehouse / table.path
-        known = None if path in self._doubtful else self._open_tables.get(str(path))
+        known = self._open_tables.get(str(path))
         mark = record.tables.get(table.table_id)
-        snapshot = known.snapshot if known else self._load_for_publish(path, table, mark, decision)
+        usable = known is not None and not known.refused
+        snapshot = known.snapshot if usable else self._load_for_publish(path, table, mark, decision)
+        met: TableError | None = None
         for _ in range(_COMMIT_TRIES):
             control = decode_control(path, snapshot.control(DOMAIN))
             self._check_identity(path, snapshot, control, table)
@@ -425,17 +427,19 @@ class DeltaCommitter:
                 )
             except (CommitConflict, TxnAlreadyApplied, CommitOutcomeUnknown) as error:
                 # A log drop, an OPTIMIZE, our own earlier try or a zombie came first: the control record tells.
+                met = error
                 log.info("publishing %s to %s met %s; reading the table again", decision.attempt, path, error)
                 # Somebody else's rows are not committed upon: from then on nobody would look at them.
                 snapshot = self._load_for_publish(path, table, control.mark(snapshot.version), decision)
                 continue
             except TableError:
                 # Two coordinators may have written one checkpoint, and a snapshot knows the size of the first.
-                self._doubtful.add(path)
+                if known:
+                    known.refused = True
                 raise
             self._remember(committed)
             return after.mark(committed.version)
-        raise TableError(f"publishing to {path} met {_COMMIT_TRIES} conflicts in a row")
+        raise TableError(f"no commit to {path} came about {_COMMIT_TRIES} times in a row", found=met) from met
 
     def _load_for_publish(
         self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
@@ -496,7 +500,6 @@ class DeltaCommitter:
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
         self._open_tables[str(path)] = _Open(snapshot, entry_signature(str(path), snapshot.version))
-        self._doubtful.discard(path)
 
     # --- after -------------------------------------------------------------------------------------
 

@@ -278,6 +278,13 @@ def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> No
         group.prepare(TransactionAttempt(2, 0), ["b"])
 
 
+def test_a_commit_that_never_comes_about_says_why(engine, group: Group) -> None:
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    faults.arm(",".join(f"delta.commit:fail_before:{nth}" for nth in range(1, 31)))
+    with pytest.raises(TableError, match="in a row.*injected fault"):
+        group.committer.publish(decision, group.record)
+
+
 def test_a_checkpoint_that_another_writer_has_written_again_costs_one_try(spark, engine, group: Group) -> None:
     """A zombie and its successor may write the same one, the second over the first, whose size a reader has listed."""
     group.commit(1, ["a"])

@@ -176,7 +176,7 @@ class CoordinatorProcess:
         driver.close()
         if driver.error is not None:
             raise driver.error
-        if lease.lost.is_set():
+        if lease.lost.is_set() or driver.state.mode is not Mode.STOPPED:
             raise _LeaseLost
         store.load()
 

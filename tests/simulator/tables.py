@@ -169,7 +169,7 @@ class Engine:
         before = table.newest
         table.versions.append(Version(before.number + 1, control, txid, (*before.content, (txid, rows))))
         world.tell("publish of", table.name, txid, "done")
-        self._checker.on_commit(self._process, table.name, txid, control, rows, before.content)
+        self._checker.on_commit(self._process, table.name, txid, control, rows, before.content, snapshot.of_copy)
         return Snapshot(table)
 
 

@@ -323,9 +323,11 @@ class Checker:
         """Once everything has committed and every process has stopped."""
         wanted = Counter(row for source in self._sources.values() for row in source.all_rows())
         for name, table in tables.items():
-            found = Counter(tuple(row) for _, rows in table.newest.content for row in rows)
+            # Everybody may have been asked to stop before a table was made, where the sources have nothing.
+            content = table.newest.content if table.versions else ()
+            found = Counter(tuple(row) for _, rows in content for row in rows)
             self._claim(found == wanted, f"{name}: lost {wanted - found}, more than once {found - wanted}")
-            txids = [txid for txid, _ in table.newest.content]
+            txids = [txid for txid, _ in content]
             self._claim(txids == sorted(self._decided), f"{name} has {txids}, decided were {sorted(self._decided)}")
         last = self.record["current_txid"] - 1
         self._claim(sorted(self._advanced) == list(range(1, last + 1)), f"advanced were {sorted(self._advanced)}")

@@ -52,6 +52,7 @@ class Campaign:
         self._query: TopologyQuery | None = None
         self._abandoned: list[TopologyQuery] = []
         self._starting: list[threading.Thread] = []
+        self._handing_over = threading.Lock()
         self._give_up_starting: Callable[[], None] = lambda: None
 
     # --- one case -----------------------------------------------------------------------------
@@ -143,11 +144,14 @@ class Campaign:
                 query = self._start(self.books.topology())
             except ZooKeeperUnreachable:  # refused by the fault, as its caller would be told
                 return
-            if begun.is_set():  # came too late: another has taken over
-                self._abandoned.append(query)
-                query._stop_requested.set()
-            else:
-                self._query = query
+            with self._handing_over:
+                if not begun.is_set():
+                    self._query = query
+                    return
+            # Came too late: another is to lead, also where this one hangs already.
+            self._abandoned.append(query)
+            query._stop_requested.set()
+            query._zk.close()  # type: ignore[union-attr]
 
         thread = threading.Thread(target=start, daemon=True)
         thread.start()
@@ -164,8 +168,9 @@ class Campaign:
             time.sleep(0.01)
 
     def _abandon(self, case: Case | None, succeeded: bool = True) -> None:
-        self._give_up_starting()
-        query, self._query = self._query, None
+        with self._handing_over:
+            self._give_up_starting()
+            query, self._query = self._query, None
         if query is not None:
             self._abandoned.append(query)
             assert query._zk is not None

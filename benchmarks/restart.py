@@ -25,7 +25,7 @@ STEPS = ("python", "imported", "spark", "started", "leads", "committed")
 
 def run(bench: Bench, report: Report) -> None:
     """Kills and starts again, in turn with Structured Streaming killed in the same way, and with Spark alone."""
-    from coordinators.embedded import EmbeddedZooKeeper
+    from trident.coordinators.embedded import EmbeddedZooKeeper
 
     lines = bench.size(words.LINES, 200)
     files = words.write_files(bench.fresh("lines"), bench.size(400, 60), lines)

@@ -111,7 +111,7 @@ def _large(
     bench: Bench, report: Report, name: str, count: int, ours: Callable[["Stream"], "Stream"],
     by_hand: Callable[["DataFrame"], "DataFrame"], goal: Goal,
 ) -> None:  # fmt: skip
-    from coordinators.transactions import TransactionAttempt
+    from trident.coordinators.transactions import TransactionAttempt
 
     frame = _frame(bench, count, 2).localCheckpoint()
     plan = _plan(ours)
@@ -160,9 +160,9 @@ def _timed(call: Callable[[], None]) -> float:
 
 def _small(bench: Bench, report: Report) -> None:
     """Each batch planned and staged: by the topology's plan, and by DataFrames made by hand for each batch."""
-    from coordinators.transactions import TransactionAttempt
-    from states.staging import StagingTarget, stage
+    from trident.coordinators.transactions import TransactionAttempt
     from trident.rows import to_dataframe
+    from trident.states.staging import StagingTarget, stage
 
     rows_ = [(number, f"{_WORDS} {number % 50}", number % 7) for number in range(bench.size(1_000, 20))]
     count = bench.size(200, 3)

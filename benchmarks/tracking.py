@@ -123,7 +123,7 @@ def _ledger(bench: Bench, report: Report, messages: int) -> None:
 
 
 def _memory(bench: Bench, report: Report) -> None:
-    from coordinators.acker import Acker
+    from trident.coordinators.acker import Acker
 
     for pending in (10_000, bench.size(1_000_000, 20_000)):
         acker, pick = Acker(), random.Random(2).getrandbits

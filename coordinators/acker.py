@@ -1,4 +1,4 @@
-"""Which tuple trees are complete: Storm's acker as a pure ledger (SEMANTICS 6).
+"""Which tuple trees are complete: Storm's acker as a pure ledger (docs/semantics.md 6).
 
 A tree is a number: the XOR of the ids of all its tuples, each of which is told
 twice, once when it is made and once when it is acknowledged. So the number is
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from coordinators.errors import ConfigError
+from trident.coordinators.errors import ConfigError
 
 _MASK = (1 << 64) - 1
 _FAILED = 1 << 31

@@ -10,7 +10,7 @@ commands to others, which report back with events:
 
 Failures: before the decision an error becomes ``Failed``; from the decision on
 it is retried with back-off, and at the cap the driver halts with the record
-kept (DESIGN 2.5). A lost session or a new leader ends the driver as deposed.
+kept (docs/semantics.md 9.5). A lost session or a new leader ends the driver as deposed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinators import faults, master
-from coordinators.errors import (
+from trident.coordinators import faults, master
+from trident.coordinators.errors import (
     AttemptCapReached,
     BatchOutOfMemory,
     BatchTimeout,
@@ -33,9 +33,9 @@ from coordinators.errors import (
     OutcomeUnknown,
     StaleState,
 )
-from coordinators.group_store import GroupStore
-from coordinators.master import CoordinatorState, Limits, Mode
-from coordinators.ports import (
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.master import CoordinatorState, Limits, Mode
+from trident.coordinators.ports import (
     BatchRunner,
     Beginning,
     Committer,
@@ -45,9 +45,9 @@ from coordinators.ports import (
     Published,
     SpoutHost,
 )
-from coordinators.records import Decision, Marker
-from coordinators.threads import THREADS, Threads
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.records import Decision, Marker
+from trident.coordinators.threads import THREADS, Threads
+from trident.coordinators.transactions import TransactionAttempt
 
 log = logging.getLogger("trident.coordinator")
 _NEVER: Any = object()

@@ -1,9 +1,9 @@
-"""The embedded ZooKeeper server: one process per data folder, from the jars in pyspark (DESIGN 6).
+"""The embedded ZooKeeper server: one process per data folder, from the jars in pyspark (docs/semantics.md 13).
 
 Whoever needs the server first starts it, under a file lock; it outlives its
 starter and ends after ten idle minutes or by :meth:`EmbeddedZooKeeper.stop`.
 
-Two processes: a small supervisor (``python -m coordinators.embedded FOLDER``,
+Two processes: a small supervisor (``python -m trident.coordinators.embedded FOLDER``,
 in a session of its own, so that a Ctrl-C at the starter's terminal does not
 reach it) and the Java server as its child. The supervisor starts the server
 again when it ends unexpectedly, on the same port, so that clients find it.
@@ -51,9 +51,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from coordinators import processes
-from coordinators.environment import without_secrets
-from coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
+from trident.coordinators import processes
+from trident.coordinators.environment import without_secrets
+from trident.coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
 
 JAVA_MAJOR_MIN = 17
 IDLE_SECS = 600.0
@@ -234,13 +234,13 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
     find_java()
     _class_path()
     (folder / "endpoint.json").unlink(missing_ok=True)
-    package_root = str(Path(__file__).resolve().parent.parent)
+    package_root = str(Path(__file__).absolute().parents[2])  # the folder that has `trident` in it
     environment = without_secrets(os.environ)
     environment.pop("TRIDENT_FAULTS", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
     with open(folder / "server.out", "wb") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "coordinators.embedded", str(folder), str(idle_secs)],
+            [sys.executable, "-m", "trident.coordinators.embedded", str(folder), str(idle_secs)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, cwd=folder,
             start_new_session=True,
         )  # fmt: skip

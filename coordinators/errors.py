@@ -119,7 +119,7 @@ class BatchError(TridentError):
 
 
 class FailedException(BatchError):
-    """Raised by user code to fail the batch on purpose (SEMANTICS 1)."""
+    """Raised by user code to fail the batch on purpose (docs/semantics.md 1)."""
 
 
 class UserFunctionError(BatchError):

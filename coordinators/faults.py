@@ -1,4 +1,4 @@
-"""Named points at which tests make the driver's I/O fail (DESIGN 3; issue: fault points).
+"""Named points at which tests make the driver's I/O fail (docs/semantics.md 10).
 
 A module declares its points when it is imported and puts each piece of I/O
 inside one::
@@ -43,9 +43,9 @@ import threading
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from coordinators.errors import ConfigError, TridentError
+from trident.coordinators.errors import ConfigError, TridentError
 
-log = logging.getLogger("coordinators.faults")
+log = logging.getLogger("trident.coordinators.faults")
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
 OUTCOMES = (
     "fail_before", "do_then_fail", "do_then_die", "do_then_hang", "do_then_stop", "hang", "pause", "slow", "stop",

@@ -1,4 +1,4 @@
-"""A batch group's coordination state in ZooKeeper, and every write to it (DESIGN 2).
+"""A batch group's coordination state in ZooKeeper, and every write to it (docs/semantics.md 9).
 
 ::
 
@@ -28,8 +28,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
-from coordinators import faults
-from coordinators.errors import (
+from trident.coordinators import faults
+from trident.coordinators.errors import (
     BatchError,
     ConfigError,
     CoordinationError,
@@ -40,12 +40,12 @@ from coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from coordinators.leadership import Fence, current_holder, holder_is_gone
-from coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
-from coordinators.threads import THREADS, Threads
-from coordinators.transactional_state import Changes, RotatingTransactionalState
-from coordinators.transactions import TransactionAttempt
-from coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
+from trident.coordinators.leadership import Fence, current_holder, holder_is_gone
+from trident.coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
+from trident.coordinators.threads import THREADS, Threads
+from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
 
 BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins its metadata")
 DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
@@ -224,7 +224,7 @@ class GroupStore:
         pins: Mapping[str, Any],
         repin: bool = False,
     ) -> dict[str, Any]:
-        """Store an attempt and pin its metadata: get or create (DESIGN 2, step 1).
+        """Store an attempt and pin its metadata: get or create (docs/semantics.md 9.1).
 
         Args:
             attempt: its attempt id must be greater than any begun for its txid.
@@ -298,7 +298,7 @@ class GroupStore:
             )
 
     def decide(self, decision: Decision, parent: TransactionAttempt | None) -> None:
-        """Create the decision: the commit point of the group (DESIGN 2, step 4).
+        """Create the decision: the commit point of the group (docs/semantics.md 9.4).
 
         The decision must be of the current transaction and of the attempt
         begun last, and ``parent`` the attempt that advanced before it.
@@ -337,7 +337,7 @@ class GroupStore:
         tables: Mapping[str, TableMark],
         opaque_metadata: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Move the current txid on (DESIGN 2, step 6).
+        """Move the current txid on (docs/semantics.md 9.6).
 
         Deletes the decision and the pins before ``marker.txid``; that
         transaction's own pin stays, as the previous metadata of the next.

@@ -29,7 +29,7 @@ from kazoo import exceptions as kz
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
-from coordinators.errors import ConfigError, ZooKeeperRefused
+from trident.coordinators.errors import ConfigError, ZooKeeperRefused
 
 # A name may stand for several addresses: each has been tried by then.
 _ROUNDS = 2

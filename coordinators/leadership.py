@@ -1,4 +1,4 @@
-"""Who coordinates a topology: liveness, the fence, and the topology's identity (DESIGN 3).
+"""Who coordinates a topology: liveness, the fence, and the topology's identity (docs/semantics.md 10).
 
 Two znodes with two jobs:
 
@@ -6,7 +6,7 @@ Two znodes with two jobs:
   liveness only: it makes the others wait. Losing it means another may lead.
 - ``/<topology>/<group>/leader`` is persistent and never deleted. Its znode
   version is the **fence**: every write of a coordinator checks it, so that
-  one which was paused and wakes up cannot write any more (SEMANTICS 7.5).
+  one which was paused and wakes up cannot write any more (docs/semantics.md 7.5).
 
 Both are taken in *one* multi: delete the live znode of a process known dead,
 create ours, bump every leader znode by compare-and-set. Hence two standbys
@@ -22,11 +22,21 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from coordinators import faults, processes
-from coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
-from coordinators.records import Holder, LeaderRecord, decode, encode
-from coordinators.threads import THREADS, Threads
-from coordinators.zookeeper import Check, ConnectionState, Create, Delete, MultiRefused, Op, SetData, Znode, ZooKeeper
+from trident.coordinators import faults, processes
+from trident.coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
+from trident.coordinators.records import Holder, LeaderRecord, decode, encode
+from trident.coordinators.threads import THREADS, Threads
+from trident.coordinators.zookeeper import (
+    Check,
+    ConnectionState,
+    Create,
+    Delete,
+    MultiRefused,
+    Op,
+    SetData,
+    Znode,
+    ZooKeeper,
+)
 
 ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
 RELEASE = faults.register("zk.release", "the multi that lets another lead at once")

@@ -6,11 +6,11 @@ commands)``. The driver (``coordinators/driver.py``) carries out the commands
 and reports back with events. What the tests explore exhaustively is this
 function.
 
-The rules (SEMANTICS 1, DESIGN 2):
+The rules (docs/semantics.md 1 and 9):
 
 1.  Transactions begin in txid order, one at a time; the next to begin is
     always ``current + len(live)``. An order that depends on readiness cannot
-    be expressed (SEMANTICS 7.2).
+    be expressed (docs/semantics.md 7.2).
 2.  ``live`` is contiguous: current, current + 1, …; only its first attempt can
     be committing, only its last can be beginning.
 3.  An attempt moves through its stages in one direction, one event a stage::
@@ -42,8 +42,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Union
 
-from coordinators.backoff import backoff_secs
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.transactions import TransactionAttempt
 
 
 class Phase(enum.Enum):
@@ -90,7 +90,7 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Settings of a coordinator; times in seconds (SEMANTICS 1 has the defaults)."""
+    """Settings of a coordinator; times in seconds (docs/semantics.md 1 has the defaults)."""
 
     max_spout_pending: int = 3
     max_attempts: int = 8

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from coordinators.records import Decision, GroupRecord, TableMark
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.transactions import TransactionAttempt
 
 Json = Any
 
@@ -127,7 +127,7 @@ class BatchRunner(Protocol):
     def resolve(
         self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
     ) -> ProcessedBatch:
-        """Adds what reads states, now that the transaction before is published (DESIGN 2.3); blocks.
+        """Adds what reads states, now that the transaction before is published (docs/semantics.md 9.3); blocks.
 
         Raises: as ``process``.
         """

@@ -1,10 +1,10 @@
-"""What the coordinator keeps in ZooKeeper, and the one strict codec for it (SEMANTICS 2).
+"""What the coordinator keeps in ZooKeeper, and the one strict codec for it (docs/semantics.md 2).
 
 Every value is a JSON object with ``"schema": 1``. Decoding refuses whatever
 it does not know exactly: an unknown key, a missing key, another type, another
 schema, a negative txid, a key given twice. Such a znode is a
-:class:`~coordinators.errors.CorruptZnode` that names its path; it is never
-read as "absent" (SEMANTICS 7.11).
+:class:`~trident.coordinators.errors.CorruptZnode` that names its path; it is never
+read as "absent" (docs/semantics.md 7.11).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from coordinators.errors import ConfigError, CorruptZnode
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import ConfigError, CorruptZnode
+from trident.coordinators.transactions import TransactionAttempt
 
 SCHEMA = 1
 
@@ -58,7 +58,7 @@ class TableMark:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """The znode ``coordinator`` of a batch group (DESIGN 2).
+    """The znode ``coordinator`` of a batch group (docs/semantics.md 9).
 
     Attributes:
         incarnation: the topology's random id, made at its first start.
@@ -97,7 +97,7 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class Decision:
-    """The znode ``decided``: the commit point of a group (DESIGN 2, step 4).
+    """The znode ``decided``: the commit point of a group (docs/semantics.md 9.4).
 
     ``manifest`` is a path relative to the warehouse; ``size`` in bytes.
     """
@@ -122,7 +122,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class LeaderRecord:
-    """The znode ``leader``, whose znode version is the fence (DESIGN 3)."""
+    """The znode ``leader``, whose znode version is the fence (docs/semantics.md 10)."""
 
     epoch: Annotated[int, Meta(ge=1)]
     nonce: Name
@@ -146,7 +146,7 @@ class StateIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """The znode ``identity``: what makes a topology the same one (DESIGN 3)."""
+    """The znode ``identity``: what makes a topology the same one (docs/semantics.md 10)."""
 
     streams: Mapping[Name, Name]
     states: Mapping[Name, StateIdentity]
@@ -159,7 +159,7 @@ class Holder:
 
     Attributes:
         host: its host's name.
-        boot_id: see :func:`coordinators.processes.boot_id`.
+        boot_id: see :func:`trident.coordinators.processes.boot_id`.
         pid: its process.
         started: that process's start time, since pids are reused.
         token: random; tells two coordinators of one process apart.

@@ -1,4 +1,4 @@
-"""What makes a topology the same one from run to run (DESIGN 3).
+"""What makes a topology the same one from run to run (docs/semantics.md 10).
 
 ``/<topology>/incarnation`` is a random id made at the first start; it is also
 in every table's control record. ``/<topology>/identity`` holds the streams,
@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from coordinators import faults
-from coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
-from coordinators.leadership import Fence
-from coordinators.records import Identity, Incarnation, decode, encode
-from coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
+from trident.coordinators import faults
+from trident.coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
+from trident.coordinators.leadership import Fence
+from trident.coordinators.records import Identity, Incarnation, decode, encode
+from trident.coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
 
 REGISTER = faults.register("zk.register", "the multi that stores a topology's identity and incarnation")
 

@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from coordinators.errors import StaleState
-from coordinators.group_store import RECORD, GroupStore
-from coordinators.leadership import Lease
-from coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
-from coordinators.transactional_state import Changes, RotatingTransactionalState
-from coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper
+from trident.coordinators.errors import StaleState
+from trident.coordinators.group_store import RECORD, GroupStore
+from trident.coordinators.leadership import Lease
+from trident.coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
+from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
+from trident.coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper
 
 
 def leap_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:

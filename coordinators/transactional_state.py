@@ -1,4 +1,4 @@
-"""Small persistent maps in ZooKeeper (SEMANTICS 2).
+"""Small persistent maps in ZooKeeper (docs/semantics.md 2).
 
 :class:`TransactionalState` maps keys to JSON values, one child znode each.
 :class:`RotatingTransactionalState` maps txids to values in the lenient or the
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinators.errors import OutcomeUnknown, StaleState
-from coordinators.records import decode_txid, decode_value, encode_value
-from coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
+from trident.coordinators.errors import OutcomeUnknown, StaleState
+from trident.coordinators.records import decode_txid, decode_value, encode_value
+from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
 
 Initializer = Callable[[int, Any], Any]
 """(txid, value of the greatest txid below, or None) -> the new value."""
@@ -205,7 +205,7 @@ def plan(stored: Sequence[int], txid: int, *, strict: bool = False) -> Existing 
 
     Lenient: a txid above all stored is initialised from the greatest one;
     a missing one with a greater one stored is None. Strict: a new txid is 1
-    with nothing stored, or directly follows the greatest (SEMANTICS 2).
+    with nothing stored, or directly follows the greatest (docs/semantics.md 2).
 
     Raises:
         StaleState: the strict order is broken.
@@ -230,7 +230,7 @@ def previous_of(stored: Sequence[int], txid: int) -> int | None:
 
 
 class RotatingTransactionalState:
-    """Values per txid, such as a spout's metadata, in ZooKeeper (SEMANTICS 2).
+    """Values per txid, such as a spout's metadata, in ZooKeeper (docs/semantics.md 2).
 
     Errors of every write are those of :meth:`TransactionalState.put`.
     """

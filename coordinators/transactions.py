@@ -1,4 +1,4 @@
-"""The identity of a transaction and of each attempt at it (SEMANTICS 1)."""
+"""The identity of a transaction and of each attempt at it (docs/semantics.md 1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TransactionAttempt(NamedTuple):
 
     ``txid`` counts 1, 2, 3… within a batch group. ``attempt_id`` counts 0, 1,
     2… within a txid and grows for ever: it is never used again, not even
-    after a restart (SEMANTICS 1, 7.8).
+    after a restart (docs/semantics.md 1, 7.8).
     """
 
     txid: int

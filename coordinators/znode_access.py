@@ -6,7 +6,7 @@ nothing of those that are there.
 
 from __future__ import annotations
 
-from coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper import ZooKeeper
 
 
 def keep_for_creator(zk: ZooKeeper, topology: str) -> int:

@@ -37,8 +37,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry, RetryFailedError
 from kazoo.security import CREATOR_ALL_ACL
 
-from coordinators import faults
-from coordinators.errors import (
+from trident.coordinators import faults
+from trident.coordinators.errors import (
     ConfigError,
     CoordinationError,
     Deposed,
@@ -47,8 +47,8 @@ from coordinators.errors import (
     ZooKeeperRefused,
     ZooKeeperUnreachable,
 )
-from coordinators.kazoo_parts import Handler, HarmlessLog, Problems, TlsFiles, refused, require_sasl_package
-from coordinators.threads import THREADS, Threads
+from trident.coordinators.kazoo_parts import Handler, HarmlessLog, Problems, TlsFiles, refused, require_sasl_package
+from trident.coordinators.threads import THREADS, Threads
 
 VALUE_BYTES_MAX = 512 * 1024
 # The servers' default jute.maxbuffer is 1,048,575 bytes for a whole request.
@@ -77,10 +77,10 @@ SYNC = faults.register("zk.sync", "having the server catch up")
 ENSURE = faults.register("zk.ensure", "creating the znodes above others, unless they exist")
 WRITE = faults.register("zk.write", "a multi without a name of its own")
 
-_log = logging.getLogger("coordinators.zookeeper")
+_log = logging.getLogger("trident.coordinators.zookeeper")
 # kazoo tells every failed attempt at connecting as a warning; the state of
 # the connection is reported through listeners instead.
-_kazoo_log = logging.getLogger("coordinators.zookeeper.kazoo")
+_kazoo_log = logging.getLogger("trident.coordinators.zookeeper.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())
 _kazoo_log.propagate = False
 

@@ -1,4 +1,4 @@
-"""The setting objects of a map state over a backing map: what a user writes in a topology (SEMANTICS 5).
+"""The setting objects of a map state over a backing map: what a user writes in a topology (docs/semantics.md 5).
 
 ::
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
-from coordinators.errors import ConfigError, TopologyError
-from states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from states.names import check_name
-from states.user_states import BackingMap
-from states.values import Semantics
+from trident.coordinators.errors import ConfigError, TopologyError
+from trident.states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
+from trident.states.names import check_name
+from trident.states.user_states import BackingMap
+from trident.states.values import Semantics
 
 BackingFactory = Callable[[Mapping[str, Any], int, int], BackingMap]
 Backing = Union[BackingMap, BackingFactory]
@@ -68,7 +68,7 @@ class BackedMapState:
     Attributes:
         name: the state's name; what ``snapshot`` takes.
         semantics: what is stored beside each value.
-        backing: a :class:`~states.user_states.BackingMap`, or a function
+        backing: a :class:`~trident.states.user_states.BackingMap`, or a function
             ``(config, partition_index, num_partitions)`` that makes one; pickled
             to the executors either way. A function says with an attribute
             ``fenced = True`` that what it makes is fenced.

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from coordinators.backoff import backoff_secs
-from coordinators.errors import CommitConflict, Deposed, Halted
-from states.compactor import Compactor, MergeReport
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import CommitConflict, Deposed, Halted
+from trident.states.compactor import Compactor, MergeReport
 
 log = logging.getLogger("trident.compactor")
 

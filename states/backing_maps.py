@@ -1,4 +1,4 @@
-"""Backing maps without a store of their own: one in memory for tests, one with fixed contents (SEMANTICS 5)."""
+"""Backing maps without a store of their own: one in memory for tests, one with fixed contents (docs/semantics.md 5)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coordinators.errors import StaleEpoch, TopologyError
-from states.map_states import key_text
-from states.names import check_name
-from states.user_states import Key
-from states.values import dumps, fresh, loads
+from trident.coordinators.errors import StaleEpoch, TopologyError
+from trident.states.map_states import key_text
+from trident.states.names import check_name
+from trident.states.user_states import Key
+from trident.states.values import dumps, fresh, loads
 
 
 def stale_epoch(where: str, epoch: int, newest: int) -> StaleEpoch:

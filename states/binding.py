@@ -64,7 +64,7 @@ class StateBinding:
         return StructType([*self.schema.fields, StructField(DELETED_COLUMN, BooleanType(), True)])
 
     def identity(self) -> dict[str, Any]:
-        """What may not change between runs (DESIGN 3); JSON."""
+        """What may not change between runs (docs/semantics.md 10); JSON."""
         how = self.aggregator_name or "append"
         if self.kind not in ("append", "keyed"):
             # What is kept, and where: another kind of state would begin empty, or meet rows that it cannot read.

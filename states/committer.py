@@ -1,4 +1,4 @@
-"""Prepares, publishes and checks the Delta tables of one batch group (DESIGN 2.3, 2.5, 3).
+"""Prepares, publishes and checks the Delta tables of one batch group (docs/semantics.md 9.3, 9.5, 10).
 
 Prepare checks that each table is as this group left it and makes the manifest
 durable. Publish brings each table from the last published transaction to the
@@ -20,27 +20,34 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from coordinators import faults
-from coordinators.errors import CommitConflict, ForeignTable, Halted, SchemaMismatch, StagedFileMissing, TableError
-from coordinators.ports import PreparedBatch, ProcessedBatch, Published
-from coordinators.records import Decision, GroupRecord, TableMark
-from coordinators.transactions import TransactionAttempt
-from states import contradictions, delta_log
-from states.binding import DELETED_COLUMN, LAST, StateBinding
-from states.control import DOMAIN, ControlRecord, decode_control
-from states.dead_letters import BESIDE, tables_beside
-from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
-from states.evolution import add_columns, columns_only_added
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
-from states.log_entries import entry_signature
-from states.manifest import Manifest, ManifestStore, ManifestTable
-from states.memory_map import memory_map
-from states.plain_watch import PlainWatch, check_commits
-from states.staged import StagedFile
-from states.staging import StagingTarget, verify_staged
-from states.tables import TableSpec, plain_table, published_table
-from states.torn_entries import settle_log_entries
-from states.user_publish import UserStatePublisher
+from trident.coordinators import faults
+from trident.coordinators.errors import (
+    CommitConflict,
+    ForeignTable,
+    Halted,
+    SchemaMismatch,
+    StagedFileMissing,
+    TableError,
+)
+from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states import contradictions, delta_log
+from trident.states.binding import DELETED_COLUMN, LAST, StateBinding
+from trident.states.control import DOMAIN, ControlRecord, decode_control
+from trident.states.dead_letters import BESIDE, tables_beside
+from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.states.evolution import add_columns, columns_only_added
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
+from trident.states.log_entries import entry_signature
+from trident.states.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.memory_map import memory_map
+from trident.states.plain_watch import PlainWatch, check_commits
+from trident.states.staged import StagedFile
+from trident.states.staging import StagingTarget, verify_staged
+from trident.states.tables import TableSpec, plain_table, published_table
+from trident.states.torn_entries import settle_log_entries
+from trident.states.user_publish import UserStatePublisher
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
@@ -99,7 +106,7 @@ class DeltaCommitter:
     # --- the tables when a coordinator takes over ---------------------------------------------
 
     def open(self, record: GroupRecord) -> None:
-        """Creates the tables that are missing and checks the others (DESIGN 2, recovery).
+        """Creates the tables that are missing and checks the others (docs/semantics.md 9, recovery).
 
         Call it with no decision pending.
 

@@ -1,6 +1,6 @@
 """The decisions of the log-structured keyed state: when to MERGE, drop and read.
 
-A keyed state is two Delta tables (DESIGN 4): a **log** to which each
+A keyed state is two Delta tables (docs/semantics.md 11): a **log** to which each
 transaction appends, and a **table** with one row per key, brought up to
 transaction P by a MERGE in the background. This file decides, from versions
 that the caller has pinned, what may be merged, dropped and read; it does no I/O.
@@ -25,7 +25,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from coordinators.errors import TableError
+from trident.coordinators.errors import TableError
 
 
 class ViewsDisagree(TableError):

@@ -1,6 +1,6 @@
-"""Brings a keyed state's plain table up to its log, and drops what is merged (DESIGN 4).
+"""Brings a keyed state's plain table up to its log, and drops what is merged (docs/semantics.md 11).
 
-``states.compaction`` decides; this carries it out on Spark and Delta. None of
+``trident.states.compaction`` decides; this carries it out on Spark and Delta. None of
 it can double or lose a row, whoever runs it and however often, so it needs no
 fence: a deposed coordinator's compactor does the same work or fails.
 """
@@ -20,16 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
-from coordinators import faults
-from coordinators.errors import CommitConflict, Halted, TableError
-from states.binding import DELETED_COLUMN
-from states.compaction import LogView, MergePlan, TableView, ViewsDisagree, guard_condition, plan_drop, plan_merge
-from states.control import DOMAIN, ControlRecord
-from states.delta_map import DeltaMapState
-from states.descriptor import StateDescriptor
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from states.kernel_files import commit_lock, local_path
-from states.keyed_tables import (
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, Halted, TableError
+from trident.states.binding import DELETED_COLUMN
+from trident.states.compaction import (
+    LogView,
+    MergePlan,
+    TableView,
+    ViewsDisagree,
+    guard_condition,
+    plan_drop,
+    plan_merge,
+)
+from trident.states.control import DOMAIN, ControlRecord
+from trident.states.delta_map import DeltaMapState
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.kernel_files import commit_lock, local_path
+from trident.states.keyed_tables import (
     as_stored,
     column_names,
     greatest_txid,
@@ -38,8 +46,8 @@ from states.keyed_tables import (
     own_control,
     plain_as_of,
 )
-from states.log_entries import read_commit, versions_of
-from states.log_merge import (
+from trident.states.log_entries import read_commit, versions_of
+from trident.states.log_merge import (
     combiner_of,
     deleted,
     folded,
@@ -52,12 +60,12 @@ from states.log_merge import (
     same_key,
     table_rows,
 )  # fmt: skip
-from states.log_sweeper import LogSweeper
-from states.log_watch import LOG_VERSION, check_log
-from states.parquet_files import fsync
-from states.stored import log_frame, plain_frame
-from states.tables import TXID_COLUMN, UPTO_COLUMN
-from states.torn_entries import settle_log_entries
+from trident.states.log_sweeper import LogSweeper
+from trident.states.log_watch import LOG_VERSION, check_log
+from trident.states.parquet_files import fsync
+from trident.states.stored import log_frame, plain_frame
+from trident.states.tables import TXID_COLUMN, UPTO_COLUMN
+from trident.states.torn_entries import settle_log_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

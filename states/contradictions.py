@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from coordinators.errors import Halted
-from coordinators.records import Decision, GroupRecord, TableMark
-from states.control import ControlRecord
-from states.delta_log import Commit
+from trident.coordinators.errors import Halted
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.states.control import ControlRecord
+from trident.states.delta_log import Commit
 
 WIPED_CAUSES = (
     "ZooKeeper was wiped or restored from a copy of before, or the topology was started with another ZooKeeper"

@@ -2,7 +2,7 @@
 
 It is kept as Delta domain metadata and written with every commit, so it is the
 compare-and-set of publishing: SetTransaction alone would let a stale writer
-with a higher txid pass (DESIGN 2.5).
+with a higher txid pass (docs/semantics.md 9.5).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from coordinators.errors import ForeignTable
-from coordinators.records import TableMark
+from trident.coordinators.errors import ForeignTable
+from trident.coordinators.records import TableMark
 
 DOMAIN = "trident"
 _SCHEMA = 1

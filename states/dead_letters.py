@@ -1,4 +1,4 @@
-"""Tables beside a group's states: what was given up, and how messages ended (SEMANTICS 1 and 6).
+"""Tables beside a group's states: what was given up, and how messages ended (docs/semantics.md 1 and 6).
 
 Both are participants of the transaction that they tell of: a message is in the
 results, or in the dead letters, or still to come, never two of these. They take
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from coordinators.errors import TableError
-from coordinators.transactions import TransactionAttempt
-from states.binding import StateBinding
-from states.control import DOMAIN
-from states.log_entries import newest_version, read_commit
-from states.parquet_files import FileTarget, write_partition
-from states.staged import StagedFile
-from states.staging import attempt_folder, fsync_folders, staged_file
+from trident.coordinators.errors import TableError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.binding import StateBinding
+from trident.states.control import DOMAIN
+from trident.states.log_entries import newest_version, read_commit
+from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.staged import StagedFile
+from trident.states.staging import attempt_folder, fsync_folders, staged_file
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from states.names import check_name
+from trident.states.names import check_name
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class DeltaAppend:
     """A Delta table that every transaction appends its rows to, exactly once.
 
     The table is ``<warehouse>/<name>``; any Delta reader may read it. Exactly
-    once with transactional spouts (SEMANTICS 5).
+    once with transactional spouts (docs/semantics.md 5).
 
     Args:
         name: the state's name, and the table's folder.

@@ -2,7 +2,7 @@
 
 Pure Python on a local disk; no JVM, nothing is written. Kernel tells what a
 table *is*; this tells what was *done* to it, which is how a foreign change is
-found that keeps the control record (RESTORE and TRUNCATE do: DESIGN 3).
+found that keeps the control record (RESTORE and TRUNCATE do: docs/semantics.md 10).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from coordinators.errors import TableError
-from states.log_entries import (
+from trident.coordinators.errors import TableError
+from trident.states.log_entries import (
     Commit,
     entry_signature,
     metadata_at,

@@ -1,11 +1,11 @@
-"""A keyed aggregate in Delta whose commit cost does not grow with the table (DESIGN 4)."""
+"""A keyed aggregate in Delta whose commit cost does not grow with the table (docs/semantics.md 11)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinators.errors import ConfigError
-from states.names import check_name
+from trident.coordinators.errors import ConfigError
+from trident.states.names import check_name
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class DeltaMapState:
     and lags: the two settings below say when a MERGE begins; ``query.snapshot(name)`` and
     ``trident.read`` combine both and are exact as of one transaction.
 
-    Exactly once with transactional and opaque spouts (SEMANTICS 5).
+    Exactly once with transactional and opaque spouts (docs/semantics.md 5).
 
     Args:
         name: the state's name, and the table's folder.

@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators import faults
-from coordinators.errors import ForeignTable, TableError
-from states.binding import COMBINE, LAST
-from states.names import check_name
+from trident.coordinators import faults
+from trident.coordinators.errors import ForeignTable, TableError
+from trident.states.binding import COMBINE, LAST
+from trident.states.names import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from states.binding import StateBinding
+    from trident.states.binding import StateBinding
 
 DESCRIBE = faults.register("descriptor.write", "writing the file that tells readers of a state")
 SCHEMA = 1
@@ -50,7 +50,7 @@ class StateDescriptor:
             has it; None while it does. Such a state is kept and can be read,
             and what is newest in its group no longer waits for it.
         merging: how log rows become the value of a key: "combine" or "last"
-            (see :class:`states.binding.StateBinding`).
+            (see :class:`trident.states.binding.StateBinding`).
     """
 
     name: str

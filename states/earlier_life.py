@@ -1,4 +1,4 @@
-"""Whether a warehouse holds transactions of a topology that ZooKeeper knows nothing of (DESIGN 3).
+"""Whether a warehouse holds transactions of a topology that ZooKeeper knows nothing of (docs/semantics.md 10).
 
 Asked before a topology is registered for the first time. After `trident
 reset` there is nothing to be found: it forgets descriptors and manifests too.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from states import contradictions
-from states.control import DOMAIN, decode_control
-from states.descriptor import list_descriptors
-from states.kernel import KernelEngine, TableMissing
-from states.manifest import ManifestStore
+from trident.states import contradictions
+from trident.states.control import DOMAIN, decode_control
+from trident.states.descriptor import list_descriptors
+from trident.states.kernel import KernelEngine, TableMissing
+from trident.states.manifest import ManifestStore
 
 # A memory map is gone with its process: it contradicts nobody.
 _FORGOTTEN = frozenset({"memory"})

@@ -1,4 +1,4 @@
-"""Columns that are added to a table of ours, by us or by others (DESIGN 2, last paragraph).
+"""Columns that are added to a table of ours, by us or by others (docs/semantics.md 9, last paragraph).
 
 Only nullable columns, and nothing else: rows of before read as null there, and
 files that were staged before fit still.
@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from coordinators.errors import CommitConflict, SchemaMismatch
-from states import delta_log
-from states.control import DOMAIN, decode_control
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from states.tables import HIDDEN_COLUMNS, nullable_type
+from trident.coordinators.errors import CommitConflict, SchemaMismatch
+from trident.states import delta_log
+from trident.states.control import DOMAIN, decode_control
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.tables import HIDDEN_COLUMNS, nullable_type
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def columns_only_added(path: str, table_version: int, schema_hash: str) -> bool:
     """Whether a table has become, by that version, what it was when files were staged and further nullable columns.
 
     Files that were staged before then can be published still: their rows are
-    null in the new columns (DESIGN 2, last paragraph).
+    null in the new columns (docs/semantics.md 9, last paragraph).
 
     Args:
         path: the table's root, on a local disk.

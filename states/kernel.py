@@ -1,7 +1,7 @@
 """The one place that talks to Delta's Kernel API, in Java, through py4j.
 
 Commits whole files to Delta tables with a compare-and-set on the table version:
-a commit made on a snapshot happens at the next version or not at all (DESIGN 2
+a commit made on a snapshot happens at the next version or not at all (docs/semantics.md 9
 step 5, and 4). A call on a Java object that is held costs a tenth of a
 millisecond, looking a class up by its name more than a millisecond: so each
 class is looked up once, by :class:`KernelEngine`, and a commit goes on from the
@@ -21,9 +21,9 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from coordinators import faults
-from coordinators.errors import SchemaMismatch, TableError
-from states.kernel_errors import (
+from trident.coordinators import faults
+from trident.coordinators.errors import SchemaMismatch, TableError
+from trident.states.kernel_errors import (
     CheckpointExists,
     CommitOutcomeUnknown,
     TableMissing,
@@ -31,10 +31,10 @@ from states.kernel_errors import (
     guard,
     guard_commit,
 )
-from states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
-from states.log_entries import entry_signature
-from states.staged import StagedFile
-from states.torn_entries import settle_newest_entry
+from trident.states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
+from trident.states.log_entries import entry_signature
+from trident.states.staged import StagedFile
+from trident.states.torn_entries import settle_newest_entry
 
 __all__ = [
     "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",

@@ -1,7 +1,7 @@
 """What a Java exception of Delta's Kernel means for a commit: certain failure, conflict, or unknown.
 
 The difference decides what the caller may do next: a conflict certainly did not
-happen, an unknown outcome must be read from the table (DESIGN 2 step 5).
+happen, an unknown outcome must be read from the table (docs/semantics.md 9.5).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from coordinators import faults
-from coordinators.errors import CommitConflict, TableError
-from states.kernel_files import commit_lock, settle_log_entry
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.kernel_files import commit_lock, settle_log_entry
 
 COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from coordinators.errors import TableError
-from states.staged import StagedFile
+from trident.coordinators.errors import TableError
+from trident.states.staged import StagedFile
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ import json
 import math
 from dataclasses import replace
 
-from coordinators.errors import CommitConflict, ForeignTable, TableError
-from states import delta_log
-from states.control import DOMAIN, ControlRecord, decode_control
-from states.descriptor import StateDescriptor
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
-from states.kernel_files import LiveFile
-from states.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
+from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
+from trident.states import delta_log
+from trident.states.control import DOMAIN, ControlRecord, decode_control
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
+from trident.states.kernel_files import LiveFile
+from trident.states.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
 
 
 def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:

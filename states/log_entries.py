@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from coordinators.errors import TableError
-from states.kernel_files import LiveFile, live_file, local_path
+from trident.coordinators.errors import TableError
+from trident.states.kernel_files import LiveFile, live_file, local_path
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 

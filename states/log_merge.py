@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import ConfigError
-from states.binding import DELETED_COLUMN, LAST, aggregator_name
-from states.descriptor import StateDescriptor
-from states.native import NATIVE, NativeMerge
-from states.plain_values import python_values
-from states.tables import TXID_COLUMN
+from trident.coordinators.errors import ConfigError
+from trident.states.binding import DELETED_COLUMN, LAST, aggregator_name
+from trident.states.descriptor import StateDescriptor
+from trident.states.native import NATIVE, NativeMerge
+from trident.states.plain_values import python_values
+from trident.states.tables import TXID_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,11 +14,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from states import contradictions, delta_log
-from states.control import DOMAIN
-from states.descriptor import StateDescriptor
-from states.log_entries import read_commit, versions_of
-from states.plain_watch import is_our_merge
+from trident.states import contradictions, delta_log
+from trident.states.control import DOMAIN
+from trident.states.descriptor import StateDescriptor
+from trident.states.log_entries import read_commit, versions_of
+from trident.states.plain_watch import is_our_merge
 
 # Where a MERGE says which version of the log it has read.
 LOG_VERSION = "log"

@@ -3,7 +3,7 @@
 It is written create-exclusive and flushed before the decision names its path,
 size and digest, so a decision can always be finished from the manifest alone:
 the batch is not computed again. Tables need nothing besides; a user's own
-state needs its code, and a committer spout's commit needs the spout (DESIGN 2.3).
+state needs its code, and a committer spout's commit needs the spout (docs/semantics.md 9.3).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinators import faults
-from coordinators.errors import Halted, TableError
-from coordinators.records import Decision
-from coordinators.transactions import TransactionAttempt
-from states.names import check_inside
-from states.parquet_files import fsync
-from states.staged import StagedFile
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, TableError
+from trident.coordinators.records import Decision
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.names import check_inside
+from trident.states.parquet_files import fsync
+from trident.states.staged import StagedFile
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")

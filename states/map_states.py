@@ -1,4 +1,4 @@
-"""Maps that count each transaction as their semantics promise, over any backing map (SEMANTICS 5).
+"""Maps that count each transaction as their semantics promise, over any backing map (docs/semantics.md 5).
 
 Between ``begin_commit(txid)`` and ``commit(txid)`` a map gathers its updates
 and shows them to its own reads; ``commit`` writes them in one ``multi_put``.
@@ -8,7 +8,7 @@ two of them could not tell which of them a stored txid stands for. What an
 update builds on is the state as of the transaction before, also when an
 earlier try of this transaction has been written.
 
-Keys are the same exactly when their texts are (:func:`states.values.dumps`):
+Keys are the same exactly when their texts are (:func:`trident.states.values.dumps`):
 ``(1,)``, ``(1.0,)`` and ``(True,)`` are three keys, here as in every store.
 """
 
@@ -19,9 +19,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinators.errors import ConfigError, TridentError
-from states.user_states import BackingMap, FollowsTransactions, Key, MapState, Updater
-from states.values import UNCHANGED, Base, Semantics, base_of, dumps, fresh, loads, stored_after, undone, visible
+from trident.coordinators.errors import ConfigError, TridentError
+from trident.states.user_states import BackingMap, FollowsTransactions, Key, MapState, Updater
+from trident.states.values import (
+    UNCHANGED,
+    Base,
+    Semantics,
+    base_of,
+    dumps,
+    fresh,
+    loads,
+    stored_after,
+    undone,
+    visible,
+)
 
 
 def key_text(key: Key) -> str:
@@ -180,7 +191,7 @@ class OpaqueMap(_ValueMap):
     semantics = Semantics.OPAQUE
 
     def undo(self, keys: Sequence[Key], txid: int) -> None:
-        """Writes keys back as they were before ``txid``, where it has changed them (SEMANTICS 7.1).
+        """Writes keys back as they were before ``txid``, where it has changed them (docs/semantics.md 7.1).
 
         For a caller that writes before it knows whether the try counts, and
         remembers which keys a failed one touched. Outside of a transaction.

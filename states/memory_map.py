@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from states.names import check_name
+from trident.states.names import check_name
 
 
 @dataclass(frozen=True)
 class MemoryMapState:
-    """A keyed state that lives as long as this process (SEMANTICS 5: memory map).
+    """A keyed state that lives as long as this process (docs/semantics.md 5: memory map).
 
     Within one process it survives a stop and a start of the topology, so a
     test can compare it; it is gone with the process, so it is for tests only.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coordinators.errors import TableError, TopologyError
+from trident.coordinators.errors import TableError, TopologyError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 # Folders of the framework beside those of the topologies.

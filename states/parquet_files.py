@@ -2,8 +2,8 @@
 
 A file counts only when its task's result reached the driver, so the report is
 a row of the job's output, never a folder listing and never an accumulator
-(DESIGN 2.2, 5). Full statistics go with each file: without them no reader
-skips it (DESIGN 4).
+(docs/semantics.md 9.2, 12). Full statistics go with each file: without them no reader
+skips it (docs/semantics.md 11).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from states.plain_values import python_values
+from trident.states.plain_values import python_values
 
 REPORT_SCHEMA = (
     "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinators.errors import TableError
-from coordinators.records import TableMark
-from states import contradictions, delta_log
-from states.control import DOMAIN
-from states.descriptor import StateDescriptor
-from states.kernel import KernelEngine, TableSnapshot
-from states.keyed_tables import merged_upto, open_plain
-from states.log_entries import entry_signature, versions_of
+from trident.coordinators.errors import TableError
+from trident.coordinators.records import TableMark
+from trident.states import contradictions, delta_log
+from trident.states.control import DOMAIN
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import KernelEngine, TableSnapshot
+from trident.states.keyed_tables import merged_upto, open_plain
+from trident.states.log_entries import entry_signature, versions_of
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
 _NO_ATTEMPT = 0

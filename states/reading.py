@@ -1,4 +1,4 @@
-"""Snapshot reads: the states of a batch group, all as of one transaction (DESIGN 4).
+"""Snapshot reads: the states of a batch group, all as of one transaction (docs/semantics.md 11).
 
 Needs no running topology and no ZooKeeper. What was published to only some of
 a group's tables is never read: without a txid a read gives the last transaction
@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TableError
-from states import delta_log
-from states.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
-from states.control import DOMAIN, ControlRecord
-from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
-from states.kernel import KernelEngine, TableMissing, TableSnapshot
-from states.keyed_tables import merged_upto, own_control, plain_as_of
-from states.log_merge import table_rows
-from states.stored import Stored, load_frame, of_snapshots
+from trident.coordinators.errors import TableError
+from trident.states import delta_log
+from trident.states.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
+from trident.states.control import DOMAIN, ControlRecord
+from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.states.kernel import KernelEngine, TableMissing, TableSnapshot
+from trident.states.keyed_tables import merged_upto, own_control, plain_as_of
+from trident.states.log_merge import table_rows
+from trident.states.stored import Stored, load_frame, of_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from coordinators.errors import ConfigError, OutcomeUnknown, TridentError
-from states.backing_maps import stale_epoch
-from states.map_states import key_text
-from states.names import check_name
-from states.redis_server import SCHEMES, as_text, check_durable, client_of, redis_module, without_secrets
-from states.user_states import Key
-from states.values import dumps, loads
+from trident.coordinators.errors import ConfigError, OutcomeUnknown, TridentError
+from trident.states.backing_maps import stale_epoch
+from trident.states.map_states import key_text
+from trident.states.names import check_name
+from trident.states.redis_server import SCHEMES, as_text, check_durable, client_of, redis_module, without_secrets
+from trident.states.user_states import Key
+from trident.states.values import dumps, loads
 
 # A script holds up every other client of the server; 10,000 rows take some 10 ms.
 _KEYS_PER_CALL = 10_000

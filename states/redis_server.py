@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from coordinators.errors import ConfigError, EnvironmentProblem
+from trident.coordinators.errors import ConfigError, EnvironmentProblem
 
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0

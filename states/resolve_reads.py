@@ -1,8 +1,8 @@
-"""Looks up what a keyed state holds as of the transaction before: the Resolve step's reads (DESIGN 2.3).
+"""Looks up what a keyed state holds as of the transaction before: the Resolve step's reads (docs/semantics.md 9.3).
 
-The result is that of ``states.reading`` for the same transaction, but of a few
+The result is that of ``trident.states.reading`` for the same transaction, but of a few
 keys, and at a price that a transaction can pay: no table is loaded anew and no
-folder listed, the files come from the log entries (``states.table_files``); the
+folder listed, the files come from the log entries (``trident.states.table_files``); the
 keys that are asked go to every task, and neither table nor log is moved (unless
 so many are asked that most of the table is wanted anyway).
 """
@@ -14,15 +14,15 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TableError
-from states import reading
-from states.descriptor import StateDescriptor
-from states.kernel import KernelEngine, TableMissing
-from states.kernel_files import local_path
-from states.keyed_tables import check_own, greatest_txid
-from states.log_merge import broadcast_if_small, log_rows, quoted, same_key, table_rows
-from states.stored import Stored
-from states.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
+from trident.coordinators.errors import TableError
+from trident.states import reading
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import KernelEngine, TableMissing
+from trident.states.kernel_files import local_path
+from trident.states.keyed_tables import check_own, greatest_txid
+from trident.states.log_merge import broadcast_if_small, log_rows, quoted, same_key, table_rows
+from trident.states.stored import Stored
+from trident.states.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

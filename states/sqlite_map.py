@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coordinators.errors import ConfigError, ForeignTable, OutcomeUnknown, TopologyError, TridentError
-from states.backing_maps import stale_epoch
-from states.map_states import key_text
-from states.names import check_name
-from states.user_states import Key
-from states.values import dumps, loads
+from trident.coordinators.errors import ConfigError, ForeignTable, OutcomeUnknown, TopologyError, TridentError
+from trident.states.backing_maps import stale_epoch
+from trident.states.map_states import key_text
+from trident.states.names import check_name
+from trident.states.user_states import Key
+from trident.states.values import dumps, loads
 
 BUSY_TIMEOUT_SECS = 30.0
 _EPOCHS = "trident_epochs"

@@ -1,7 +1,7 @@
 """A Parquet file that was written for a table but is not yet part of it.
 
 The one record that passes between the tasks that write files, the manifest
-that makes them durable and the commit that publishes them (DESIGN 2).
+that makes them durable and the commit that publishes them (docs/semantics.md 9).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinators.errors import TableError
-from states.names import check_inside
+from trident.coordinators.errors import TableError
+from trident.states.names import check_inside
 
 _FIELDS = {"path": str, "size": int, "mtime_ms": int, "num_records": int, "stats": str, "partition_values": dict}
 

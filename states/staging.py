@@ -1,4 +1,4 @@
-"""Stages the rows of one attempt: durable files that no reader sees yet (DESIGN 2.2)."""
+"""Stages the rows of one attempt: durable files that no reader sees yet (docs/semantics.md 9.2)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators import faults
-from coordinators.errors import StagedFileMissing, TableError
-from coordinators.transactions import TransactionAttempt
-from states.names import check_inside
-from states.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
-from states.staged import StagedFile
+from trident.coordinators import faults
+from trident.coordinators.errors import StagedFileMissing, TableError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.names import check_inside
+from trident.states.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
+from trident.states.staged import StagedFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

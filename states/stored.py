@@ -13,15 +13,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TableError
-from states import delta_log, log_entries
-from states.control import DOMAIN, ControlRecord
-from states.descriptor import StateDescriptor
-from states.kernel import KernelEngine, TableSnapshot
-from states.kernel_files import LiveFile, local_path
-from states.keyed_tables import greatest_txid
-from states.log_merge import live, live_grouped, log_rows, table_rows
-from states.table_files import FEW_FILES, NotFollowed, scan
+from trident.coordinators.errors import TableError
+from trident.states import delta_log, log_entries
+from trident.states.control import DOMAIN, ControlRecord
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import KernelEngine, TableSnapshot
+from trident.states.kernel_files import LiveFile, local_path
+from trident.states.keyed_tables import greatest_txid
+from trident.states.log_merge import live, live_grouped, log_rows, table_rows
+from trident.states.table_files import FEW_FILES, NotFollowed, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

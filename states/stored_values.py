@@ -16,7 +16,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, TypeVar, Union
 
-from coordinators.errors import ConfigError, TridentError
+from trident.coordinators.errors import ConfigError, TridentError
 
 T = TypeVar("T")
 

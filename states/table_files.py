@@ -5,7 +5,7 @@ hundreds, since it puts the version's files together in a job of its own and
 chooses among them in another. Where the files are few and known, that is
 most of the price of a read. A transaction that looks values up would pay it
 every time, to learn of one more log entry which says in a few hundred bytes
-what was added: so lookups (``states.resolve_reads``) read each new entry
+what was added: so lookups (``trident.states.resolve_reads``) read each new entry
 themselves, once.
 
 Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from coordinators.errors import TableError
-from states import delta_log, log_entries
-from states.control import DOMAIN, ControlRecord, decode_control
-from states.kernel import KernelEngine
-from states.kernel_files import LiveFile
+from trident.coordinators.errors import TableError
+from trident.states import delta_log, log_entries
+from trident.states.control import DOMAIN, ControlRecord, decode_control
+from trident.states.kernel import KernelEngine
+from trident.states.kernel_files import LiveFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

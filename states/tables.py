@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from states.binding import DELETED_COLUMN, StateBinding
+from trident.states.binding import DELETED_COLUMN, StateBinding
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -20,9 +20,9 @@ import logging
 import os
 import uuid
 
-from coordinators.errors import TableError
-from states.kernel_files import commit_lock, local_path, settle_log_entry
-from states.log_entries import entry_of, versions_of
+from trident.coordinators.errors import TableError
+from trident.states.kernel_files import commit_lock, local_path, settle_log_entry
+from trident.states.log_entries import entry_of, versions_of
 
 log = logging.getLogger(__name__)
 # More than that is no power cut: somebody should look.

@@ -1,4 +1,4 @@
-"""Publishes decided batches to users' own states: a Spark job, one task per staged file (DESIGN 2.5)."""
+"""Publishes decided batches to users' own states: a Spark job, one task per staged file (docs/semantics.md 9.5)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators import faults
-from coordinators.errors import Halted, TridentError
-from coordinators.transactions import TransactionAttempt
-from states.binding import StateBinding
-from states.manifest import ManifestTable
-from states.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, TridentError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.binding import StateBinding
+from trident.states.manifest import ManifestTable
+from trident.states.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,11 +1,11 @@
-"""The contracts between a user's own state and the framework (SEMANTICS 5).
+"""The contracts between a user's own state and the framework (docs/semantics.md 5).
 
 A user-written state is updated *after* its batch has been decided, from rows
-that were made durable before (DESIGN 2, step 5): the same txid always comes
+that were made durable before (docs/semantics.md 9.5): the same txid always comes
 with the same rows, however often and in whichever process it is tried. What a
 state must still do itself is to notice that it has applied a txid, since a
 crash may come between its write and the moment the coordinator hears of it;
-:mod:`states.map_states` does that over any :class:`BackingMap`.
+:mod:`trident.states.map_states` does that over any :class:`BackingMap`.
 
 Who calls what, and where::
 
@@ -143,7 +143,7 @@ class Snapshottable(State, Protocol):
 class BackingMap(Protocol):
     """Where a map's rows are: a store that a user can write in twenty lines.
 
-    Keys are tuples of plain values; values are what :func:`states.values.dumps`
+    Keys are tuples of plain values; values are what :func:`trident.states.values.dumps`
     takes. The caller's duty: one writer per key at a time.
     """
 
@@ -169,7 +169,7 @@ class FencedBackingMap(BackingMap, Protocol):
     in the same atomic step as the write, and keeps that epoch as durably as
     the rows. It may write many keys in several such steps. Without it, a
     coordinator that was suspended between its read and its write could wake up
-    and overwrite what its successor wrote (SEMANTICS 7.5).
+    and overwrite what its successor wrote (docs/semantics.md 7.5).
     """
 
     fenced: ClassVar[bool] = True

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from states.map_states import CachedMap
-from states.plain_values import python_values
-from states.values import loads
+from trident.states.map_states import CachedMap
+from trident.states.plain_values import python_values
+from trident.states.values import loads
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,6 +1,6 @@
 """What a state stores so that a transaction counts once: the pure rules.
 
-The rules (SEMANTICS 5) decide for one key, from what is stored and the txid
+The rules (docs/semantics.md 5) decide for one key, from what is stored and the txid
 that updates it, what the update builds on and what is stored afterwards:
 
 =================  =======================  ==============================  ===========================
@@ -18,7 +18,7 @@ could still need it: a transactional row says that this txid has been applied,
 an opaque one holds `previous`. A row that would say nothing more than
 "absent" is removed.
 
-How a stored value is written down is in :mod:`states.stored_values`.
+How a stored value is written down is in :mod:`trident.states.stored_values`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
-from coordinators.errors import ConfigError, Halted, IdentityMismatch
-from states.stored_values import OpaqueValue, TransactionalValue, dumps, loads
+from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch
+from trident.states.stored_values import OpaqueValue, TransactionalValue, dumps, loads
 
 __all__ = [
     "UNCHANGED",
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Semantics(enum.Enum):
-    """How a state keeps a replay from counting twice (SEMANTICS 5)."""
+    """How a state keeps a replay from counting twice (docs/semantics.md 5)."""
 
     NON_TRANSACTIONAL = "non-transactional"
     TRANSACTIONAL = "transactional"
@@ -170,7 +170,7 @@ def undone(stored: Stored, txid: int, incarnation: str = "") -> Stored:
     """An opaque value as it was before transaction ``txid``: for a key that only a failed try of it touched.
 
     The replay of an opaque batch may not touch that key again, and in Trident
-    it stays counted (SEMANTICS 7.1). Whoever writes before the batch is decided
+    it stays counted (docs/semantics.md 7.1). Whoever writes before the batch is decided
     must undo it; the framework writes afterwards, and has no need to.
 
     Returns:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinators.errors import Deposed, SourceError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import Deposed, SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import Commits, Emitted, Prepares, SpoutContext
 
 IN_FLIGHT = 3

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from coordinators.embedded import _class_path, find_java
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.networks import Network
+from trident.coordinators.embedded import _class_path, find_java
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 
 TICK_SECS = 0.5
 SERVERS = ("s1", "s2", "s3")

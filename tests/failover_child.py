@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinators import faults
-from coordinators.zookeeper import WRITE, Check, ZooKeeper
-from states.kernel import KernelEngine
 from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, SpoutKind, SqliteMap, TridentTopology, opaque
+from trident.coordinators import faults
+from trident.coordinators.zookeeper import WRITE, Check, ZooKeeper
 from trident.schemas import as_schema
 from trident.session import make_session
+from trident.states.kernel import KernelEngine
 
 TOPOLOGY, STREAM, WORDS = "failover", "numbers", 7
 
@@ -216,9 +216,8 @@ def topology(settings: Mapping[str, Any]) -> TridentTopology:
 
 def main(settings: Mapping[str, Any]) -> None:
     log = Log(settings["log"])
-    for name in ("trident", "coordinators", "states"):
-        logging.getLogger(name).addHandler(_Handler(log))
-        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("trident").addHandler(_Handler(log))
+    logging.getLogger("trident").setLevel(logging.INFO)
     threading.Thread(target=_watch_clock, daemon=True).start()
     say_attempts(log, bool(settings.get("late")))
     spark = make_session("failover", {

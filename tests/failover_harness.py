@@ -20,10 +20,10 @@ from typing import Any
 
 import deltalake
 
-from coordinators.zookeeper import ZooKeeper
 from tests.ensemble import SERVERS, Ensemble
 from tests.failover_child import STREAM, TOPOLOGY, word_of
 from tests.networks import make_network
+from trident.coordinators.zookeeper import ZooKeeper
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 120.0

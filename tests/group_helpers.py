@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from coordinators.ports import ProcessedBatch
-from coordinators.records import GroupRecord, Marker
-from coordinators.transactions import TransactionAttempt
-from states.binding import StateBinding
-from states.committer import DeltaCommitter
-from states.delta_append import DeltaAppend
-from states.delta_map import DeltaMapState
-from states.kernel import KernelEngine
-from states.parquet_files import FileTarget, write_partition
-from states.staged import StagedFile
-from states.staging import attempt_folder, staged_file
+from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.records import GroupRecord, Marker
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.binding import StateBinding
+from trident.states.committer import DeltaCommitter
+from trident.states.delta_append import DeltaAppend
+from trident.states.delta_map import DeltaMapState
+from trident.states.kernel import KernelEngine
+from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.staged import StagedFile
+from trident.states.staging import attempt_folder, staged_file
 
 ROWS = StructType().add("word", "string").add("n", "long")
 COUNTS = StructType().add("word", "string").add("count", "long")

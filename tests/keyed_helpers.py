@@ -19,15 +19,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType
 
-from states.binding import StateBinding
-from states.control import DOMAIN, ControlRecord
-from states.delta_append import DeltaAppend
-from states.delta_map import DeltaMapState
-from states.descriptor import StateDescriptor
-from states.kernel import KernelEngine, TableSnapshot
-from states.parquet_files import FileTarget, write_partition
-from states.staged import StagedFile
-from states.tables import plain_table, published_table
+from trident.states.binding import StateBinding
+from trident.states.control import DOMAIN, ControlRecord
+from trident.states.delta_append import DeltaAppend
+from trident.states.delta_map import DeltaMapState
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import KernelEngine, TableSnapshot
+from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.staged import StagedFile
+from trident.states.tables import plain_table, published_table
 
 COUNT_SCHEMA = "word string, count bigint"
 

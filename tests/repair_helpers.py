@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coordinators.errors import TridentError
-from coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
+from trident.coordinators.errors import TridentError
+from trident.coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
 from trident.query import TopologyQuery, start_topology
 from trident.repair import Repaired, repair
 from trident.repair_steps import Choices

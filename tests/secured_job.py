@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinators import faults
 from trident import DeltaAppend, DeltaMapState, FileSpout, Sum, TridentConfig, TridentTopology
+from trident.coordinators import faults
 from trident.query import TopologyQuery
 from trident.schemas import as_schema
 from trident.session import make_session
@@ -98,7 +98,7 @@ def topology(folder: Path) -> TridentTopology:
 
 def main(folder: Path) -> None:
     logging.basicConfig(level=1, stream=sys.stderr)
-    logging.getLogger("coordinators.zookeeper.kazoo").propagate = True
+    logging.getLogger("trident.coordinators.zookeeper.kazoo").propagate = True
     spark = make_session("life", {
         "spark.master": "local[2]", "spark.driver.memory": "700m",
         "spark.executorEnv.SECURED_JOB_PROBE": "of the conf",

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators import faults
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import DeltaAppend, TridentTopology
+from trident.coordinators import faults
 from trident.query import TopologyQuery, start_topology
 
 WAIT_SECS = 90.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import faults
 from tests.soak.measure import orphans, temporary
+from trident.coordinators import faults
 
 
 class SmallDisk:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from coordinators.transactions import TransactionAttempt
-from states.delta_append import DeltaAppend
 from trident.arrow_ops import Chain
 from trident.arrow_values import python_values
+from trident.coordinators.transactions import TransactionAttempt
 from trident.lowering import PyOp, arrow_type
 from trident.planner import GroupPlan, plan
 from trident.run_batch import _plan_of
+from trident.states.delta_append import DeltaAppend
 from trident.stream import Stream
 from trident.topology import TridentTopology
 from trident.types import parse_outputs

@@ -1,4 +1,4 @@
-"""What streams mean for one batch (SEMANTICS 4), in plain Python: what tests compare Spark with.
+"""What streams mean for one batch (docs/semantics.md 4), in plain Python: what tests compare Spark with.
 
 It shares no code with the package. A batch is a list of partitions, a
 partition a list of rows, a row a dict. Where the semantics do not say in which

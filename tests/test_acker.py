@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinators.acker import Acker, Ackers, Ended, Verdict
-from coordinators.errors import ConfigError
+from trident.coordinators.acker import Acker, Ackers, Ended, Verdict
+from trident.coordinators.errors import ConfigError
 
 ids = st.integers(1, 2**64 - 1)
 

@@ -1,4 +1,4 @@
-"""Aggregates over a batch and its groups: one row for an empty batch, none per group (SEMANTICS 4)."""
+"""Aggregates over a batch and its groups: one row for an empty batch, none per group (docs/semantics.md 4)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
-from coordinators.transactions import TransactionAttempt
-from states.memory_map import MemoryMapState
-from states.native import NATIVE
 from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of
 from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum, is_groupable, is_ordered, kind_of
+from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.functions import translate_failure
 from trident.planner import plan
+from trident.states.memory_map import MemoryMapState
+from trident.states.native import NATIVE
 from trident.types import parse_type
 
 NAN = float("nan")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.errors import (
+from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,
     ForeignTable,
@@ -26,13 +27,12 @@ from coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from states.backed_map import BackedMapState, non_transactional, opaque, transactional
-from states.backing_maps import MemoryBackingMap
-from states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from states.redis_map import RedisMap
-from states.sqlite_map import SqliteMap
-from states.values import OpaqueValue, Semantics
-from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from trident.states.backed_map import BackedMapState, non_transactional, opaque, transactional
+from trident.states.backing_maps import MemoryBackingMap
+from trident.states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
+from trident.states.redis_map import RedisMap
+from trident.states.sqlite_map import SqliteMap
+from trident.states.values import OpaqueValue, Semantics
 
 ROOT = Path(__file__).resolve().parent.parent
 STORES = ["memory", "sqlite", "redis"]
@@ -144,8 +144,8 @@ def test_a_thread_of_an_old_epoch_never_writes_after_the_new_one(store):
 
 ZOMBIE = """
 import pickle, sys
-from states.map_states import OpaqueMap
-from coordinators.errors import StaleEpoch
+from trident.states.map_states import OpaqueMap
+from trident.coordinators.errors import StaleEpoch
 store = pickle.loads(bytes.fromhex(sys.argv[1]))
 state = OpaqueMap(store, epoch=1, incarnation="i")
 state.begin_commit(2)
@@ -169,7 +169,7 @@ def process(script, store, **pipes):
 
 @shared_stores
 def test_a_coordinator_that_sleeps_between_its_read_and_its_write_is_refused(store):
-    """The suspended process of SEMANTICS 7.5, in a process of its own, stopped by a signal."""
+    """The suspended process of docs/semantics.md 7.5, in a process of its own, stopped by a signal."""
     first = OpaqueMap(store, epoch=1, incarnation="i")
     first.begin_commit(1)
     first.multi_put([("k",)], [1])

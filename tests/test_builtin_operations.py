@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
+from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
 from trident.functions import expr, translate_failure
 from trident.nodes import NativeNode, PythonNode
 from trident.stream import Stream

@@ -1,6 +1,6 @@
-"""MERGE, log drop and live read in every interleaving (DESIGN 4).
+"""MERGE, log drop and live read in every interleaving (docs/semantics.md 11).
 
-The decisions are the production ones of ``states.compaction``. In each
+The decisions are the production ones of ``trident.states.compaction``. In each
 reachable state: no transaction counted twice or lost, the floor never above P, P
 never above the last advanced; each live read is exact as of its N.
 
@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from states.compaction import (
+from tests.explorer.compaction import Compaction
+from tests.explorer.search import DEEP, Violation, explore
+from trident.states.compaction import (
     READ_AGAIN,
     LiveRead,
     LogView,
@@ -26,8 +28,6 @@ from states.compaction import (
     plan_live_read,
     plan_merge,
 )  # fmt: skip
-from tests.explorer.compaction import Compaction
-from tests.explorer.search import DEEP, Violation, explore
 
 TWO = {1: "a", 2: "ab"}
 THREE = {1: "a", 2: "ab", 3: "b"}

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import deltalake
 import pytest
 
-from coordinators import faults
-from coordinators.errors import CommitConflict, ConfigError, Halted, TableError
-from states import compactor as compactor_module
-from states.background_compactor import BackgroundCompactor
-from states.compactor import Compactor
-from states.control import DOMAIN, decode_control
-from states.kernel import KernelEngine
 from tests.keyed_helpers import Concat, Group, Longest, append, keyed
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
+from trident.states import compactor as compactor_module
+from trident.states.background_compactor import BackgroundCompactor
+from trident.states.compactor import Compactor
+from trident.states.control import DOMAIN, decode_control
+from trident.states.kernel import KernelEngine
 
 
 @pytest.fixture(autouse=True)

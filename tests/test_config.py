@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.errors import ConfigError
 from trident.config import TridentConfig, markdown_table
+from trident.coordinators.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -19,14 +19,14 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from coordinators import faults
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.errors import CoordinationError, ForeignTable, Halted
-from coordinators.leadership import Fence
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
 from trident import admin, cli
+from trident.coordinators import faults
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
+from trident.coordinators.leadership import Fence
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.repair import repair
 from trident.status import format_status, read_status
 
@@ -515,7 +515,7 @@ def test_a_delta_log_that_was_cleaned_too_far(world: World) -> None:
 
 def cleaned(world: World, table: str) -> None:
     """Writes a checkpoint and removes every entry before it, as Delta does after its retention; not that of its version."""
-    from states.kernel import KernelEngine
+    from trident.states.kernel import KernelEngine
 
     engine = KernelEngine(world.spark)
     path = world.warehouse / table

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from coordinators import faults
-from coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from trident.coordinators import faults
+from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.data_source_spout import DataSourceSpout
 from trident.spouts import Refreshes, Resumes, Shrinks, SpoutContext, TridentSpout
 

@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators.errors import TableError
-from states import delta_log
-from states.delta_log import Commit, commits_since, find_version_by_control, find_version_by_txn, foreign, read_commit
-from states.kernel import KernelEngine, TableSnapshot
-from states.staged import StagedFile
+from trident.coordinators.errors import TableError
+from trident.states import delta_log
+from trident.states.delta_log import (
+    Commit,
+    commits_since,
+    find_version_by_control,
+    find_version_by_txn,
+    foreign,
+    read_commit,
+)
+from trident.states.kernel import KernelEngine, TableSnapshot
+from trident.states.staged import StagedFile
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
 APP = "trident/topology/group"

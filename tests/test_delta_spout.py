@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
-from coordinators import faults
-from coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident import delta_changes
+from trident.coordinators import faults
+from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.delta_changes import DeltaChanges, differences
 from trident.delta_planning import Range
 from trident.delta_spout import DeltaSpout

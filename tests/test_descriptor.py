@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.errors import ConfigError, ForeignTable, TableError, TopologyError
-from states.delta_map import DeltaMapState
-from states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.coordinators.errors import ConfigError, ForeignTable, TableError, TopologyError
+from trident.states.delta_map import DeltaMapState
+from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 
 SCHEMA = '{"type":"struct","fields":[{"name":"word","type":"string","nullable":true,"metadata":{}}]}'
 

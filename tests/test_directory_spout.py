@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators import faults
-from coordinators.errors import SourceError, TopologyError
-from coordinators.faults import InjectedFault
-from coordinators.transactions import TransactionAttempt
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology, directory_queue, directory_spout
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.faults import InjectedFault
+from trident.coordinators.transactions import TransactionAttempt
 from trident.directory_queue import HIDDEN
 from trident.directory_spout import DirectoryQueueSpout
 from trident.file_reading import source_failure

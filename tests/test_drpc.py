@@ -21,20 +21,6 @@ from typing import Any
 import pytest
 from pyspark.sql.types import DateType
 
-from coordinators import faults
-from coordinators.errors import (
-    ConfigError,
-    DrpcTimeout,
-    NotLeading,
-    OutputTypeError,
-    TopologyError,
-    UnknownFunction,
-    UserFunctionError,
-    WrongArguments,
-)
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from states.map_states import OpaqueMap, TransactionalMap
-from states.memory_map import MemoryMap
 from tests.stream_helpers import RowsSpout
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from tests.zk_fixtures import eventually
@@ -57,12 +43,26 @@ from trident import (
 )
 from trident.arrow_states import MapAsOf, NewerThanAsked
 from trident.config import TridentConfig
+from trident.coordinators import faults
+from trident.coordinators.errors import (
+    ConfigError,
+    DrpcTimeout,
+    NotLeading,
+    OutputTypeError,
+    TopologyError,
+    UnknownFunction,
+    UserFunctionError,
+    WrongArguments,
+)
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.drpc import Answer
 from trident.drpc_plan import drpc_plans
 from trident.drpc_values import as_json, converted
 from trident.http_server import HttpServer
 from trident.planner import plan
 from trident.query import TopologyQuery
+from trident.states.map_states import OpaqueMap, TransactionalMap
+from trident.states.memory_map import MemoryMap
 from trident.types import parse_type
 
 TOKEN = "a-token-of-the-tests"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import embedded, processes
-from coordinators.embedded import EmbeddedZooKeeper, find_java
-from coordinators.errors import JavaProblem, ZooKeeperUnreachable
-from coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
 from tests.zk_fixtures import eventually
+from trident.coordinators import embedded, processes
+from trident.coordinators.embedded import EmbeddedZooKeeper, find_java
+from trident.coordinators.errors import JavaProblem, ZooKeeperUnreachable
+from trident.coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,7 +42,7 @@ def gone(pid):
 
 
 def test_one_server_for_all_who_ask_at_once_which_survives_them_and_stops_when_told(folder):
-    program = f"from coordinators.embedded import EmbeddedZooKeeper as E; print(E.ensure({str(folder)!r}))"
+    program = f"from trident.coordinators.embedded import EmbeddedZooKeeper as E; print(E.ensure({str(folder)!r}))"
     askers = [
         subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(3)

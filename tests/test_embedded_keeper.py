@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper, ZooKeeperConfig
 from tests.storage_helpers import small_disk
 from tests.zk_fixtures import eventually
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper, ZooKeeperConfig
 from trident.embedded_keeper import EmbeddedKeeper
 from trident.storage_failures import FailureExplainer
 

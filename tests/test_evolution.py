@@ -10,20 +10,20 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from coordinators.errors import CommitConflict, Halted, SchemaMismatch
-from coordinators.leadership import Leadership
-from coordinators.registration import Registration, identity_conflicts
-from coordinators.transactions import TransactionAttempt
-from states import delta_log
-from states.compactor import Compactor
-from states.control import DOMAIN, decode_control
-from states.delta_log import commits_since, foreign
-from states.evolution import add_columns, columns_only_added
-from states.kernel import CommitOutcomeUnknown, KernelEngine
-from states.reading import read_state
-from states.tables import plain_table, published_table
 from tests import group_helpers
 from tests.keyed_helpers import Group, Native, append, keyed
+from trident.coordinators.errors import CommitConflict, Halted, SchemaMismatch
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.registration import Registration, identity_conflicts
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states import delta_log
+from trident.states.compactor import Compactor
+from trident.states.control import DOMAIN, decode_control
+from trident.states.delta_log import commits_since, foreign
+from trident.states.evolution import add_columns, columns_only_added
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine
+from trident.states.reading import read_state
+from trident.states.tables import plain_table, published_table
 
 UPSERT = Native("upsert")
 

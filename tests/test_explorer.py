@@ -1,4 +1,4 @@
-"""Every reachable state of the production coordinator, for small bounds (DESIGN 2 and 3).
+"""Every reachable state of the production coordinator, for small bounds (docs/semantics.md 9 and 10).
 
 Claims, checked in each state and at each effect: no transaction lost, none
 published twice, order, attempt ids never used again, success only after the
@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinators.master import Limits
 from tests.explorer.durable import Rules
 from tests.explorer.environment import Budget, Environment, Scenario
 from tests.explorer.search import DEEP, Action, Violation, explore
+from trident.coordinators.master import Limits
 
 THREE = Limits(max_spout_pending=3)
 

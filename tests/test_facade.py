@@ -1,4 +1,4 @@
-"""``import trident``: the public names, nothing heavy, and a clear word about a shadowed package."""
+"""``import trident``: the public names, nothing heavy, and nothing that a file of the user could hide."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import coordinators.errors
 import trident
+import trident.coordinators.errors
 import trident.errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def test_type_checkers_see_the_same_names():
     assert set(imported) == set(PUBLIC)
     for name, module in imported.items():
         home = trident._HOME.get(name, "trident")
-        assert module == home or (home, module) == ("coordinators.errors", "trident.errors"), name
+        assert module == home or (home, module) == ("trident.coordinators.errors", "trident.errors"), name
 
 
 def test_an_unknown_name_is_an_ordinary_attribute_error():
@@ -79,34 +79,23 @@ def test_importing_it_loads_neither_pyspark_nor_kazoo_nor_a_jvm(tmp_path):
 def test_the_error_module_has_the_whole_tree():
     tree = {
         name
-        for name, value in vars(coordinators.errors).items()
-        if isinstance(value, type) and issubclass(value, coordinators.errors.TridentError)
+        for name, value in vars(trident.coordinators.errors).items()
+        if isinstance(value, type) and issubclass(value, trident.coordinators.errors.TridentError)
     }
     assert set(trident.errors.__all__) == tree
-    assert all(getattr(trident.errors, name) is getattr(coordinators.errors, name) for name in tree)
+    assert all(getattr(trident.errors, name) is getattr(trident.coordinators.errors, name) for name in tree)
 
 
 @pytest.mark.parametrize("name", ["states", "coordinators"])
-@pytest.mark.parametrize("form", ["module", "package"])
-def test_a_file_that_shadows_a_package_is_named(tmp_path, name, form):
-    shadow = tmp_path / (f"{name}.py" if form == "module" else f"{name}/__init__.py")
-    shadow.parent.mkdir(exist_ok=True)
-    shadow.write_text("")
-    done = run("import trident", cwd=tmp_path)
-    assert done.returncode != 0
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: {shadow} hides the package '{name}'"), done.stderr
-
-
-def test_a_shadow_that_is_imported_already_is_named_too(tmp_path):
-    shadow = tmp_path / "states.py"
-    shadow.write_text("")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import states; sys.path.pop(0); import trident"
-    done = run(script, cwd=ROOT)
-    assert f"{shadow} hides the package 'states'" in done.stderr
-
-
-def test_a_file_of_that_name_elsewhere_is_no_matter(tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "states.py").write_text("")
-    assert run("import trident", cwd=tmp_path).returncode == 0
+@pytest.mark.parametrize("form", ["module", "package", "folder"])
+def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, name, form):
+    theirs = tmp_path / {"module": f"{name}.py", "package": f"{name}/__init__.py", "folder": f"{name}/data.csv"}[form]
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("MINE = 1\n" if form != "folder" else "")
+    uses_it = f"import {name}\nassert {name}.MINE == 1\n" if form != "folder" else ""
+    script = (
+        f"import trident\n{uses_it}for one in trident.__all__: getattr(trident, one)\n"
+        f"from trident import {name} as ours\nprint(ours.__name__)"
+    )
+    done = run(script, cwd=tmp_path)
+    assert done.stdout == f"trident.{name}\n", done.stderr

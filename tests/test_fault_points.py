@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import faults
 from tests.fault_point_scan import ROOT, scan, scan_all
+from trident.coordinators import faults
 
 _TASK = "runs in a Spark task: inside the job that stage.write, spout.emit, resolve.stage or publish.user encloses"
 _INSIDE = "called only inside of a fault point of its caller"
@@ -215,6 +215,6 @@ def test_every_fault_point_is_armed_by_the_crash_sweep_or_by_a_test_that_is_name
 
 
 def test_what_is_declared_in_the_source_is_what_is_registered() -> None:
-    import coordinators.zookeeper  # noqa: F401
+    import trident.coordinators.zookeeper  # noqa: F401
 
     assert faults.registered().keys() - {"test.declared"} <= declared().keys()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import faults
-from coordinators.errors import ConfigError, TridentError
-from coordinators.faults import InjectedFault, fault_point
+from trident.coordinators import faults
+from trident.coordinators.errors import ConfigError, TridentError
+from trident.coordinators.faults import InjectedFault, fault_point
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,7 +144,7 @@ def test_a_point_is_declared_once_with_one_meaning():
 
 def test_the_environment_arms_and_do_then_die_kills_after_the_io():
     program = (
-        "from coordinators.faults import fault_point\n"
+        "from trident.coordinators.faults import fault_point\n"
         "with fault_point('t.x'): print('first', flush=True)\n"
         "with fault_point('t.x'): print('second', flush=True)\n"
         "print('alive', flush=True)\n"
@@ -166,7 +166,7 @@ def test_a_process_stops_itself_before_or_behind_the_io_and_goes_on_where_it_was
     """Its other threads stop too, and the thread that came to the point does nothing before it is continued."""
     program = (
         "import threading\n"
-        "from coordinators.faults import fault_point\n"
+        "from trident.coordinators.faults import fault_point\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "print('begun', flush=True)\n"
         "with fault_point('t.x'): print('done', flush=True)\n"

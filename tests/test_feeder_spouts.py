@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import faults
-from coordinators.errors import SourceError, TopologyError, TridentError
-from coordinators.transactions import TransactionAttempt
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
 from trident import DeltaAppend, TridentTopology
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError, TopologyError, TridentError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.feeder_spouts import FeederBatchSpout, FeederCommitterBatchSpout
 from trident.spouts import BatchSpout, Commits, CommitterTridentSpout, SpoutContext, SpoutKind
 

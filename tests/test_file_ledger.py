@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinators import faults
-from coordinators.errors import SourceError, TopologyError
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_cuts import MAX_FILES, START, Position, cut, length_after, ranges, read_position
 from trident.file_ledger import FileLedger, FoundFile, LedgerBook, LedgerEntry
 from trident.file_listing import FileListing, as_paths

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
 from trident import file_reading
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.file_cuts import FileRange
 from trident.file_ledger import LedgerEntry
 from trident.file_parquet import _is_exact

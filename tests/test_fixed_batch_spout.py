@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.fixed_batch_spout import FixedBatchSpout
 from trident.rows import to_dataframe
 from trident.schemas import as_schema

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pytest
 
 import trident
-from coordinators.errors import FailedException, FieldError, OutputTypeError, TopologyError, UserFunctionError
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
+from trident.coordinators.errors import FailedException, FieldError, OutputTypeError, TopologyError, UserFunctionError
 from trident.functions import translate_failure
 from trident.lifecycle import OperationContext, owner_of
 from trident.stream import Stream

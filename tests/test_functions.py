@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Optional
 
 import pytest
 
-from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
+from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.functions import Expr, describe, expr, translate_failure
 
 LOCK = threading.Lock()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinators.errors import (
+from trident.coordinators.errors import (
     ConfigError,
     CoordinationError,
     CorruptZnode,
@@ -16,12 +16,12 @@ from coordinators.errors import (
     StaleState,
     ValueTooLarge,
 )
-from coordinators.group_store import GroupStore, SupersededAttempt, delete_topology
-from coordinators.leadership import Leadership
-from coordinators.records import Decision, GroupRecord, Marker, TableMark
-from coordinators.registration import Registration
-from coordinators.transactions import TransactionAttempt as Attempt
-from coordinators.zookeeper import Create, Delete, SetData
+from trident.coordinators.group_store import GroupStore, SupersededAttempt, delete_topology
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
+from trident.coordinators.registration import Registration
+from trident.coordinators.transactions import TransactionAttempt as Attempt
+from trident.coordinators.zookeeper import Create, Delete, SetData
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 IDENTITY = {"streams": {"lines": "A", "words": "B"}, "states": {}, "groups": {"lines": ["lines", "words"]}}
@@ -465,7 +465,7 @@ def test_a_znode_that_holds_garbage_is_named(store, zk, names, data):
 
 @pytest.mark.parametrize("wrong", [decision(2, 0), decision(1, 1)])
 def test_a_decision_that_does_not_fit_the_record_is_corrupt(store, zk, wrong):
-    from coordinators.records import encode
+    from trident.coordinators.records import encode
 
     store.begin(Attempt(1, 0), None, {})
     zk.multi([Create(zk.path("wc", GROUP, "decided"), encode(wrong))])

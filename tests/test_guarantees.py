@@ -12,7 +12,6 @@ import pytest
 
 import trident
 import trident.testing
-from states.backing_maps import MemoryBackingMap
 from tests.matrix import cells, sources
 from trident import (
     Count,
@@ -29,6 +28,7 @@ from trident import (
 from trident.guarantees import Guarantee, StateKind, guarantee, state_kind_of, table
 from trident.spout_executors import kind_of
 from trident.spouts import SpoutKind
+from trident.states.backing_maps import MemoryBackingMap
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 EXACT = Guarantee.EXACTLY_ONCE

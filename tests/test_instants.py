@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from states.plain_values import python_values
 from tests.stream_helpers import stream_of
 from tests.topology_helpers import starter
 from trident import DeltaAppend, DeltaMapState, FixedBatchSpout, Max, TridentTopology, read
+from trident.states.plain_values import python_values
 from trident.testing import run_batch
 
 UTC = datetime.timezone.utc

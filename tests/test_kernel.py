@@ -21,12 +21,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from coordinators.errors import CommitConflict, SchemaMismatch, TableError
-from states import kernel
-from states.delta_log import commits_since, foreign, read_commit
-from states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
-from states.staged import StagedFile
 from tests.spark_fixtures import spark_confs
+from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
+from trident.states import kernel
+from trident.states.delta_log import commits_since, foreign, read_commit
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
+from trident.states.staged import StagedFile
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.dumps(
@@ -458,9 +458,9 @@ def test_of_threads_that_commit_on_one_snapshot_exactly_one_wins(engine, table):
 
 WORKER = """
 import json, sys, time
-from coordinators.errors import CommitConflict
-from states.kernel import KernelEngine
-from states.staged import StagedFile
+from trident.coordinators.errors import CommitConflict
+from trident.states.kernel import KernelEngine
+from trident.states.staged import StagedFile
 from trident.session import make_session
 mode, path, confs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 engine = KernelEngine(make_session("race", confs))

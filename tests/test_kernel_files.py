@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from states import kernel_files
-from states.kernel_files import commit_lock
 from tests.zk_fixtures import eventually
+from trident.states import kernel_files
+from trident.states.kernel_files import commit_lock
 
 HOLDER = """
 import sys
-from states.kernel_files import commit_lock
+from trident.states.kernel_files import commit_lock
 with commit_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

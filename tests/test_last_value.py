@@ -11,15 +11,15 @@ import deltalake
 import pytest
 from pyspark.sql import functions as F
 
-from coordinators.errors import CommitConflict, ConfigError, TableError
-from states import log_merge, resolve_reads, stored, table_files
-from states.compaction import SnapshotUnavailable
-from states.compactor import Compactor
-from states.descriptor import StateDescriptor
-from states.kernel import KernelEngine
-from states.reading import read_state
-from states.resolve_reads import StatePins, base_of
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed, map_of
+from trident.coordinators.errors import CommitConflict, ConfigError, TableError
+from trident.states import log_merge, resolve_reads, stored, table_files
+from trident.states.compaction import SnapshotUnavailable
+from trident.states.compactor import Compactor
+from trident.states.descriptor import StateDescriptor
+from trident.states.kernel import KernelEngine
+from trident.states.reading import read_state
+from trident.states.resolve_reads import StatePins, base_of
 
 
 @pytest.fixture(scope="module")

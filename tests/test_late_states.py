@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from coordinators import faults
-from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from tests.stream_helpers import stream_of
 from tests.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from trident import (
@@ -33,6 +31,8 @@ from trident import (
     opaque,
     transactional,
 )
+from trident.coordinators import faults
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 
 BATCHES = [[("a b a",), ("c",)], [], [("a b b longword",), ("c",)]]
 TOTAL = {"a": 3, "b": 3, "c": 2, "longword": 1}

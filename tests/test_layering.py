@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN 7), read from the source: ``if TYPE_CHECKING`` and functions included."""
+"""Who may import whom (docs/semantics.md 14), read from the source: ``if TYPE_CHECKING`` and functions included."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ ONLY_IN = {
 }
 # Users import from `trident`; so do the examples, which show them how.
 EXAMPLES_MAY_NOT = {"coordinators", "states"}
+LINKED = {"coordinators", "states"}
 
 
 def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
@@ -79,6 +80,11 @@ def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, str(node.args[0].value)
 
 
+def package_of(file: str) -> str:
+    folder = file.rpartition("/")[0].replace("/", ".")
+    return f"trident.{folder}" if folder.partition(".")[0] in ("states", "coordinators") else folder
+
+
 def within(module: str, names: set[str]) -> bool:
     return any(module == name or module.startswith(name + ".") for name in names)
 
@@ -87,9 +93,13 @@ def violations(file: str, source: str) -> list[str]:
     """What the source of ``file`` (relative to the repository) imports though it may not."""
     package = file.partition("/")[0]
     found = []
-    for line, module in imports(source, file.rpartition("/")[0].replace("/", ".")):
+    for line, module in imports(source, package_of(file)):
+        # trident/states and trident/coordinators are links to the folders beside it; they are named here as these are.
+        bare = within(module, LINKED)
+        if within(module, {f"trident.{name}" for name in LINKED}):
+            module = module.removeprefix("trident.")
         top = module.partition(".")[0]
-        reason = None
+        reason = f"a user's file may have that name: import trident.{module}" if bare else None
         if within(module, FORBIDDEN.get(package, set())):
             reason = f"{package} may not know {top}"
         elif package == "states" and top == "coordinators" and module != "coordinators":
@@ -128,23 +138,25 @@ def test_no_import_crosses_the_layers(file):
     ("file", "source"),
     [
         ("coordinators/driver.py", "from trident.query import TopologyQuery"),
-        ("coordinators/driver.py", "import states"),
-        ("coordinators/driver.py", "def f():\n    from states import committer"),
+        ("coordinators/driver.py", "import trident.states"),
+        ("coordinators/driver.py", "def f():\n    from trident.states import committer"),
         ("coordinators/driver.py", "if TYPE_CHECKING:\n    from pyspark.sql import DataFrame"),
-        ("coordinators/driver.py", "from ..trident import query"),
+        ("coordinators/driver.py", "from .. import query"),
         ("coordinators/driver.py", "import importlib\nimportlib.import_module('delta.tables')"),
         ("coordinators/records.py", "import kazoo.client"),
         ("coordinators/master.py", "import time"),
         ("coordinators/master.py", "from concurrent.futures import ThreadPoolExecutor"),
-        ("coordinators/master.py", "from coordinators.driver import GroupDriver"),
+        ("coordinators/master.py", "from trident.coordinators.driver import GroupDriver"),
         ("coordinators/master.py", "from . import zookeeper"),
-        ("states/committer.py", "from coordinators.zookeeper import ZooKeeper"),
-        ("states/committer.py", "from coordinators import driver"),
+        ("states/committer.py", "from trident.coordinators.zookeeper import ZooKeeper"),
+        ("states/committer.py", "from trident.coordinators import driver"),
         ("states/committer.py", "from trident.config import TridentConfig"),
         ("states/names.py", "import pyspark"),
+        ("states/committer.py", "from states import manifest"),
+        ("trident/query.py", "import coordinators.driver"),
         ("trident/query.py", "from tests.helpers import x"),
         ("trident/query.py", "from kazoo.client import KazooClient"),
-        ("examples/01_word_count.py", "from states.delta_map import DeltaMapState"),
+        ("examples/01_word_count.py", "from trident.states.delta_map import DeltaMapState"),
     ],
 )
 def test_a_planted_violation_is_found(file, source):
@@ -155,10 +167,10 @@ def test_a_planted_violation_is_found(file, source):
     ("file", "source"),
     [
         ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
-        ("coordinators/driver.py", "from coordinators import faults, master"),
-        ("coordinators/master.py", "from coordinators.transactions import TransactionAttempt"),
-        ("states/committer.py", "from coordinators.errors import Halted\nfrom coordinators import faults"),
-        ("trident/query.py", "from coordinators.driver import GroupDriver\nfrom states.committer import x"),
+        ("coordinators/driver.py", "from trident.coordinators import faults, master"),
+        ("coordinators/master.py", "from trident.coordinators.transactions import TransactionAttempt"),
+        ("states/committer.py", "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults"),
+        ("trident/query.py", "from trident.coordinators.driver import GroupDriver\nfrom trident.states.committer import x"),
         ("examples/01_word_count.py", "from trident import TridentTopology"),
     ],
 )

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from coordinators import processes
-from coordinators.errors import CorruptZnode, Deposed, IdentityMismatch
-from coordinators.leadership import Leadership, current_holder, holder_is_gone
-from coordinators.records import Holder, decode, encode
-from coordinators.registration import Registration, identity_conflicts, identity_difference
-from coordinators.zookeeper import Create, Delete, SetData
 from tests.zk_fixtures import eventually
+from trident.coordinators import processes
+from trident.coordinators.errors import CorruptZnode, Deposed, IdentityMismatch
+from trident.coordinators.leadership import Leadership, current_holder, holder_is_gone
+from trident.coordinators.records import Holder, decode, encode
+from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
+from trident.coordinators.zookeeper import Create, Delete, SetData
 
 ROOT = Path(__file__).resolve().parent.parent
 
 LEADER = """
 import sys, time
-from coordinators.leadership import Leadership
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 zk = ZooKeeper(ZooKeeperConfig(sys.argv[1], sys.argv[2], session_timeout_secs=30))
 zk.connect()
 lease = Leadership(zk, "wc", ["lines"]).acquire()

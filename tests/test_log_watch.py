@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinators.errors import Halted
-from coordinators.records import TableMark
-from states.control import ControlRecord
-from states.log_watch import check_log, merged_log_version, repair_marker, start_of
+from trident.coordinators.errors import Halted
+from trident.coordinators.records import TableMark
 from trident.repair_facts import APPEND, TableFacts
 from trident.repair_look import _Look
+from trident.states.control import ControlRecord
+from trident.states.log_watch import check_log, merged_log_version, repair_marker, start_of
 
 STATE: Any = SimpleNamespace(topology="top", group="lines", incarnation="inc", name="counts", merge_app="merge")
 LEFT = "somebody else changed the table"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinators.errors import ConfigError, Halted, IdentityMismatch, StaleEpoch, TridentError
-from states.backing_maps import MemoryBackingMap, StaticMap
-from states.map_states import (
+from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, StaleEpoch, TridentError
+from trident.states.backing_maps import MemoryBackingMap, StaticMap
+from trident.states.map_states import (
     BufferedMap,
     CachedMap,
     NonTransactionalMap,
@@ -20,9 +20,9 @@ from states.map_states import (
     TransactionalMap,
     key_text,
 )
-from states.sqlite_map import SqliteMap
-from states.user_states import BackingMap, FencedBackingMap, RemovableMapState, Snapshottable, State
-from states.values import OpaqueValue, TransactionalValue
+from trident.states.sqlite_map import SqliteMap
+from trident.states.user_states import BackingMap, FencedBackingMap, RemovableMapState, Snapshottable, State
+from trident.states.values import OpaqueValue, TransactionalValue
 
 MAPS = [NonTransactionalMap, TransactionalMap, OpaqueMap]
 NON, TX, OPAQUE = MAPS
@@ -130,7 +130,7 @@ class World:
         return False
 
     def undo_untouched(self, txid, failed, final):
-        """SEMANTICS 7.1: what failed tries touched and the last one does not."""
+        """docs/semantics.md 7.1: what failed tries touched and the last one does not."""
         touched = {key for attempt in failed for key, _ in attempt.actions} - {key for key, _ in final.actions}
         for index, keys in enumerate(PARTITIONS):
             of_here = [KEYS[key] for key in sorted(touched) if KEYS[key] in keys]
@@ -240,7 +240,7 @@ def test_where_the_table_says_not_exactly_once_it_is_not(store):
     assert failed_then(World(NON, store("memory")), rows, rows) == {"a": ["1:1", "1:1"]}
     # A transactional map skips what it believes to be the same rows: half of them are new.
     assert failed_then(World(TX, store("memory")), rows, others) == {"a": ["1:1"], "b": ["1:2"]}
-    # SEMANTICS 7.1: a key that only the failed try touched stays counted unless it is undone.
+    # docs/semantics.md 7.1: a key that only the failed try touched stays counted unless it is undone.
     assert failed_then(World(OPAQUE, store("memory")), others, rows) == {"a": ["1:1"], "b": ["1:2"]}
 
 

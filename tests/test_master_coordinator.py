@@ -1,4 +1,4 @@
-"""The claims of SEMANTICS 1 on the pure coordinator, one at a time.
+"""The claims of docs/semantics.md 1 on the pure coordinator, one at a time.
 
 The interplay of all of them is explored in ``test_explorer.py``.
 """
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinators.master import (
+from trident.coordinators.master import (
     Advance,
     Advanced,
     AskReady,
@@ -52,7 +52,7 @@ from coordinators.master import (
     initial,
     step,
 )  # fmt: skip
-from coordinators.transactions import TransactionAttempt as At
+from trident.coordinators.transactions import TransactionAttempt as At
 
 
 class Coordinator:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators import faults
 from tests.matrix.cells import IN_THE_SWEEP, ONLY_IN_THE_MATRIX, STATES, Cell, Fault, Run, cells, expected, sample
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
+from trident.coordinators import faults
 from trident.query import TopologyQuery, start_topology
 
 WHOLE = os.environ.get("TRIDENT_MATRIX") == "all"

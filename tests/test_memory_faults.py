@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import trident
-from coordinators.errors import BatchOutOfMemory
 from tests.test_storage_faults import everything
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FileSpout, TridentTopology
+from trident.coordinators.errors import BatchOutOfMemory
 from trident.status import read_status
 
 ROOT = Path(__file__).resolve().parent.parent

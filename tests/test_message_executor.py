@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinators.errors import SourceError
-from coordinators.transactions import TransactionAttempt
-from states.stored_values import loads
 from tests.message_helpers import Messages
 from trident.anchors import ANCHORS, read_anchors
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.ledger import Failure
 from trident.message_executor import MessageSpoutExecutor
 from trident.message_table import Settled
@@ -20,6 +19,7 @@ from trident.replays import request_replay
 from trident.rich_spouts import SpoutCollector, message_key
 from trident.spout_executors import Known
 from trident.spouts import SpoutContext
+from trident.states.stored_values import loads
 
 OPTIONS: dict[str, Any] = {
     "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 15, "max_replays": 1, "replay_backoff_secs": 0.0,

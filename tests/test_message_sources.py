@@ -18,7 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinators.errors import (
+from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
+from trident.coordinators.errors import (
     ConfigError,
     EnvironmentProblem,
     OutcomeUnknown,
@@ -26,7 +27,6 @@ from coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from tests.redis_fixtures import PASSWORD, RedisServer, redis_server  # noqa: F401
 from trident.message_queue import InProcessQueue, InProcessQueueSpout
 from trident.redis_list_queue import RedisListQueue, new_owner
 from trident.redis_list_spout import RedisListSpout

@@ -21,21 +21,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 
-from coordinators.embedded import _read_endpoint
-from coordinators.errors import ConfigError, CorruptZnode, FieldError, Halted, SourceError, TableError, TopologyError
-from coordinators.group_store import partition_znode
-from coordinators.records import Decision, decode, encode
-from coordinators.transactions import TransactionAttempt
-from coordinators.zookeeper import Create, Delete, ZooKeeper
-from coordinators.zookeeper import check_name as check_znode_name
-from states.backed_map import opaque
-from states.descriptor import StateDescriptor, load_descriptor
-from states.manifest import Manifest, ManifestStore, ManifestTable
-from states.names import check_inside, check_name
-from states.redis_map import RedisMap
-from states.sqlite_map import SqliteMap
-from states.staged import StagedFile
-from states.staging import staged_file
 from tests.topology_helpers import starter
 from trident import (
     Count,
@@ -49,9 +34,32 @@ from trident import (
     cli,
 )  # fmt: skip
 from trident.config import TridentConfig
+from trident.coordinators.embedded import _read_endpoint
+from trident.coordinators.errors import (
+    ConfigError,
+    CorruptZnode,
+    FieldError,
+    Halted,
+    SourceError,
+    TableError,
+    TopologyError,
+)
+from trident.coordinators.group_store import partition_znode
+from trident.coordinators.records import Decision, decode, encode
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.zookeeper import Create, Delete, ZooKeeper
+from trident.coordinators.zookeeper import check_name as check_znode_name
 from trident.dead_letter_admin import dead_letters, replay
 from trident.planner import plan
 from trident.spout_executors import OpaquePartitionedTridentSpoutExecutor, _usable
+from trident.states.backed_map import opaque
+from trident.states.descriptor import StateDescriptor, load_descriptor
+from trident.states.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.names import check_inside, check_name
+from trident.states.redis_map import RedisMap
+from trident.states.sqlite_map import SqliteMap
+from trident.states.staged import StagedFile
+from trident.states.staging import staged_file
 
 NASTY = [
     "", " ", ".", "..", "...", "../x", "../../x", "x/..", "a/b", "/etc", "/", "//", "a/", "a\\b", "..\\x", "C:\\x",

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from coordinators.embedded import _read_endpoint
-from coordinators.errors import CorruptZnode, TridentError
-from coordinators.leadership import Leadership
-from coordinators.records import (
+from trident.coordinators.embedded import _read_endpoint
+from trident.coordinators.errors import CorruptZnode, TridentError
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.records import (
     Decision,
     GroupRecord,
     Holder,
@@ -28,14 +28,14 @@ from coordinators.records import (
     decode,
     decode_value,
 )  # fmt: skip
-from coordinators.registration import Registration
-from coordinators.zookeeper import Create, ZooKeeper
-from states.control import decode_control
-from states.descriptor import load_descriptor
-from states.manifest import Manifest
-from states.staged import StagedFile
-from states.stored_values import loads
+from trident.coordinators.registration import Registration
+from trident.coordinators.zookeeper import Create, ZooKeeper
 from trident.replays import ReplayRequests
+from trident.states.control import decode_control
+from trident.states.descriptor import load_descriptor
+from trident.states.manifest import Manifest
+from trident.states.staged import StagedFile
+from trident.states.stored_values import loads
 from trident.status import read_status
 
 ROOT = Path(__file__).resolve().parent.parent

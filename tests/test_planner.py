@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from coordinators.errors import TopologyError
-from coordinators.transactions import TransactionAttempt
-from states.delta_append import DeltaAppend
-from states.delta_map import DeltaMapState
-from states.memory_map import MemoryMapState
 from tests.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
 from trident.aggregators import Count, Sum
 from trident.arrow_ops import CountRows
+from trident.coordinators.errors import TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.planner import plan
+from trident.states.delta_append import DeltaAppend
+from trident.states.delta_map import DeltaMapState
+from trident.states.memory_map import MemoryMapState
 from trident.topology import TridentTopology
 
 

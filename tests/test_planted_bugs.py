@@ -44,7 +44,7 @@ NEEDS = {
 @pytest.fixture(scope="module")
 def zookeeper_for_all(tmp_path_factory: pytest.TempPathFactory):
     """One server for the runs of this process; each test in them has a root of its own."""
-    from coordinators.embedded import EmbeddedZooKeeper
+    from trident.coordinators.embedded import EmbeddedZooKeeper
 
     folder = tmp_path_factory.mktemp("zookeeper")
     yield EmbeddedZooKeeper.ensure(folder)
@@ -115,7 +115,7 @@ def plant(patch: Path, folder: Path) -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.patch"))
+            shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.patch"))
         else:
             shutil.copy(source, folder / name)
     changed = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)

@@ -16,17 +16,6 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinators import faults
-from coordinators.errors import (
-    AttemptCapReached,
-    CorruptZnode,
-    IdentityMismatch,
-    SourceError,
-    TopologyError,
-    UserFunctionError,
-    ZooKeeperUnreachable,
-)
-from coordinators.zookeeper import SetData
 from tests.topology_helpers import IN_ONE_PROCESS
 from tests.zk_fixtures import eventually
 from trident import (
@@ -43,6 +32,17 @@ from trident import (
     TridentTopology,
     non_transactional,
 )
+from trident.coordinators import faults
+from trident.coordinators.errors import (
+    AttemptCapReached,
+    CorruptZnode,
+    IdentityMismatch,
+    SourceError,
+    TopologyError,
+    UserFunctionError,
+    ZooKeeperUnreachable,
+)
+from trident.coordinators.zookeeper import SetData
 from trident.query import TopologyQuery, start_topology
 from trident.schemas import as_schema
 from trident.spouts import SpoutKind

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinators import faults
-from coordinators.errors import ConfigError, Deposed, ForeignTable, SourceError, TopologyError
-from coordinators.faults import InjectedFault
-from coordinators.transactions import TransactionAttempt
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology, sqlite_queue
+from trident.coordinators import faults
+from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, SourceError, TopologyError
+from trident.coordinators.faults import InjectedFault
+from trident.coordinators.transactions import TransactionAttempt
 from trident.queue_spout import QueueSpout
 from trident.spouts import CommitterTridentSpout, SpoutContext, SpoutKind
 from trident.sqlite_queue import SqliteQueue
@@ -527,7 +527,7 @@ def test_nothing_is_acknowledged_before_its_tables_are_published(
 PROGRAM = '''
 import json, sqlite3, sys
 from pathlib import Path
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.transactions import TransactionAttempt
 from trident.queue_spout import QueueSpout
 from trident.spouts import SpoutContext
 from trident.sqlite_queue import SqliteQueue

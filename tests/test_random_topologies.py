@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from coordinators import faults
 from tests.matrix.sources import CommittedSpout, OpaqueSpout, PartitionedSpout, RangeSpout, Source
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import (
@@ -35,6 +34,7 @@ from trident import (
     opaque,
     transactional,
 )
+from trident.coordinators import faults
 from trident.query import TopologyQuery, start_topology
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)

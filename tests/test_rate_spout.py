@@ -9,11 +9,11 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 
-from coordinators import faults
-from coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
 from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
+from trident.coordinators import faults
+from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.rate_spout import GeneratorSpout, RateCoordinator, RateEmitter, RateRange, RateSpout
 from trident.spouts import ReportsBacklog, Resumes, Shrinks, TridentSpout
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
-from states.compaction import SnapshotUnavailable
-from states.compactor import Compactor
-from states.kernel import KernelEngine
-from states.reading import latest_txid, read_group, read_state
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
+from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
+from trident.states.compaction import SnapshotUnavailable
+from trident.states.compactor import Compactor
+from trident.states.kernel import KernelEngine
+from trident.states.reading import latest_txid, read_group, read_state
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinators.errors import ConfigError, CorruptZnode
-from coordinators.records import (
+from trident.coordinators.errors import ConfigError, CorruptZnode
+from trident.coordinators.records import (
     Decision,
     GroupRecord,
     Holder,

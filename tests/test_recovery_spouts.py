@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from coordinators.errors import Halted
-from coordinators.transactions import TransactionAttempt as At
+from trident.coordinators.errors import Halted
+from trident.coordinators.transactions import TransactionAttempt as At
 from trident.spout_host import RecoverySpouts
 
 

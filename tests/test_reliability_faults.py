@@ -1,4 +1,4 @@
-"""What each loss does to a tracked stream (SEMANTICS 6.3): the real thing is killed, and every message counts once.
+"""What each loss does to a tracked stream (docs/semantics.md 6.3): the real thing is killed, and every message counts once.
 
 A child process (tests/reliability_child.py) counts the words of messages of a
 Redis list. Afterwards, whatever was killed: the tables hold exactly the words
@@ -22,14 +22,14 @@ from typing import Any
 import deltalake
 import pytest
 
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.leadership import Holder
-from coordinators.records import decode
-from coordinators.zookeeper import ZooKeeper
 from tests.redis_fixtures import RedisServer
 from tests.reliability_child import GATE, POISON, STREAM, TOPOLOGY
 from tests.zk_fixtures import SESSION_SECS, eventually
 from trident import RedisListQueue
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.leadership import Holder
+from trident.coordinators.records import decode
+from trident.coordinators.zookeeper import ZooKeeper
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 200.0

@@ -16,12 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
-from coordinators.transactions import TransactionAttempt
-from states.control import ControlRecord
-from states.manifest import Manifest, ManifestTable
-from states.plain_watch import ACCEPTED
-from states.staged import StagedFile
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
+from trident.coordinators.transactions import TransactionAttempt
 from trident.repair_facts import (
     APPEND,
     BESIDE,
@@ -35,6 +31,10 @@ from trident.repair_facts import (
 )
 from trident.repair_plan import diagnose
 from trident.repair_steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
+from trident.states.control import ControlRecord
+from trident.states.manifest import Manifest, ManifestTable
+from trident.states.plain_watch import ACCEPTED
+from trident.states.staged import StagedFile
 
 TABLES = (("counts", LOG, "counts__log"), ("words", APPEND, "words"))
 IDENTITY = {"streams": {"lines": "Spout"}, "states": {}, "groups": {"lines": ["lines"]}}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
-from coordinators.transactions import TransactionAttempt
 from tests.stream_helpers import RowsSpout, stream_of
 from trident.aggregators import Count
+from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.functions import expr
 from trident.state_queries import MapGet
 from trident.testing import MemoryMapState, run_batch

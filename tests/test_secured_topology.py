@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 import tests.secured_job as job
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.environment import is_secret, without_secrets
-from coordinators.zookeeper import ZooKeeper
 from tests.zk_fixtures import eventually
 from tests.zk_security import DIGEST_PASSWORD, Logged, Secured, assert_no_secret
 from trident import cli
 from trident.config import _FIELDS, TridentConfig
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.environment import is_secret, without_secrets
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.query import open_zookeeper, start_topology
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +138,7 @@ def test_neither_status_nor_logs_show_a_credential(life: Life) -> None:
         assert done.exit_code == 0 and job.NAME in done.output
         assert_no_secret(done.output, TOKEN)
     printed = life.printed()
-    assert "DEBUG:coordinators.zookeeper.kazoo:" in printed and "DEBUG:py4j" in printed
+    assert "DEBUG:trident.coordinators.zookeeper.kazoo:" in printed and "DEBUG:py4j" in printed
     assert_no_secret(printed, TOKEN)
     for file in (life.folder / "w" / "_trident").rglob("*"):
         if file.is_file() and file.stat().st_size < 1 << 20:
@@ -178,7 +178,7 @@ def test_a_standby_with_the_same_credentials_takes_over_and_nothing_secret_is_se
     assert_no_secret(json.dumps(seen), TOKEN)
     assert sent
     assert_no_secret(b"".join(sent).decode(errors="replace"), TOKEN)
-    assert "DEBUG coordinators.zookeeper.kazoo" in everything.text
+    assert "DEBUG trident.coordinators.zookeeper.kazoo" in everything.text
     assert_no_secret(everything.text, TOKEN)
 
 

@@ -20,10 +20,6 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
-from coordinators.kazoo_parts import Handler, Problems
-from coordinators.znode_access import keep_for_creator
-from coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from tests.zk_fixtures import eventually
 from tests.zk_security import (
     DIGEST_PASSWORD,
@@ -40,6 +36,10 @@ from tests.zk_servers import ExtraServer
 from trident import cli
 from trident.cli import exit_code
 from trident.config import TridentConfig
+from trident.coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
+from trident.coordinators.kazoo_parts import Handler, Problems
+from trident.coordinators.znode_access import keep_for_creator
+from trident.coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from trident.http_server import HttpServer
 from trident.query import open_zookeeper
 
@@ -456,7 +456,7 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
         zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}",
     )
     zk_config = ZooKeeperConfig("h:1", options=config.kazoo_options())
-    from coordinators.kazoo_parts import TlsFiles
+    from trident.coordinators.kazoo_parts import TlsFiles
 
     for shown in (config, zk_config, ZooKeeper(zk_config), TlsFiles.of(zk_config.options), config.shown()):
         assert_no_secret(f"{shown} {shown!r}")

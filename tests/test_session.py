@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
 from trident import session
+from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
 from trident.session import check_session, configure_spark, delta_jars, local_cores, session_confs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,7 +177,7 @@ def test_spark_connect_is_refused():
 def test_without_java_there_is_one_clear_error_and_no_output_of_spark():
     code = """
 from trident.session import make_session
-from coordinators.errors import JavaProblem
+from trident.coordinators.errors import JavaProblem
 try:
     make_session("x", {})
 except JavaProblem as problem:

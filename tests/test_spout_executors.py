@@ -1,4 +1,4 @@
-"""Which metadata each attempt at a source in partitions goes on from (SEMANTICS 3); the emitting jobs are played."""
+"""Which metadata each attempt at a source in partitions goes on from (docs/semantics.md 3); the emitting jobs are played."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from coordinators.transactions import TransactionAttempt as Attempt
+from trident.coordinators.transactions import TransactionAttempt as Attempt
 from trident.partition_emission import Emission
 from trident.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.spout_executors import Known, make_executor

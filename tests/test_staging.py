@@ -1,4 +1,4 @@
-"""What counts as staged: the files that tasks report whose results reached the driver (DESIGN 2.2)."""
+"""What counts as staged: the files that tasks report whose results reached the driver (docs/semantics.md 9.2)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators.transactions import TransactionAttempt
-from states import parquet_files, staging
-from states.staging import StagingTarget, stage
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states import parquet_files, staging
+from trident.states.staging import StagingTarget, stage
 
 
 def test_the_files_of_a_try_that_spark_gave_up_do_not_count(

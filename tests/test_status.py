@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.errors import TridentError
+from trident.coordinators.errors import TridentError
 from trident.status import (
     AttemptStatus,
     GroupStatus,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinators.errors import (
+from trident.coordinators.errors import (
     BatchOutOfMemory,
     BatchTimeout,
     Halted,

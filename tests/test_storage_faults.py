@@ -18,16 +18,16 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from coordinators import faults
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.errors import AttemptCapReached, StorageProblem
-from states.kernel import CommitOutcomeUnknown, KernelEngine
-from states.staged import StagedFile
 from tests.storage_helpers import Moments, SmallDisk, leftovers, small_disk
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopology
+from trident.coordinators import faults
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.errors import AttemptCapReached, StorageProblem
 from trident.query import TopologyQuery
+from trident.states.kernel import CommitOutcomeUnknown, KernelEngine
+from trident.states.staged import StagedFile
 
 ALL = os.environ.get("TRIDENT_STORAGE") == "all"
 everything = pytest.mark.skipif(not ALL, reason="a longer one: TRIDENT_STORAGE=all (make storage)")

@@ -1,4 +1,4 @@
-"""What each operation of a stream does, and what it refuses when it is built (SEMANTICS 4)."""
+"""What each operation of a stream does, and what it refuses when it is built (docs/semantics.md 4)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from coordinators.errors import FieldError, OutputTypeError, TopologyError
-from states.delta_append import DeltaAppend
-from states.delta_map import DeltaMapState
-from states.memory_map import MemoryMapState
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_of
 from trident.aggregators import Count, Sum
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.functions import expr, translate_failure
 from trident.planner import plan
+from trident.states.delta_append import DeltaAppend
+from trident.states.delta_map import DeltaMapState
+from trident.states.memory_map import MemoryMapState
 from trident.topology import TridentTopology
 
 LINES = [("a b a",), ("c",), ("",), (None,)]

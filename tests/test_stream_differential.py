@@ -1,4 +1,4 @@
-"""Random streams: what Spark makes of them is what the interpreter of the semantics says (SEMANTICS 4).
+"""Random streams: what Spark makes of them is what the interpreter of the semantics says (docs/semantics.md 4).
 
 Chains and DAGs of operations over one to three sources, with nulls, NaN,
 duplicates, empty batches and several partitions; native and Python forms of

@@ -1,4 +1,4 @@
-"""Each operation of a stream on real Spark: nulls, empty batches, empty partitions, several partitions (SEMANTICS 4).
+"""Each operation of a stream on real Spark: nulls, empty batches, empty partitions, several partitions (docs/semantics.md 4).
 
 What is refused when a topology is built comes first, and needs no Spark. What
 operations do row by row is in test_stream_api.py.
@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from coordinators.errors import FieldError, TridentError
-from coordinators.transactions import TransactionAttempt
 from tests.stream_helpers import RowsSpout, append_plan, batch, collect, raised, stream_of
 from tests.stream_interpreter import canonical
 from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
+from trident.coordinators.errors import FieldError, TridentError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.planner import plan
 from trident.stream import Stream
 from trident.testing import run_batch

@@ -1,4 +1,4 @@
-"""What streams become: batch groups, passes and what is computed once, pinned as readable text (SEMANTICS 4).
+"""What streams become: batch groups, passes and what is computed once, pinned as readable text (docs/semantics.md 4).
 
 Each topology is a function; the text below it is its ``explain()``, from the
 first "from" on where only the passes matter. To write them anew after a change

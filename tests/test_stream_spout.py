@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
-from coordinators import faults
-from coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from tests.zk_fixtures import eventually
+from trident.coordinators import faults
+from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.spouts import Refreshes, Resumes, SpoutKind, TridentSpout
 from trident.stream_handover import Handover, HandoverClosed, Pin, following
 from trident.stream_spout import StreamCoordinator, StreamEmitter, StructuredStreamSpout

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinators import faults, leadership
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.sweep.campaign import Campaign
 from tests.sweep.cases import BIRTH, KINDS, MERGES, OUTCOMES, SWEPT, Case, every, pairs, sample
 from tests.sweep.lives import Lives, all_deaths, deaths
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
+from trident.coordinators import faults, leadership
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.query import TopologyQuery, start_topology
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
@@ -124,6 +124,7 @@ def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng
     for first, second in pairs(kind, PAIRS, rng.randrange(2**32)):
         print(first, "then", second)
         over.run(first, second)
+    over.goes_on()
 
 
 @pytest.mark.parametrize("cases", STEADY.values(), ids=list(STEADY))
@@ -132,8 +133,11 @@ def test_after_each_fault_everything_is_there_once(cases: list[Case], campaign: 
     for case in cases:
         print(case)
         over.run(case)
+    over.goes_on()
 
 
 @pytest.mark.parametrize("case", BIRTHS, ids=str)
 def test_after_a_fault_at_the_very_first_start(case: Case, campaign: Callable[..., Campaign]) -> None:
-    campaign(case.kind).run(case)
+    over = campaign(case.kind)
+    over.run(case)
+    over.goes_on()

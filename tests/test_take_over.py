@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from coordinators.driver import GroupDriver
-from coordinators.errors import OutcomeUnknown
-from coordinators.group_store import GroupStore
-from coordinators.leadership import Leadership
-from coordinators.master import Limits, Mode
-from coordinators.ports import Initialized, PreparedBatch, ProcessedBatch
-from coordinators.records import GroupRecord, Marker
-from coordinators.transactions import TransactionAttempt
 from tests.zk_fixtures import eventually
+from trident.coordinators.driver import GroupDriver
+from trident.coordinators.errors import OutcomeUnknown
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.leadership import Leadership
+from trident.coordinators.master import Limits, Mode
+from trident.coordinators.ports import Initialized, PreparedBatch, ProcessedBatch
+from trident.coordinators.records import GroupRecord, Marker
+from trident.coordinators.transactions import TransactionAttempt
 
 PENDING = 3
 

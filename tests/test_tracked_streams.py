@@ -1,4 +1,4 @@
-"""Streams of single messages: one that fails leaves its batch, the others are committed (SEMANTICS 6)."""
+"""Streams of single messages: one that fails leaves its batch, the others are committed (docs/semantics.md 6)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinators.errors import AttemptCapReached, FailedException, TopologyError
 from tests.message_helpers import Messages
 from tests.topology_helpers import Starter, starter
 from trident import Combiner, Count, DeltaAppend, DeltaMapState, Reducer, TridentConfig, TridentTopology
+from trident.coordinators.errors import AttemptCapReached, FailedException, TopologyError
 
 WAIT_SECS = 90.0
 

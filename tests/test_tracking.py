@@ -1,4 +1,4 @@
-"""The anchors of rows through every operation: exactly the messages that fail are found, and no other (SEMANTICS 6)."""
+"""The anchors of rows through every operation: exactly the messages that fail are found, and no other (docs/semantics.md 6)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from coordinators.transactions import TransactionAttempt
 from tests.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
 from trident.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
 from trident.arrow_tracking import Ledger
+from trident.coordinators.transactions import TransactionAttempt
 from trident.ledger import BatchLedger
 from trident.lowering import lower
 from trident.nodes import SourceNode

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinators.acker import Ackers
-from coordinators.errors import FieldError, SourceError, TopologyError
 from tests.tuple_helpers import Listed, Recorded, Write
 from trident.arrow_failures import UserCodeFailed
+from trident.coordinators.acker import Ackers
+from trident.coordinators.errors import FieldError, SourceError, TopologyError
 from trident.tuple_bolts import BasicBolt, OutputCollector, Report, RichBolt, Tuple
 from trident.tuple_groupings import Grouping, Output, Route, Router, stable_hash
 from trident.tuple_spouts import Tracker, make_tasks

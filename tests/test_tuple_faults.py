@@ -1,4 +1,4 @@
-"""What each loss does to a tuple topology (SEMANTICS 6.3): real processes, ended with SIGKILL.
+"""What each loss does to a tuple topology (docs/semantics.md 6.3): real processes, ended with SIGKILL.
 
 The ackers and the spouts have one home, the driver's process: killing it is the
 loss of the acker's holder, of Storm's Nimbus and of the spout in one.
@@ -22,8 +22,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from coordinators.errors import BatchError
 from tests.spark_fixtures import spark_confs
+from trident.coordinators.errors import BatchError
 from trident.rich_spouts import RichSpout
 from trident.session import make_session
 from trident.tuple_bolts import BasicBolt, RichBolt

@@ -16,9 +16,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from coordinators.acker import Ackers
-from coordinators.errors import TridentError, UserFunctionError
 from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
+from trident.coordinators.acker import Ackers
+from trident.coordinators.errors import TridentError, UserFunctionError
 from trident.tuple_bolts import BasicBolt, RichBolt
 from trident.tuple_query import TupleQuery, start_tuple_topology
 from trident.tuple_topology import TupleTopology

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional, Union
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
-from coordinators.errors import FieldError, OutputTypeError
+from trident.coordinators.errors import FieldError, OutputTypeError
 from trident.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
 
 DDL = [

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from coordinators.errors import StaleEpoch
-from coordinators.transactions import TransactionAttempt
-from states.backed_map import opaque
-from states.sqlite_map import SqliteMap
-from states.user_tasks import KEY, PARTITION, STORED, BatchInfo, PublishTask
-from states.values import OpaqueValue, dumps
+from trident.coordinators.errors import StaleEpoch
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.backed_map import opaque
+from trident.states.sqlite_map import SqliteMap
+from trident.states.user_tasks import KEY, PARTITION, STORED, BatchInfo, PublishTask
+from trident.states.values import OpaqueValue, dumps
 
 
 @pytest.fixture

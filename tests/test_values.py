@@ -1,4 +1,4 @@
-"""The rules of SEMANTICS 5 row by row, as a fold over any history of tries, and the text values are stored as."""
+"""The rules of docs/semantics.md 5 row by row, as a fold over any history of tries, and the text values are stored as."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
-from states.values import (
+from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
+from trident.states.values import (
     UNCHANGED,
     OpaqueValue,
     Semantics,

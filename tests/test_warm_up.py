@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from states.kernel import KernelEngine
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
 from trident.planner import plan
 from trident.schemas import as_schema
+from trident.states.kernel import KernelEngine
 from trident.warm_up import WarmUp
 
 

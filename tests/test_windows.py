@@ -14,10 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from coordinators import faults
-from coordinators.errors import FieldError, TopologyError
-from coordinators.transactions import TransactionAttempt
-from states.user_tasks import BatchInfo
 from tests.stream_helpers import RowsSpout, batch, stream_of
 from tests.topology_helpers import Starter, starter
 from tests.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
@@ -31,8 +27,12 @@ from trident import (
     TridentTopology,
     expr,
 )
+from trident.coordinators import faults
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.planner import plan
 from trident.spouts import SpoutKind
+from trident.states.user_tasks import BatchInfo
 from trident.stream import Stream
 from trident.window_spec import Unit, WindowSpec, duration_us
 from trident.windows import window

@@ -1,4 +1,4 @@
-"""The connection to a real ZooKeeper, and the small maps kept in it (SEMANTICS 2)."""
+"""The connection to a real ZooKeeper, and the small maps kept in it (docs/semantics.md 2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinators.errors import (
+from tests.zk_fixtures import eventually
+from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
     Deposed,
@@ -18,7 +19,7 @@ from coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from coordinators.transactional_state import (
+from trident.coordinators.transactional_state import (
     Existing,
     Initialize,
     RotatingTransactionalState,
@@ -27,7 +28,7 @@ from coordinators.transactional_state import (
     plan,
     previous_of,
 )
-from coordinators.zookeeper import (
+from trident.coordinators.zookeeper import (
     VALUE_BYTES_MAX,
     Check,
     ConnectionState,
@@ -38,7 +39,6 @@ from coordinators.zookeeper import (
     ZooKeeper,
     ZooKeeperConfig,
 )
-from tests.zk_fixtures import eventually
 
 txid_sets = st.sets(st.integers(1, 12)).map(sorted)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinators import faults
+from trident.coordinators import faults
 from trident.query import TopologyQuery, start_topology
 from trident.topology import TridentTopology
 

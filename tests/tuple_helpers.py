@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from coordinators.acker import Ackers
+from trident.coordinators.acker import Ackers
 from trident.rich_spouts import RichSpout
 from trident.tuple_bolts import BasicBolt, RichBolt
 

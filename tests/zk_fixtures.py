@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coordinators import faults
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators import faults
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 
 SESSION_SECS = 4.0
 _MULTI = 14

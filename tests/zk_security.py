@@ -83,8 +83,8 @@ class Logged(logging.Handler):
 def everything() -> Iterator[Logged]:
     """Captures all loggers at their lowest level, also those that keep their records from the root."""
     handler = Logged()
-    names = ["", "kazoo", "kazoo.client", "kazoo.handlers", "py4j", "coordinators", "trident", "states",
-             "coordinators.zookeeper", "coordinators.zookeeper.kazoo"]  # fmt: skip
+    names = ["", "kazoo", "kazoo.client", "kazoo.handlers", "py4j", "trident", "trident.states",
+             "trident.coordinators.zookeeper", "trident.coordinators.zookeeper.kazoo"]  # fmt: skip
     loggers = [logging.getLogger(name) for name in names]
     before = [(one, one.level, one.propagate) for one in loggers]
     for one in loggers:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinators.embedded import _class_path, _die_with_parent, find_java
+from trident.coordinators.embedded import _class_path, _die_with_parent, find_java
 
 START_SECS_MAX = 60.0
 

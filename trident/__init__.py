@@ -11,38 +11,15 @@ imports no PySpark.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinators.transactions import TransactionAttempt
-    from states.backed_map import non_transactional, opaque, transactional
-    from states.backing_maps import StaticMap
-    from states.delta_append import DeltaAppend
-    from states.delta_map import DeltaMapState
-    from states.map_states import SnapshottableMap
-    from states.memory_map import MemoryMapState
-    from states.redis_map import RedisMap
-    from states.sqlite_map import SqliteMap
-    from states.stored_values import OpaqueValue, TransactionalValue
-    from states.user_states import (
-        BackingMap,
-        FencedBackingMap,
-        MapState,
-        QueryFunction,
-        RemovableMapState,
-        Snapshottable,
-        State,
-        StateFactory,
-        StateUpdater,
-    )
     from trident import errors
     from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
     from trident.builtin_operations import Debug, Equals, FilterNull, Negate, Split, TrueFilter
     from trident.chained import ChainedAggregation
     from trident.config import TridentConfig
+    from trident.coordinators.transactions import TransactionAttempt
     from trident.data_source_spout import DataSourceSpout
     from trident.delta_spout import DeltaSpout
     from trident.directory_spout import DirectoryQueueSpout
@@ -87,6 +64,26 @@ if TYPE_CHECKING:
     )
     from trident.sqlite_queue import SqliteQueue
     from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
+    from trident.states.backed_map import non_transactional, opaque, transactional
+    from trident.states.backing_maps import StaticMap
+    from trident.states.delta_append import DeltaAppend
+    from trident.states.delta_map import DeltaMapState
+    from trident.states.map_states import SnapshottableMap
+    from trident.states.memory_map import MemoryMapState
+    from trident.states.redis_map import RedisMap
+    from trident.states.sqlite_map import SqliteMap
+    from trident.states.stored_values import OpaqueValue, TransactionalValue
+    from trident.states.user_states import (
+        BackingMap,
+        FencedBackingMap,
+        MapState,
+        QueryFunction,
+        RemovableMapState,
+        Snapshottable,
+        State,
+        StateFactory,
+        StateUpdater,
+    )
     from trident.stream import Stream
     from trident.stream_spout import StructuredStreamSpout
     from trident.topology import TridentTopology
@@ -101,7 +98,7 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it. A test compares it with __all__.
 _HOME = {
     "Aggregator": "trident.aggregators",
-    "BackingMap": "states.user_states",
+    "BackingMap": "trident.states.user_states",
     "Backlog": "trident.spouts",
     "BasicBolt": "trident.tuple_bolts",
     "BasicOutputCollector": "trident.tuple_bolts",
@@ -115,15 +112,15 @@ _HOME = {
     "Count": "trident.aggregators",
     "DataSourceSpout": "trident.data_source_spout",
     "Debug": "trident.builtin_operations",
-    "DeltaAppend": "states.delta_append",
-    "DeltaMapState": "states.delta_map",
+    "DeltaAppend": "trident.states.delta_append",
+    "DeltaMapState": "trident.states.delta_map",
     "DeltaSpout": "trident.delta_spout",
     "DirectoryQueueSpout": "trident.directory_spout",
     "Emitted": "trident.spouts",
     "Emitter": "trident.spouts",
     "Equals": "trident.builtin_operations",
-    "FailedException": "coordinators.errors",
-    "FencedBackingMap": "states.user_states",
+    "FailedException": "trident.coordinators.errors",
+    "FencedBackingMap": "trident.states.user_states",
     "FileSpout": "trident.file_spout",
     "FilterNull": "trident.builtin_operations",
     "FirstN": "trident.extremes",
@@ -135,16 +132,16 @@ _HOME = {
     "JoinType": "trident.meetings",
     "LiveAttempts": "trident.live_attempts",
     "MapGet": "trident.state_queries",
-    "MapState": "states.user_states",
+    "MapState": "trident.states.user_states",
     "Max": "trident.aggregators",
-    "MemoryMapState": "states.memory_map",
+    "MemoryMapState": "trident.states.memory_map",
     "Min": "trident.aggregators",
     "MultiReducer": "trident.meetings",
     "Negate": "trident.builtin_operations",
     "NotExactlyOnceWarning": "trident.guarantees",
     "OpaquePartitionEmitter": "trident.spouts",
     "OpaquePartitionedTridentSpout": "trident.spouts",
-    "OpaqueValue": "states.stored_values",
+    "OpaqueValue": "trident.states.stored_values",
     "OperationContext": "trident.lifecycle",
     "OutputCollector": "trident.tuple_bolts",
     "OwnsTable": "trident.spouts",
@@ -152,38 +149,38 @@ _HOME = {
     "PartitionEmitter": "trident.spouts",
     "PartitionedCoordinator": "trident.spouts",
     "PartitionedTridentSpout": "trident.spouts",
-    "QueryFunction": "states.user_states",
+    "QueryFunction": "trident.states.user_states",
     "QueueSpout": "trident.queue_spout",
     "RateSpout": "trident.rate_spout",
     "RedisListQueue": "trident.redis_list_queue",
     "RedisListSpout": "trident.redis_list_spout",
-    "RedisMap": "states.redis_map",
+    "RedisMap": "trident.states.redis_map",
     "Reducer": "trident.aggregators",
-    "RemovableMapState": "states.user_states",
+    "RemovableMapState": "trident.states.user_states",
     "RichBolt": "trident.tuple_bolts",
     "RichSpout": "trident.rich_spouts",
     "SnapshotGet": "trident.state_queries",
-    "Snapshottable": "states.user_states",
-    "SnapshottableMap": "states.map_states",
+    "Snapshottable": "trident.states.user_states",
+    "SnapshottableMap": "trident.states.map_states",
     "Split": "trident.builtin_operations",
     "SpoutCollector": "trident.rich_spouts",
     "SpoutContext": "trident.spouts",
     "SpoutKind": "trident.spouts",
-    "SqliteMap": "states.sqlite_map",
+    "SqliteMap": "trident.states.sqlite_map",
     "SqliteQueue": "trident.sqlite_queue",
-    "State": "states.user_states",
-    "StateFactory": "states.user_states",
-    "StateUpdater": "states.user_states",
-    "StaticMap": "states.backing_maps",
+    "State": "trident.states.user_states",
+    "StateFactory": "trident.states.user_states",
+    "StateUpdater": "trident.states.user_states",
+    "StaticMap": "trident.states.backing_maps",
     "Stream": "trident.stream",
     "StructuredStreamSpout": "trident.stream_spout",
     "Sum": "trident.aggregators",
     "TakingCoordinator": "trident.live_attempts",
     "TopologyQuery": "trident.query",
-    "TransactionAttempt": "coordinators.transactions",
-    "TransactionalValue": "states.stored_values",
+    "TransactionAttempt": "trident.coordinators.transactions",
+    "TransactionalValue": "trident.states.stored_values",
     "TridentConfig": "trident.config",
-    "TridentError": "coordinators.errors",
+    "TridentError": "trident.coordinators.errors",
     "TridentSpout": "trident.spouts",
     "TridentState": "trident.persisting",
     "TridentTopology": "trident.topology",
@@ -198,11 +195,11 @@ _HOME = {
     "arrow_function": "trident.vectors",
     "configure_spark": "trident.session",
     "expr": "trident.functions",
-    "non_transactional": "states.backed_map",
-    "opaque": "states.backed_map",
+    "non_transactional": "trident.states.backed_map",
+    "opaque": "trident.states.backed_map",
     "pandas_function": "trident.vectors",
     "read": "trident.reading",
-    "transactional": "states.backed_map",
+    "transactional": "trident.states.backed_map",
 }
 
 __all__ = [
@@ -325,59 +322,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
-
-
-# --- the two packages beside this one -----------------------------------------------------
-
-_SIBLINGS = ("coordinators", "states")
-
-
-def check_shadowing(folder: str | os.PathLike[str] | None = None) -> None:
-    """Makes sure that ``import states`` and ``import coordinators`` find the packages of this framework.
-
-    Args:
-        folder: one that is about to be put at the front of the path.
-
-    Raises:
-        ImportError: another file has that name; the message says which.
-    """
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in _SIBLINGS:
-        other = _in_folder(folder, name, home) if folder is not None else _found_elsewhere(name, home)
-        if other:
-            raise ImportError(
-                f"{other} hides the package {name!r} of trident-spark, which is in "
-                f"{os.path.join(home, name)}. Rename it, or keep it off the import path.",
-                name=name,
-                path=other,
-            )
-
-
-def _found_elsewhere(name: str, home: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # loaded by hand, without a spec
-        return getattr(sys.modules[name], "__file__", None) or f"a module made at run time, named {name!r},"
-    if spec is None:
-        return None  # not hidden but missing: the import that needs it says so
-    folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations or ()]
-    expected = os.path.join(home, name)
-    if any(_same(folder, expected) for folder in folders):
-        return None
-    return spec.origin or (folders[0] if folders else name)
-
-
-def _in_folder(folder: str | os.PathLike[str], name: str, home: str) -> str | None:
-    if _same(os.fspath(folder), home):
-        return None
-    for candidate in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")):
-        if os.path.isfile(candidate):
-            return candidate
-    return None
-
-
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-check_shadowing()

@@ -12,24 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from coordinators.driver import GroupDriver
-from coordinators.errors import CoordinationError, TopologyError, TridentError
-from coordinators.group_store import GroupStore, delete_topology
-from coordinators.leadership import Leadership, Lease
-from coordinators.master import Limits
-from coordinators.ports import Beginning, Initialized, ProcessedBatch
-from coordinators.registration import Registration
-from coordinators.transactions import TransactionAttempt
-from coordinators.zookeeper import ZooKeeper
-from states.binding import StateBinding
-from states.committer import DeltaCommitter
-from states.dead_letters import BESIDE, DEAD_LETTERS, dead_letter_binding, stage_letters, tables_beside
-from states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
-from states.kernel import KernelEngine
-from states.names import check_name
 from trident.config import TridentConfig
+from trident.coordinators.driver import GroupDriver
+from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
+from trident.coordinators.group_store import GroupStore, delete_topology
+from trident.coordinators.leadership import Leadership, Lease
+from trident.coordinators.master import Limits
+from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
+from trident.coordinators.registration import Registration
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.query import open_zookeeper, spark_settings
 from trident.session import make_session
+from trident.states.binding import StateBinding
+from trident.states.committer import DeltaCommitter
+from trident.states.dead_letters import BESIDE, DEAD_LETTERS, dead_letter_binding, stage_letters, tables_beside
+from trident.states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
+from trident.states.kernel import KernelEngine
+from trident.states.names import check_name
 
 _TAKE_SECS = 5.0
 
@@ -47,8 +47,8 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
         TopologyError: the warehouse has no such topology, or a state's aggregator
             is Python code, which only the running topology has.
     """
-    from states.compactor import Compactor
-    from states.reading import latest_txid
+    from trident.states.compactor import Compactor
+    from trident.states.reading import latest_txid
 
     check_name("topology", name)
     config = config or TridentConfig()
@@ -72,7 +72,7 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
 def skip(name: str, txid: int, config: TridentConfig | None = None, group: str | None = None) -> str:
     """Commits one transaction as empty and writes its metadata to the dead-letter table, together.
 
-    For a batch that can never be processed (SEMANTICS 1). The topology must not
+    For a batch that can never be processed (docs/semantics.md 1). The topology must not
     be running, and txid must be its current transaction.
 
     Returns:

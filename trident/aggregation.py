@@ -6,8 +6,8 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from coordinators.errors import OutputTypeError, TopologyError
 from trident.aggregators import kind_of
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.functions import (
     check_arity,
     check_lifecycle,

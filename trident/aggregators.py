@@ -30,18 +30,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from coordinators.errors import OutputTypeError, TopologyError
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.value_order import less
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from states.native import NativeMerge
+    from trident.states.native import NativeMerge
 
 
 @runtime_checkable
 class Combiner(Protocol):
-    """Combines values of any part of a batch, in any order (SEMANTICS 4).
+    """Combines values of any part of a batch, in any order (docs/semantics.md 4).
 
     The caller's duty: ``combine`` is associative and commutative, and
     ``combine(zero(), x) == x``. The value is one field; its type is ``init``'s
@@ -60,7 +60,7 @@ class Combiner(Protocol):
 
 @runtime_checkable
 class Reducer(Protocol):
-    """Folds the rows of a batch or group one by one, in no promised order (SEMANTICS 4)."""
+    """Folds the rows of a batch or group one by one, in no promised order (docs/semantics.md 4)."""
 
     def init(self) -> Any:
         """The value before the first row."""
@@ -71,7 +71,7 @@ class Reducer(Protocol):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Sees all rows of a batch or group and gives any number of rows (SEMANTICS 4)."""
+    """Sees all rows of a batch or group and gives any number of rows (docs/semantics.md 4)."""
 
     def init(self, batch_id: Any) -> Any:
         """The state before the first row; batch_id is the TransactionAttempt."""
@@ -124,7 +124,7 @@ class _Native:
         return hash(type(self))
 
     def _native(self) -> "NativeMerge":
-        from states.native import NATIVE
+        from trident.states.native import NATIVE
 
         return NATIVE[self.native_name]
 

@@ -1,4 +1,4 @@
-"""Anchors: which messages a row of a tracked stream belongs to, and its ids in their trees (SEMANTICS 6).
+"""Anchors: which messages a row of a tracked stream belongs to, and its ids in their trees (docs/semantics.md 6).
 
 A row carries them in a hidden column: a list of (root, id). The ids of a root's
 live rows, XORed, are always what its message began with: a row that is made of

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from coordinators.errors import FailedException
 from trident.arrow_values import WrongValue, cut_repr
+from trident.coordinators.errors import FailedException
 
 
 @dataclass(frozen=True)

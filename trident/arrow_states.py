@@ -2,7 +2,7 @@
 
 Steps of a :class:`trident.arrow_ops.Chain`. A map's new values are found
 against a buffer before the transaction is decided; only what the buffer holds
-then is staged and, once decided, put into the map (DESIGN 2.3). Imported by
+then is staged and, once decided, put into the map (docs/semantics.md 9.3). Imported by
 workers: keep its imports light.
 """
 
@@ -14,13 +14,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinators.errors import Halted
-from states.map_states import BufferedMap
-from states.user_tasks import KEY, PARTITION, STORED, BatchInfo, Collector, call_updater, open_backing, plain_key
-from states.values import Semantics, dumps
 from trident.arrow_failures import Label, fail
 from trident.arrow_groups import _NOTHING, Folds, _frozen
 from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
+from trident.coordinators.errors import Halted
+from trident.states.map_states import BufferedMap
+from trident.states.user_tasks import (
+    KEY,
+    PARTITION,
+    STORED,
+    BatchInfo,
+    Collector,
+    call_updater,
+    open_backing,
+    plain_key,
+)
+from trident.states.values import Semantics, dumps
 
 # Beside the columns of a map's staged updates: whether the row is one of the stream of new values.
 SHOWN = "__trident_shown"

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 import pyarrow as pa
 
-from states.plain_values import python_values as python_values
+from trident.states.plain_values import python_values as python_values
 
 Values = Union[list, tuple, Sequence[Any]]
 

@@ -1,4 +1,4 @@
-"""How many rows the next batch should have: pure, no clock, no I/O (DESIGN 5).
+"""How many rows the next batch should have: pure, no clock, no I/O (docs/semantics.md 12).
 
 Several small batches in flight have the least latency; large ones have the
 most throughput. So the size follows the backlog:
@@ -20,7 +20,7 @@ metadata, so none of this needs to be remembered over a restart.
 
 from __future__ import annotations
 
-from coordinators.errors import TopologyError
+from trident.coordinators.errors import TopologyError
 
 
 class AdaptiveBatchSize:

@@ -1,4 +1,4 @@
-"""Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split and Debug (SEMANTICS 4).
+"""Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split and Debug (docs/semantics.md 4).
 
 Each is a function as a user would write it, called row by row. Most know an
 expression of Spark that gives the same rows, too; it is used unless the
@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from coordinators.errors import OutputTypeError, TopologyError
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.expressions import Analysis, Expression
 from trident.functions import Expr, describe
 from trident.nodes import Node, ProjectNode, PythonNode

@@ -1,4 +1,4 @@
-"""Aggregates per Spark partition, and several aggregates side by side (SEMANTICS 4)."""
+"""Aggregates per Spark partition, and several aggregates side by side (docs/semantics.md 4)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from coordinators.errors import TopologyError
 from trident.aggregation import aggregator_name, read_aggregation
 from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import WithoutMarker
+from trident.coordinators.errors import TopologyError
 from trident.functions import call_site
 from trident.lifecycle import Several
 from trident.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step

@@ -19,7 +19,8 @@ from typing import Any
 
 import click
 
-from coordinators.errors import (
+from trident.config import TridentConfig
+from trident.coordinators.errors import (
     AttemptCapReached,
     BatchError,
     ConfigError,
@@ -34,7 +35,6 @@ from coordinators.errors import (
     TridentError,
     ZooKeeperUnreachable,
 )
-from trident.config import TridentConfig
 
 EXIT_STOPPED = 0
 EXIT_ATTEMPT_CAP = 1
@@ -95,7 +95,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
     """Checks a topology's name before it becomes part of a path, perhaps of one to be deleted."""
-    from states.names import check_name
+    from trident.states.names import check_name
 
     try:
         if name is not None:
@@ -316,7 +316,7 @@ def _server_folder(settings: tuple[str, ...]) -> Path:
 @_command
 def start_server(settings: tuple[str, ...]) -> None:
     """Start the server unless it runs; it ends by itself after ten idle minutes."""
-    from coordinators.embedded import EmbeddedZooKeeper
+    from trident.coordinators.embedded import EmbeddedZooKeeper
 
     click.echo(f"running at {EmbeddedZooKeeper.ensure(_server_folder(settings))}")
 
@@ -325,7 +325,7 @@ def start_server(settings: tuple[str, ...]) -> None:
 @_command
 def stop_server(settings: tuple[str, ...]) -> None:
     """Stop the server; topologies that use it lose their connection."""
-    from coordinators.embedded import EmbeddedZooKeeper
+    from trident.coordinators.embedded import EmbeddedZooKeeper
 
     click.echo("stopped" if EmbeddedZooKeeper.stop(_server_folder(settings)) else "it was not running")
 
@@ -334,7 +334,7 @@ def stop_server(settings: tuple[str, ...]) -> None:
 @_command
 def server_status(settings: tuple[str, ...]) -> None:
     """Say whether the server runs, and where."""
-    from coordinators.embedded import EmbeddedZooKeeper
+    from trident.coordinators.embedded import EmbeddedZooKeeper
 
     folder = _server_folder(settings)
     endpoint = EmbeddedZooKeeper.status(folder)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from coordinators.errors import FieldError, TopologyError
 from trident.anchors import ANCHORS
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.functions import call_site
 from trident.lowering import ANCHORS_FIELD, GroupingOp, OwnOp

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
-from coordinators.errors import ConfigError
 from trident.config_kinds import (
     HOSTS,
     ZNODE,
@@ -31,6 +30,7 @@ from trident.config_kinds import (
     text,
     whole,
 )
+from trident.coordinators.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.

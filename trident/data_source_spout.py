@@ -1,4 +1,4 @@
-"""Any PySpark Python data source with a streaming reader, as a transactional spout (SEMANTICS 3).
+"""Any PySpark Python data source with a streaming reader, as a transactional spout (docs/semantics.md 3).
 
 The protocol is PySpark's (``pyspark.sql.datasource``): offsets are JSON dicts. A
 batch is what lies between two of them, so they are its metadata; how it is read
@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.data_sources import ReadLimits, as_source, copy_of, overrides, schema_of
 from trident.source_tasks import arrow_batches, read_partitions
 from trident.spouts import Emitted, Json, SpoutContext, SpoutKind

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
 from trident.batch_size import AdaptiveBatchSize
+from trident.coordinators.errors import SourceError, TopologyError
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource

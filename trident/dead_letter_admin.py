@@ -1,4 +1,4 @@
-"""What the command line does with dead letters: shows them, and has them tried again (SEMANTICS 6)."""
+"""What the command line does with dead letters: shows them, and has them tried again (docs/semantics.md 6)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TopologyError
-from states.dead_letters import MESSAGES, tables_beside
-from states.names import check_name
 from trident.config import TridentConfig
+from trident.coordinators.errors import TopologyError
 from trident.query import spark_settings
 from trident.replays import ReplayRequests, request_replay
 from trident.session import make_session
+from trident.states.dead_letters import MESSAGES, tables_beside
+from trident.states.names import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coordinators.errors import SourceError
 from trident.batch_size import AdaptiveBatchSize
+from trident.coordinators.errors import SourceError
 from trident.delta_changes import AddedFile, Change, DeltaChanges, schema_of
 from trident.spouts import Backlog, Json
 

@@ -1,4 +1,4 @@
-"""A transactional source of the rows that are added to a Delta table (SEMANTICS 3).
+"""A transactional source of the rows that are added to a Delta table (docs/semantics.md 3).
 
 What a version adds is read from the table's log (`delta_changes`); what is in a
 batch is decided in `delta_planning`; its files are read as Delta itself reads them
@@ -10,14 +10,14 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
-from states.kernel_files import local_path
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.delta_changes import DeltaChanges, differences
 from trident.delta_frames import DeltaFrames
 from trident.delta_planning import DeltaCoordinator, Range, added_files, check_same
 from trident.file_reading import partitions_for
 from trident.spouts import Emitted, Json, SpoutContext, SpoutKind
+from trident.states.kernel_files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

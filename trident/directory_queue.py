@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinators import faults
-from coordinators.errors import SourceError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
 
 CLAIM = faults.register("directory.claim", "moving a consumed file out of the directory that is used as a queue")
 REMOVE = faults.register("directory.remove", "deleting a consumed file, or moving it to done/")

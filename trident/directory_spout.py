@@ -1,4 +1,4 @@
-"""A directory used as a queue: its files may be taken back or changed until they are committed (SEMANTICS 3).
+"""A directory used as a queue: its files may be taken back or changed until they are committed (docs/semantics.md 3).
 
 A file is a message, and *which* message it is, says its name together with its
 size, modification time and inode: a file that was changed is another message.
@@ -47,8 +47,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.directory_queue import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.file_cuts import FileRange
 from trident.file_ledger import LedgerEntry

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 
-from coordinators.errors import (
+from trident.arrow_states import NewerThanAsked
+from trident.coordinators.errors import (
     ConfigError,
     DrpcError,
     DrpcTimeout,
@@ -31,23 +32,22 @@ from coordinators.errors import (
     UnknownFunction,
     UserFunctionError,
 )
-from states.binding import StateBinding
-from states.compaction import SnapshotUnavailable
-from states.memory_map import memory_map
-from states.user_tasks import BatchInfo
-from trident.arrow_states import NewerThanAsked
 from trident.drpc_plan import DrpcPlan
 from trident.drpc_values import arguments
 from trident.functions import find_report
 from trident.job_watch import cancel_group
 from trident.results import RESULT
 from trident.rows import to_dataframe
+from trident.states.binding import StateBinding
+from trident.states.compaction import SnapshotUnavailable
+from trident.states.memory_map import memory_map
+from trident.states.user_tasks import BatchInfo
 from trident.stored_frames import RequestFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from states.kernel import KernelEngine
+    from trident.states.kernel import KernelEngine
 
 log = logging.getLogger("trident.drpc")
 TIMEOUT_SECS = 30.0

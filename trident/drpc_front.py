@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import NotLeading, TridentError
+from trident.coordinators.errors import NotLeading, TridentError
 from trident.drpc import Answer, DrpcRequests, check_timeout, find_plan, not_leading
 from trident.drpc_plan import drpc_plans
 

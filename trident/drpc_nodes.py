@@ -1,4 +1,4 @@
-"""DRPC streams in a topology: where their rows come from, and what may not stand below them (SEMANTICS 4).
+"""DRPC streams in a topology: where their rows come from, and what may not stand below them (docs/semantics.md 4).
 
 A DRPC stream's source has no spout: its batches are requests. It belongs to no
 batch group, has no transactions and therefore no committers, and its rows can
@@ -13,10 +13,10 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
-from coordinators.errors import OutputTypeError, TopologyError
-from states.names import check_name
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.functions import call_site
 from trident.nodes import Node, PersistNode, SourceNode
+from trident.states.names import check_name
 from trident.types import parse_outputs
 
 

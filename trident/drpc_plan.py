@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import TopologyError
-from states.binding import StateBinding
-from states.user_tasks import BatchInfo
+from trident.coordinators.errors import TopologyError
 from trident.drpc_nodes import DrpcNode
 from trident.lowering import JoinStateOp, Lowered, _repeatable, lower
 from trident.nodes import Node, StateQueryNode
 from trident.planner import BuiltBatch, group_of_states
 from trident.results import result_of
+from trident.states.binding import StateBinding
+from trident.states.user_tasks import BatchInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.zookeeper import ZooKeeper
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.zookeeper import ZooKeeper
 
 _POLL_SECS = 0.5
 # The supervisor has a server that was killed back in less.

@@ -6,7 +6,7 @@ raises them too, and it may not import ``trident``.
 
 from __future__ import annotations
 
-from coordinators.errors import (
+from trident.coordinators.errors import (
     AttemptCapReached,
     BatchError,
     BatchOutOfMemory,

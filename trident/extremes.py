@@ -1,4 +1,4 @@
-"""The least and greatest rows, and the first ones (SEMANTICS 4)."""
+"""The least and greatest rows, and the first ones (docs/semantics.md 4)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField
 
-from coordinators.errors import FieldError, TopologyError
 from trident.aggregators import is_ordered
 from trident.arrow_failures import Label, fail
 from trident.arrow_ops import Frame, Meter
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.functions import call_site, check_arity, check_lifecycle, check_serialisable, function_location
 from trident.lowering import OwnOp
 from trident.meeting_ops import quoted

@@ -1,4 +1,4 @@
-"""Spouts that are fed by a test while its topology runs (SEMANTICS 3; Storm's feeder spouts).
+"""Spouts that are fed by a test while its topology runs (docs/semantics.md 3; Storm's feeder spouts).
 
 Both keep what they are fed in this process's memory: they survive a
 coordinator that is stopped and started again with the same object, not the
@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError, TridentError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError, TridentError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.live_attempts import LiveAttempts, TakingCoordinator
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_ledger import FileLedger, LedgerEntry
 from trident.file_tasks import describe_change
 

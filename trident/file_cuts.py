@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 from trident.file_ledger import LedgerBook, LedgerEntry
 from trident.spouts import Json
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinators import faults
-from coordinators.errors import SourceError
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Container, Iterator
 from typing import Any
 
-from coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_ledger import FoundFile
 
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 from trident.file_cuts import FileRange
 from trident.file_tasks import Piece, SourceFailure, check_unchanged
 

@@ -1,4 +1,4 @@
-"""Turns ranges of files into rows, the same rows each time (SEMANTICS 3).
+"""Turns ranges of files into rows, the same rows each time (docs/semantics.md 3).
 
 Whole files are read by Spark itself. Parts of files, and more files than Spark
 lists quickly, are read by Python in the tasks (`file_tasks`). Both give
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_cuts import FileRange
 from trident.file_tasks import MARK, Piece, find_report, read_lines
 

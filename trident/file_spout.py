@@ -1,4 +1,4 @@
-"""A transactional source of files: text, CSV, JSON lines or Parquet, in a folder that grows (SEMANTICS 3).
+"""A transactional source of files: text, CSV, JSON lines or Parquet, in a folder that grows (docs/semantics.md 3).
 
 Discovered files get running numbers in a ledger (`file_ledger`); a batch is a
 range of positions over them (`file_cuts`), which is all its metadata holds; a
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
 from trident.batch_size import AdaptiveBatchSize
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.file_changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.file_cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.file_ledger import FileLedger, FoundFile, LedgerEntry

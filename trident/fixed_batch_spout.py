@@ -1,12 +1,12 @@
-"""A spout with a fixed list of batches, for tests and examples (SEMANTICS 3)."""
+"""A spout with a fixed list of batches, for tests and examples (docs/semantics.md 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 
 if TYPE_CHECKING:

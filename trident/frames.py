@@ -22,10 +22,9 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
-from coordinators import faults
-from states.user_tasks import KEY, PARTITION, STORED, BatchInfo
 from trident.anchors import ANCHORS
 from trident.arrow_ops import Chain, SentChain
+from trident.coordinators import faults
 from trident.lowering import (
     DELETED,
     MARKER,
@@ -55,6 +54,7 @@ from trident.lowering import (
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import BuiltBatch
 from trident.results import RESULT, ResultNode
+from trident.states.user_tasks import KEY, PARTITION, STORED, BatchInfo
 from trident.window_lowering import of_state
 
 KEEP = faults.register("batch.keep", "the Spark job that keeps the rows of a batch which are used more than once")
@@ -63,7 +63,7 @@ CALL = faults.register("batch.call", "the Spark job of an operation whose rows n
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from states.binding import StateBinding
+    from trident.states.binding import StateBinding
 
 @dataclass(frozen=True)
 class Batch:

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
+from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.lifecycle import owner_of
 from trident.serialising import check_serialisable as check_serialisable
 from trident.types import (

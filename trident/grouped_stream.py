@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import FieldError
 from trident import columns
 from trident.chained import ChainedAggregation, partition_aggregate
+from trident.coordinators.errors import FieldError
 from trident.expressions import is_expression
 from trident.nodes import Names
 from trident.persisting import TridentState, persistent_aggregate

@@ -53,7 +53,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
-from coordinators.errors import (
+from trident.config_kinds import is_loopback, listen_address
+from trident.coordinators.errors import (
     ConfigError,
     DrpcError,
     DrpcTimeout,
@@ -62,7 +63,6 @@ from coordinators.errors import (
     UnknownFunction,
     WrongArguments,
 )
-from trident.config_kinds import is_loopback, listen_address
 from trident.drpc import _AT_ONCE, TIMEOUT_SECS, Answer, find_plan
 from trident.drpc_plan import DrpcPlan
 from trident.drpc_values import as_json

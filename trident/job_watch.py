@@ -1,4 +1,4 @@
-"""Ends Spark jobs that take too long: the clock runs from a job group's first task (SEMANTICS 1)."""
+"""Ends Spark jobs that take too long: the clock runs from a job group's first task (docs/semantics.md 1)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField
 
-from states.user_tasks import KEY, PARTITION, STORED
 from trident.arrow_failures import Label
 from trident.arrow_states import SHOWN, UpdateMap
 from trident.lowering import (
@@ -46,6 +45,7 @@ from trident.lowering import (
 )
 from trident.nodes import MeetNode, NewValuesNode, Node, PersistNode, StateQueryNode
 from trident.state_queries import TupleCollectionGet
+from trident.states.user_tasks import KEY, PARTITION, STORED
 from trident.window_lowering import lower_window, window_fields
 from trident.windows import WindowNode
 

@@ -1,4 +1,4 @@
-"""Adds up the ledger of a tracked batch: which of its messages have not ended as they should (SEMANTICS 6).
+"""Adds up the ledger of a tracked batch: which of its messages have not ended as they should (docs/semantics.md 6).
 
 Each task has written one number per root, however many rows were made of it;
 Spark adds them up by root, and only roots whose sum is not zero, or of which a
@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from coordinators import faults
 from trident.anchors import sums_by_root
 from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
+from trident.coordinators import faults
 from trident.rows import parquet_reader
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from coordinators.errors import SourceError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import Json
 
 Taken = TypeVar("Taken")

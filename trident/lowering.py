@@ -19,10 +19,6 @@ from typing import Any, Union
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
-from coordinators.errors import OutputTypeError
-from states.binding import DELETED_COLUMN as DELETED
-from states.binding import StateBinding
-from states.user_tasks import PARTITION
 from trident.aggregators import is_plain
 from trident.anchors import ANCHORS
 from trident.arrow_failures import Label
@@ -31,6 +27,7 @@ from trident.arrow_ops import CountRows, Keep, Peek, Rows, WithoutMarker
 from trident.arrow_states import QueryRows
 from trident.arrow_tracking import ROW, BeginTrees, EndTrees, Tracked, TrackedGroups
 from trident.arrow_vectors import Call, vector_step
+from trident.coordinators.errors import OutputTypeError
 from trident.expressions import Expression
 from trident.nodes import (
     AggregateNode,
@@ -49,6 +46,9 @@ from trident.nodes import (
     above,
 )
 from trident.results import ResultNode
+from trident.states.binding import DELETED_COLUMN as DELETED
+from trident.states.binding import StateBinding
+from trident.states.user_tasks import PARTITION
 
 MARKER = "__trident_marker"
 PARTIAL = "__trident_partial"

@@ -1,4 +1,4 @@
-"""Streams that meet within a batch: merge, join, multi_reduce (SEMANTICS 4).
+"""Streams that meet within a batch: merge, join, multi_reduce (docs/semantics.md 4).
 
 Streams that meet are one batch group: the rows that meet are those of one
 transaction, never of two.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
-from coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.aggregators import is_groupable
 from trident.anchors import ANCHORS
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.functions import (
     call_site,
     check_arity,
@@ -313,7 +313,7 @@ def _join_types(type: Any, count: int) -> tuple[JoinType, ...]:
 
 @runtime_checkable
 class MultiReducer(Protocol):
-    """Sees the rows of several streams of a batch, of one group or all (SEMANTICS 4)."""
+    """Sees the rows of several streams of a batch, of one group or all (docs/semantics.md 4)."""
 
     def init(self, batch_id: Any) -> Any:
         """The state before the first row; batch_id is the TransactionAttempt."""

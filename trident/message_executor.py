@@ -1,4 +1,4 @@
-"""A rich spout as the source of a Trident stream (SEMANTICS 6).
+"""A rich spout as the source of a Trident stream (docs/semantics.md 6).
 
 The executor takes messages from the spout and puts them into batches. A batch
 keeps its messages over all attempts of its transaction in this process, so a
@@ -25,12 +25,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from coordinators.backoff import backoff_secs
-from coordinators.errors import ConfigError, SourceError
-from coordinators.transactions import TransactionAttempt
-from states.plain_values import python_values
-from states.stored_values import dumps
 from trident.anchors import ANCHORS, make_anchors
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import ConfigError, SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.ledger import Failure
 from trident.message_table import Settled, settled_messages
 from trident.replays import ReplayRequests
@@ -38,6 +36,8 @@ from trident.rich_spouts import Message, RichSpout, SpoutCollector, message_key
 from trident.rows import arrow_rows
 from trident.spout_executors import Known
 from trident.spouts import Backlog, Emitted, Json, SpoutContext
+from trident.states.plain_values import python_values
+from trident.states.stored_values import dumps
 
 log = logging.getLogger("trident.messages")
 ACKED, FAILED, DEAD = "acked", "failed", "dead"

@@ -1,7 +1,7 @@
 """A queue of messages in this process, and the spout that takes from it: for tests and programs that feed a topology.
 
 It is the smallest source that keeps to message-level reliability
-(SEMANTICS 6): a message stays in the queue until it is acknowledged, and is
+(docs/semantics.md 6): a message stays in the queue until it is acknowledged, and is
 handed out again when it fails or its time runs out. It is memory: nothing of
 it survives the end of the process, neither messages nor what was acknowledged.
 """
@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from coordinators.errors import ConfigError, SourceError, TridentError
+from trident.coordinators.errors import ConfigError, SourceError, TridentError
 from trident.rich_spouts import RichSpout, message_key
 
 

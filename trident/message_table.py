@@ -1,4 +1,4 @@
-"""Which messages a stream has settled, as its table tells after a restart (SEMANTICS 6)."""
+"""Which messages a stream has settled, as its table tells after a restart (docs/semantics.md 6)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
-from states.dead_letters import MESSAGES
 from trident.spouts import SpoutContext
+from trident.states.dead_letters import MESSAGES
 
 
 class Settled:

@@ -12,10 +12,10 @@ from typing import Any, Union
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from coordinators.errors import FieldError
-from states.binding import StateBinding
+from trident.coordinators.errors import FieldError
 from trident.expressions import Expression
 from trident.functions import UserFunction
+from trident.states.binding import StateBinding
 from trident.types import check_distinct, did_you_mean
 
 

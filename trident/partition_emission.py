@@ -1,4 +1,4 @@
-"""Emits partitions of a source on executors, in one Spark job (DESIGN 2.2).
+"""Emits partitions of a source on executors, in one Spark job (docs/semantics.md 9.2).
 
 The rows go from the tasks into files and from there into the batch's Spark
 jobs; the driver sees metadata, paths and counts only.
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators import faults
-from coordinators.errors import BatchTimeout, SourceError
-from coordinators.transactions import TransactionAttempt
-from states.parquet_files import FileTarget
-from states.staging import attempt_folder
+from trident.coordinators import faults
+from trident.coordinators.errors import BatchTimeout, SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.functions import translate_failure
 from trident.job_watch import JobWatch, cancel_group
 from trident.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
 from trident.rows import parquet_reader
 from trident.spouts import Emitted, Json, SpoutContext
+from trident.states.parquet_files import FileTarget
+from trident.states.staging import attempt_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,7 +2,7 @@
 
 A task emits some partitions, writes each one's rows as Parquet and reports the
 metadata together with the files as rows of the job's output: never by an
-accumulator, which a retried task would add to twice (DESIGN 2.2).
+accumulator, which a retried task would add to twice (docs/semantics.md 9.2).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from coordinators.transactions import TransactionAttempt
-from states.parquet_files import FileTarget, spare_collections, write_partition
 from trident.arrow_failures import Label, fail
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.parquet_files import FileTarget, spare_collections, write_partition
 
 NEW, AGAIN, OPAQUE = "new", "again", "opaque"
 EMISSION_SCHEMA = "partition string, metadata string, path string, size long, num_records long"

@@ -4,7 +4,7 @@ What a state needs to know before it can be written decides where its new
 values are found. A combiner's partial values and the last rows of an upsert
 are written as they are, by any attempt, side by side. A reducer needs the
 value of before: it is found in the transaction's turn, before its decision
-(DESIGN 2.3).
+(docs/semantics.md 9.3).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import OutputTypeError, TopologyError
-from states.binding import StateBinding
 from trident.aggregation import aggregator_name, read_aggregation
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.drpc_nodes import no_committer
 from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
@@ -40,6 +39,7 @@ from trident.state_kinds import (
     check_upsert,
     state_kind,
 )
+from trident.states.binding import StateBinding
 from trident.types import parse_outputs
 from trident.upsert import Upsert
 

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import ConfigError, EnvironmentProblem
+from trident.coordinators.errors import ConfigError, EnvironmentProblem
 from trident.explain import _steps
 from trident.nodes import (
     AggregateNode,

@@ -22,12 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TopologyError
-from coordinators.transactions import TransactionAttempt
-from states.binding import StateBinding
-from states.dead_letters import dead_letter_binding, message_binding
-from states.user_tasks import BatchInfo
 from trident.chained import check_chains
+from trident.coordinators.errors import TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.lowering import Lowered, lower
 from trident.nodes import (
     AggregateNode,
@@ -42,6 +39,9 @@ from trident.nodes import (
     StateQueryNode,
 )
 from trident.rich_spouts import is_rich_spout
+from trident.states.binding import StateBinding
+from trident.states.dead_letters import dead_letter_binding, message_binding
+from trident.states.user_tasks import BatchInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

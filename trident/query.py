@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators import faults
-from coordinators.driver import GroupDriver
-from coordinators.embedded import EmbeddedZooKeeper
-from coordinators.errors import (
+from trident.config import TridentConfig
+from trident.coordinators import faults
+from trident.coordinators.driver import GroupDriver
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.errors import (
     Deposed,
     ForeignTable,
     Halted,
@@ -37,23 +38,14 @@ from coordinators.errors import (
     TridentError,
     ZooKeeperUnreachable,
 )
-from coordinators.group_store import GroupStore
-from coordinators.leadership import Holder, Leadership, Lease
-from coordinators.master import Limits, Mode
-from coordinators.records import GroupRecord
-from coordinators.registration import Registration
-from coordinators.transactions import TransactionAttempt
-from coordinators.znode_access import keep_for_creator
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from states.background_compactor import BackgroundCompactor
-from states.committer import DeltaCommitter
-from states.compactor import Compactor
-from states.contradictions import repair_command
-from states.descriptor import load_descriptor
-from states.earlier_life import check_group_is_new, check_no_earlier_life
-from states.kernel import KernelEngine
-from states.reading import read_state
-from trident.config import TridentConfig
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.leadership import Holder, Leadership, Lease
+from trident.coordinators.master import Limits, Mode
+from trident.coordinators.records import GroupRecord
+from trident.coordinators.registration import Registration
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.znode_access import keep_for_creator
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.drpc import TIMEOUT_SECS, Answer, DrpcRequests
 from trident.drpc_front import DrpcFront
 from trident.embedded_keeper import EmbeddedKeeper
@@ -64,6 +56,14 @@ from trident.session import check_session, make_session
 from trident.spout_executors import SpoutExecutor, make_executor
 from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
+from trident.states.background_compactor import BackgroundCompactor
+from trident.states.committer import DeltaCommitter
+from trident.states.compactor import Compactor
+from trident.states.contradictions import repair_command
+from trident.states.descriptor import load_descriptor
+from trident.states.earlier_life import check_group_is_new, check_no_earlier_life
+from trident.states.kernel import KernelEngine
+from trident.states.reading import read_state
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.storage_failures import FailureExplainer, written_folders
 from trident.stored_frames import StoredFrames, own_snapshot
@@ -288,7 +288,7 @@ class TopologyQuery:
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
-        """The last advanced transaction, with PySpark's keys in snake_case (DESIGN 8); None before the first."""
+        """The last advanced transaction, with PySpark's keys in snake_case (docs/semantics.md 15); None before the first."""
         return self._progress.last_progress
 
     @property
@@ -596,7 +596,7 @@ class TopologyQuery:
             self._groups = []
 
     def _open_group(self, plan_: GroupPlan, lease: Lease) -> _RunningGroup:
-        """Recovery (DESIGN 2): the pending decision first, then the tables, then the new plan."""
+        """Recovery (docs/semantics.md 9): the pending decision first, then the tables, then the new plan."""
         assert self._zk is not None
         fence = lease.fences[plan_.name]
         store = GroupStore(self._zk, self._topology.name, plan_.name, list(plan_.spouts), fence)
@@ -777,7 +777,7 @@ class TopologyQuery:
             raise self._error
 
     def _tell_groups(self, event: str) -> None:
-        from coordinators import master
+        from trident.coordinators import master
 
         for group in list(self._groups):
             group.driver.tell(getattr(master, event)())

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import DataType, StructType
 
-from coordinators.errors import OutputTypeError, TopologyError
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.functions import call_site, check_serialisable, describe, resolve_outputs
 from trident.nodes import StateQueryNode, appended, field_names, require_fields
 from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.types import parse_outputs
 
 if TYPE_CHECKING:
-    from states.binding import StateBinding
     from trident.persisting import TridentState
+    from trident.states.binding import StateBinding
     from trident.stream import Stream
 
 BUILT_IN = (MapGet, SnapshotGet, TupleCollectionGet)

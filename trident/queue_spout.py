@@ -1,4 +1,4 @@
-"""A committer spout over a queue with receipts: each message counts once, whatever is killed when (SEMANTICS 3).
+"""A committer spout over a queue with receipts: each message counts once, whatever is killed when (docs/semantics.md 3).
 
 The life of a message: ``take`` when an attempt is emitted; ``hold`` in
 ``prepare``, when the attempt's results are staged; ``acknowledge`` in ``commit``,
@@ -57,8 +57,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
@@ -149,7 +149,7 @@ class QueueSpout:
     @property
     def table(self) -> Any:
         """The table of receipts, a DeltaAppend; None without one."""
-        from states.delta_append import DeltaAppend
+        from trident.states.delta_append import DeltaAppend
 
         return DeltaAppend(self._table) if self._table is not None else None
 

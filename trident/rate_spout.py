@@ -1,4 +1,4 @@
-"""Sources that make their rows themselves: at a rate, or from a function of the batch's index (SEMANTICS 3).
+"""Sources that make their rows themselves: at a rate, or from a function of the batch's index (docs/semantics.md 3).
 
 For load tests, examples and benchmarks. Both are transactional: the metadata of
 a transaction says exactly which rows are in it.
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
 from trident.batch_size import AdaptiveBatchSize
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.source_tasks import arrow_batches, generated
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from states.kernel import KernelEngine
-from states.reading import read_state
 from trident.session import check_session
+from trident.states.kernel import KernelEngine
+from trident.states.reading import read_state
 
 if TYPE_CHECKING:
     import os

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from coordinators.errors import ConfigError, OutcomeUnknown, SourceError
-from states.redis_server import SCHEMES, check_durable, client_of, redis_module, without_secrets
+from trident.coordinators.errors import ConfigError, OutcomeUnknown, SourceError
+from trident.states.redis_server import SCHEMES, check_durable, client_of, redis_module, without_secrets
 
 REDELIVER_AFTER_SECS = 120.0
 # Lua's `unpack` takes some 8,000 arguments.

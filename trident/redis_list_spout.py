@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from coordinators.errors import ConfigError, SourceError, TopologyError
+from trident.coordinators.errors import ConfigError, SourceError, TopologyError
 from trident.redis_list_queue import REDELIVER_AFTER_SECS, RedisListQueue, Taken, new_owner
 from trident.rich_spouts import RichSpout
 

@@ -16,17 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinators import faults
-from coordinators.errors import CoordinationError, Halted, TableError, TopologyError, TridentError
-from coordinators.leadership import Lease
-from coordinators.repairing import RepairStore, greatest_epoch, leap_epochs
-from coordinators.zookeeper import ZooKeeper
-from states import delta_log
-from states.kernel import KernelEngine
-from states.kernel_files import commit_lock
-from states.log_watch import repair_marker, repaired_to
 from trident.admin import leading
 from trident.config import TridentConfig
+from trident.coordinators import faults
+from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError, TridentError
+from trident.coordinators.leadership import Lease
+from trident.coordinators.repairing import RepairStore, greatest_epoch, leap_epochs
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
 from trident.repair_leader import leads_elsewhere
@@ -44,6 +40,10 @@ from trident.repair_steps import (
     with_versions,
 )  # fmt: skip
 from trident.session import make_session
+from trident.states import delta_log
+from trident.states.kernel import KernelEngine
+from trident.states.kernel_files import commit_lock
+from trident.states.log_watch import repair_marker, repaired_to
 from trident.status import read_status, status_path
 
 log = logging.getLogger("trident.repair")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinators.records import Decision, GroupRecord, TableMark
-from states.control import ControlRecord
-from states.manifest import Manifest
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.states.control import ControlRecord
+from trident.states.manifest import Manifest
 
 # What a table is to its group. Only a plain table takes no part in publishing.
 APPEND, LOG, PLAIN, BESIDE = "append", "log", "plain", "beside"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinators.records import TableMark
-from states.plain_watch import ACCEPTED
+from trident.coordinators.records import TableMark
 from trident.repair_facts import LOG, PLAIN, ForeignChange, GroupFacts, TableFacts
 from trident.repair_rebuild import marks_of
 from trident.repair_steps import Choices, Finding, Offer, Refused, Restore, SetMarks
+from trident.states.plain_watch import ACCEPTED
 
 
 def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> list[Finding]:

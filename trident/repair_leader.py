@@ -8,7 +8,7 @@ to see it by: a help, never a proof.
 
 from __future__ import annotations
 
-from coordinators import processes
+from trident.coordinators import processes
 from trident.status import TopologyStatus
 
 _FRESH_SECS = 10.0

@@ -14,33 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
-from coordinators.group_store import GroupStore
-from coordinators.records import GroupRecord
-from coordinators.registration import Registration
-from coordinators.repairing import greatest_epoch
-from coordinators.zookeeper import ZooKeeper
-from states import delta_log
-from states.control import DOMAIN, ControlRecord, decode_control
-from states.dead_letters import tables_beside
-from states.descriptor import StateDescriptor, list_descriptors
-from states.earlier_life import groups_with_manifests
-from states.kernel import KernelEngine, TableMissing, TableSnapshot
-from states.keyed_tables import merged_upto
-from states.log_entries import entry_signature, read_commit
-from states.log_watch import (
-    is_our_publish,
-    merged_log_version,
-    only_properties,
-    repaired_to,
-    start_of,
-    unbroken,
-)
-from states.manifest import Manifest, ManifestStore
-from states.plain_watch import is_our_merge
-from states.staged import StagedFile
-from states.staging import verify_staged
-from states.tables import UPTO_COLUMN
+from trident.coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.records import GroupRecord
+from trident.coordinators.registration import Registration
+from trident.coordinators.repairing import greatest_epoch
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair_facts import (
     APPEND,
     BESIDE,
@@ -52,6 +31,27 @@ from trident.repair_facts import (
     TableFacts,
     TopologyFacts,
 )
+from trident.states import delta_log
+from trident.states.control import DOMAIN, ControlRecord, decode_control
+from trident.states.dead_letters import tables_beside
+from trident.states.descriptor import StateDescriptor, list_descriptors
+from trident.states.earlier_life import groups_with_manifests
+from trident.states.kernel import KernelEngine, TableMissing, TableSnapshot
+from trident.states.keyed_tables import merged_upto
+from trident.states.log_entries import entry_signature, read_commit
+from trident.states.log_watch import (
+    is_our_publish,
+    merged_log_version,
+    only_properties,
+    repaired_to,
+    start_of,
+    unbroken,
+)
+from trident.states.manifest import Manifest, ManifestStore
+from trident.states.plain_watch import is_our_merge
+from trident.states.staged import StagedFile
+from trident.states.staging import verify_staged
+from trident.states.tables import UPTO_COLUMN
 
 
 def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> TopologyFacts:

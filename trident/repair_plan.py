@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinators.records import Decision, GroupRecord, TableMark
-from states.plain_watch import ACCEPTED
+from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.repair_decided import undecidable
 from trident.repair_facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
 from trident.repair_foreign import foreign_changes, unverified_log
 from trident.repair_rebuild import marks_of, rebuild
 from trident.repair_steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
 from trident.repair_whole import ahead_of_log, without_record
+from trident.states.plain_watch import ACCEPTED
 
 _NONE = Choices()
 

@@ -3,7 +3,7 @@
 The manifest of the last transaction that the tables have is the source of the
 streams' positions. Whether that transaction was finished everywhere may be
 unknown: then it is decided again, since all that follows a decision may be
-done twice (DESIGN 2.5).
+done twice (docs/semantics.md 9.5).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinators.records import Decision, GroupRecord, Marker, TableMark
-from states.control import ControlRecord
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
 from trident.repair_facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair_steps import Offer, Refused, WriteRecord
 from trident.repair_whole import OWN, not_whole
+from trident.states.control import ControlRecord
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
 EPOCH_LEAP = 1000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.records import Decision, GroupRecord, TableMark
 
 
 @dataclass(frozen=True)

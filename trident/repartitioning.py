@@ -1,4 +1,4 @@
-"""Which rows are in which Spark partition: Trident's repartitionings, and hints (SEMANTICS 4)."""
+"""Which rows are in which Spark partition: Trident's repartitionings, and hints (docs/semantics.md 4)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField
 
-from coordinators.errors import TopologyError
 from trident.aggregators import is_groupable
 from trident.arrow_failures import Label
 from trident.arrow_ops import Rows, WithoutMarker
+from trident.coordinators.errors import TopologyError
 from trident.functions import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
 from trident.lowering import MARKER, OnePartitionOp, OwnOp
 from trident.meeting_ops import quoted

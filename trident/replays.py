@@ -1,4 +1,4 @@
-"""Dead letters that are to be tried again: requests, as files in the stream's folder (SEMANTICS 6).
+"""Dead letters that are to be tried again: requests, as files in the stream's folder (docs/semantics.md 6).
 
 ``trident dead-letters replay`` writes a request; the running topology, or the
 next one, takes its messages into batches like those of the spout, and removes it when all are
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinators.errors import TridentError
-from states.stored_values import loads
+from trident.coordinators.errors import TridentError
 from trident.rich_spouts import Message
+from trident.states.stored_values import loads
 
 log = logging.getLogger("trident.messages")
 _FOLDER = "replays"

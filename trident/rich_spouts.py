@@ -1,4 +1,4 @@
-"""Sources of single messages: what Storm calls a rich spout (SEMANTICS 6).
+"""Sources of single messages: what Storm calls a rich spout (docs/semantics.md 6).
 
 A rich spout hands out messages one by one, each with an id of its own choosing,
 and is told of each id how it ended: ``ack`` when everything that was made of
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 from trident.schemas import as_schema
 from trident.spouts import SpoutKind
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 
 if TYPE_CHECKING:
     import pyarrow

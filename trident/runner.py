@@ -1,4 +1,4 @@
-"""Runs attempts on Spark: emit, the topology's plan, stage (DESIGN 2.2, 5)."""
+"""Runs attempts on Spark: emit, the topology's plan, stage (docs/semantics.md 9.2, 12)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from coordinators import faults
-from coordinators.errors import BatchTimeout, SourceError
-from coordinators.ports import ProcessedBatch
-from coordinators.transactions import TransactionAttempt
-from states.staging import StagingTarget, stage
-from states.user_tasks import BatchInfo
+from trident.coordinators import faults
+from trident.coordinators.errors import BatchTimeout, SourceError
+from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.transactions import TransactionAttempt
 from trident.file_reading import source_failure
 from trident.frames import KEEP
 from trident.functions import translate_failure
@@ -32,6 +30,8 @@ from trident.rows import parquet_reader, to_dataframe
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind
+from trident.states.staging import StagingTarget, stage
+from trident.states.user_tasks import BatchInfo
 from trident.tracked_batches import TrackedBatches
 from trident.window_spec import Unit
 
@@ -228,7 +228,7 @@ class SparkBatchRunner:
         with self._lock:
             return self._running[attempt]
 
-    # --- what reads states (DESIGN 2.3) -------------------------------------------------------
+    # --- what reads states (docs/semantics.md 9.3) -------------------------------------------------------
 
     def resolve(
         self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Union
 
-from coordinators.errors import TopologyError
+from trident.coordinators.errors import TopologyError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coordinators.errors import TopologyError
+from trident.coordinators.errors import TopologyError
 
 # A cause lies a few steps deep; a graph of objects may be endless.
 _STEPS_MAX = 8

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from coordinators.environment import is_secret, without_secrets
-from coordinators.errors import EnvironmentProblem, SparkSessionProblem
+from trident.coordinators.environment import is_secret, without_secrets
+from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -414,6 +414,6 @@ def _same_python(worker: str) -> bool:
 
 def _require_java() -> None:
     # Here and not above: whoever only checks a session needs no search for Java.
-    from coordinators.embedded import find_java
+    from trident.coordinators.embedded import find_java
 
     find_java()

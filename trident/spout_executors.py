@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from coordinators.errors import SourceError
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.partition_emission import Emission, PartitionEmission
 from trident.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.rich_spouts import is_rich_spout

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coordinators.errors import Halted
-from coordinators.ports import Beginning, Initialized
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.errors import Halted
+from trident.coordinators.ports import Beginning, Initialized
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spout_executors import Known, SpoutExecutor
 from trident.spouts import Json
 

@@ -1,4 +1,4 @@
-"""The contracts between a source of batches and the framework (SEMANTICS 3).
+"""The contracts between a source of batches and the framework (docs/semantics.md 3).
 
 A spout describes a source. Its :class:`BatchCoordinator` lives on the driver
 and decides, once per txid, *what* is in a batch: the metadata, a small JSON
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
-from coordinators.transactions import TransactionAttempt
+from trident.coordinators.transactions import TransactionAttempt
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,7 +27,7 @@ Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple]]
 
 
 class SpoutKind(enum.Enum):
-    """What a replay of a txid may hold (SEMANTICS 3)."""
+    """What a replay of a txid may hold (docs/semantics.md 3)."""
 
     NON_TRANSACTIONAL = "non-transactional"
     TRANSACTIONAL = "transactional"

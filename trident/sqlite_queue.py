@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from coordinators import faults
-from coordinators.errors import ConfigError, Deposed, ForeignTable, OutcomeUnknown, SourceError, TridentError
+from trident.coordinators import faults
+from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, OutcomeUnknown, SourceError, TridentError
 
 PUT = faults.register("queue.put", "the SQLite transaction that puts messages into a queue")
 TAKE = faults.register("queue.take", "the SQLite transaction that takes messages from a queue")

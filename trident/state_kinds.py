@@ -27,14 +27,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from coordinators.errors import FieldError, TopologyError
-from states.tables import TXID_COLUMN, UPTO_COLUMN
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.states.tables import TXID_COLUMN, UPTO_COLUMN
 
 _KINDS = (
-    ("states.delta_append", "DeltaAppend", "append"),
-    ("states.delta_map", "DeltaMapState", "keyed"),
-    ("states.memory_map", "MemoryMapState", "memory"),
-    ("states.backed_map", "BackedMapState", "map"),
+    ("trident.states.delta_append", "DeltaAppend", "append"),
+    ("trident.states.delta_map", "DeltaMapState", "keyed"),
+    ("trident.states.memory_map", "MemoryMapState", "memory"),
+    ("trident.states.backed_map", "BackedMapState", "map"),
 )
 # Columns that the framework adds to the tables of keyed states.
 _RESERVED = (TXID_COLUMN, UPTO_COLUMN, "_deleted")
@@ -67,7 +67,7 @@ def state_kind(state: object) -> str:
 
 def is_backed_map(state: object) -> bool:
     """Whether it is a map over a BackingMap, of any semantics."""
-    cls = getattr(sys.modules.get("states.backed_map"), "BackedMapState", None)
+    cls = getattr(sys.modules.get("trident.states.backed_map"), "BackedMapState", None)
     return cls is not None and isinstance(state, cls)
 
 
@@ -82,7 +82,7 @@ def check_named(state: Any) -> str:
     Raises:
         TopologyError: a StateFactory has none, or one that cannot be used.
     """
-    from states.names import check_name
+    from trident.states.names import check_name
 
     name = getattr(state, "name", None)
     if name is None:

@@ -1,4 +1,4 @@
-"""The built-in queries of states (SEMANTICS 4): for ``stream.state_query``."""
+"""The built-in queries of states (docs/semantics.md 4): for ``stream.state_query``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The status of a topology: a small file that its leader writes and ``trident status`` reads.
 
 ``<warehouse>/_trident/<topology>/status.json`` is replaced as a whole, at most
-once a second and only on change (DESIGN 3). It is never read for correctness:
+once a second and only on change (docs/semantics.md 10). It is never read for correctness:
 what counts is in ZooKeeper and in the tables. So a status that cannot be
 written is a warning in the log, never a failure of the topology.
 
@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from coordinators import processes
-from coordinators.errors import TridentError
+from trident.coordinators import processes
+from trident.coordinators.errors import TridentError
 from trident.progress import describe_backlog
 
 STATUS_SCHEMA = 1

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinators.errors import (
+from trident.coordinators.errors import (
     BatchOutOfMemory,
     BatchTimeout,
     Deposed,

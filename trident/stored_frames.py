@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TableError, TopologyError
-from states.binding import StateBinding
-from states.resolve_reads import StatePins, base_of
-from states.values import visible
+from trident.coordinators.errors import TableError, TopologyError
+from trident.states.binding import StateBinding
+from trident.states.resolve_reads import StatePins, base_of
+from trident.states.values import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from states.kernel import KernelEngine
+    from trident.states.kernel import KernelEngine
 
 
 class StoredFrames:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import FieldError, TopologyError
 from trident import columns, meetings
 from trident.aggregation import aggregator_name, read_aggregation
 from trident.aggregators import is_groupable
 from trident.builtin_operations import as_expression, native_form
 from trident.chained import ChainedAggregation, partition_aggregate
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.expressions import is_expression, resolve
 from trident.extremes import FirstN, extreme
 from trident.functions import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Rows on their way through a topology, a batch at a time (SEMANTICS 4).
+    """Rows on their way through a topology, a batch at a time (docs/semantics.md 4).
 
     Streams come from ``TridentTopology.new_stream`` and from other streams.
 
@@ -408,7 +408,7 @@ class Stream:
     ) -> TridentState:
         """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
 
-        Exactly once for the states and spouts of SEMANTICS 5. An empty batch
+        Exactly once for the states and spouts of docs/semantics.md 5. An empty batch
         commits the aggregator's ``zero()``, so the state always has its row.
 
         A combiner's value is made of the batch before the transaction's turn and

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import FieldError
+from trident.coordinators.errors import FieldError
 from trident.functions import Expr
 from trident.nodes import Names, field_names
 from trident.types import check_distinct

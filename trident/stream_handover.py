@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError
 from trident.spouts import Json
 
 # An exception with this in its text Spark takes for the interruption that its own stop() causes.

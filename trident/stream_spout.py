@@ -1,4 +1,4 @@
-"""Any Spark streaming DataFrame as a transactional spout, through foreachBatch (SEMANTICS 3).
+"""Any Spark streaming DataFrame as a transactional spout, through foreachBatch (docs/semantics.md 3).
 
 Spark's streaming engine does the reading: offsets, their log, watermarks, its
 own state. Its foreachBatch function hands a batch over and waits::
@@ -22,11 +22,11 @@ import time
 from os import PathLike, path
 from typing import TYPE_CHECKING, Any, Union
 
-from coordinators import faults
-from coordinators.errors import SourceError, TopologyError
-from coordinators.transactions import TransactionAttempt
-from states.kernel_files import local_path
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import Emitted, Json, SpoutContext, SpoutKind
+from trident.states.kernel_files import local_path
 from trident.stream_handover import Handover, HandoverClosed, Pin, following, other_batch
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-from coordinators import faults
-from coordinators.faults import InjectedFault
-from states.backing_maps import MemoryBackingMap
-from states.memory_map import MemoryMapState
+from trident.coordinators import faults
+from trident.coordinators.faults import InjectedFault
 from trident.feeder_spouts import FeederBatchSpout, FeederCommitterBatchSpout
 from trident.fixed_batch_spout import FixedBatchSpout
 from trident.run_batch import run_batch
+from trident.states.backing_maps import MemoryBackingMap
+from trident.states.memory_map import MemoryMapState
 
 __all__ = [
     "FeederBatchSpout", "FeederCommitterBatchSpout", "FixedBatchSpout", "InjectedFault", "MemoryBackingMap",

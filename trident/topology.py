@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from coordinators.errors import TopologyError
-from states.binding import StateBinding
-from states.names import check_name
 from trident import meetings
+from trident.coordinators.errors import TopologyError
 from trident.drpc_nodes import DrpcNode, drpc_node, origin_of
 from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
@@ -21,6 +19,8 @@ from trident.rich_spouts import is_rich_spout
 from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.state_kinds import check_append, state_kind
+from trident.states.binding import StateBinding
+from trident.states.names import check_name
 from trident.stream import Stream
 from trident.types import check_distinct, nullable
 
@@ -206,7 +206,7 @@ class TridentTopology:
         return meetings.multi_reduce(self, _several(streams), inputs, reducer, outputs)
 
     def identity(self) -> dict[str, Any]:
-        """What may not change between two runs of the topology (DESIGN 3); JSON."""
+        """What may not change between two runs of the topology (docs/semantics.md 10); JSON."""
         from trident.planner import group_members
 
         return {

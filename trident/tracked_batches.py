@@ -1,4 +1,4 @@
-"""Batches whose messages are tracked: what fails leaves them before they are staged for good (SEMANTICS 6).
+"""Batches whose messages are tracked: what fails leaves them before they are staged for good (docs/semantics.md 6).
 
 A batch is run; its ledger says which messages have failed; without these it is
 run again, until none fails. What nobody can tell from the rows (a worker that
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from coordinators.errors import FailedException, UserFunctionError
-from coordinators.transactions import TransactionAttempt
-from states.dead_letters import stage_ends, stage_letters
-from states.staging import StagingTarget
+from trident.coordinators.errors import FailedException, UserFunctionError
+from trident.coordinators.transactions import TransactionAttempt
 from trident.functions import find_report, translate_failure
 from trident.ledger import BatchLedger, Failure, drop_old
 from trident.message_executor import MessageSpoutExecutor
+from trident.states.dead_letters import stage_ends, stage_letters
+from trident.states.staging import StagingTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.rich_spouts import DEFAULT_STREAM
 from trident.tuple_groupings import Output, Router
 
@@ -136,7 +136,7 @@ class OutputCollector:
 
     Made by the framework, as ``self.collector`` of the bolt. Nothing is sent when
     a bolt emits: a child's ids are kept with the tuples that it is anchored to,
-    and go to the acker with their acknowledgement (SEMANTICS 6).
+    and go to the acker with their acknowledgement (docs/semantics.md 6).
 
     Args:
         report: what is told in the end.

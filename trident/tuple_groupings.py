@@ -1,4 +1,4 @@
-"""Which tasks of a bolt a tuple goes to: Storm's groupings (SEMANTICS 6).
+"""Which tasks of a bolt a tuple goes to: Storm's groupings (docs/semantics.md 6).
 
 The emitter chooses, on the driver for a spout and on a worker for a bolt; both
 with what is in here. Imported by every worker: keep its imports light.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError
 
 _MASK = (1 << 64) - 1
 _NOTHING, _NOT_A_NUMBER = 0x9E3779B9, 0x7F4A7C15

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.rich_spouts import DEFAULT_STREAM
 from trident.tuple_bolts import BasicBolt
 from trident.tuple_groupings import Grouping, Output, Route

@@ -12,10 +12,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.acker import Ackers
-from coordinators.backoff import backoff_secs
-from coordinators.errors import BatchError, SourceError, TridentError
 from trident.config import TridentConfig
+from trident.coordinators.acker import Ackers
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.session import check_session, make_session
 from trident.spouts import SpoutContext
 from trident.tuple_plan import TuplePlan

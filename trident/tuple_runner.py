@@ -24,7 +24,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from coordinators.errors import BatchTimeout, TridentError
+from trident.coordinators.errors import BatchTimeout, TridentError
 from trident.functions import translate_failure
 from trident.job_watch import JobWatch, cancel_group
 from trident.tuple_bolts import Report

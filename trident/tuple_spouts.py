@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinators.acker import Ackers, Ended, Verdict
-from coordinators.errors import SourceError, TopologyError, TridentError
+from trident.coordinators.acker import Ackers, Ended, Verdict
+from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.rich_spouts import Message, SpoutCollector
 from trident.tuple_bolts import Copy, Report, describe_error, pickled
 from trident.tuple_groupings import Router

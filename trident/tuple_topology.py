@@ -1,4 +1,4 @@
-"""Storm's own topologies: rich spouts and bolts, message by message, at least once (SEMANTICS 6).
+"""Storm's own topologies: rich spouts and bolts, message by message, at least once (docs/semantics.md 6).
 
 Where a Trident topology commits batches exactly once, this one follows every
 message through the tuples that are made of it and tells its spout how it ended.
@@ -6,7 +6,7 @@ Spark jobs are its workers: what the spouts have ready is a *round*, and in a
 round each level of bolts is one Spark job, with one task, one Python worker and
 one instance of the bolt per unit of parallelism.
 
-What a loss does (SEMANTICS 6.3): a Python worker that dies is tried again by
+What a loss does (docs/semantics.md 6.3): a Python worker that dies is tried again by
 Spark, as often as its settings allow; after that the round's messages that are
 not settled fail, their spouts hand them out again, and the topology goes on.
 The ackers and the spouts live in the driver's process: when it dies they die
@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import TopologyError
-from states.names import check_name
+from trident.coordinators.errors import TopologyError
 from trident.functions import call_site, check_serialisable
 from trident.rich_spouts import DEFAULT_STREAM, is_rich_spout
+from trident.states.names import check_name
 from trident.tuple_groupings import Grouping
 from trident.tuple_plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
 from trident.types import parse_outputs

@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from coordinators.errors import FieldError, OutputTypeError
+from trident.coordinators.errors import FieldError, OutputTypeError
 
 _SIMPLE: dict[str, type[DataType]] = {
     "string": StringType, "boolean": BooleanType, "bool": BooleanType, "binary": BinaryType,

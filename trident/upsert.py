@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from coordinators.errors import FieldError
+from trident.coordinators.errors import FieldError
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Upsert:
 
     ``stream.partition_persist(DeltaMapState("users"), "id, name, gone", Upsert("id", delete_when="gone"))``
 
-    Exactly once like every state of its kind (SEMANTICS 5). A topology may be
+    Exactly once like every state of its kind (docs/semantics.md 5). A topology may be
     started again with more fields behind the earlier ones: they are null in
     rows of before.
 

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinators.errors import EnvironmentProblem, TopologyError, TridentError
+from trident.coordinators.errors import EnvironmentProblem, TopologyError, TridentError
 
 if TYPE_CHECKING:
     from trident.config import TridentConfig
@@ -62,12 +62,6 @@ def _split(reference: str) -> tuple[Path, str | None]:
 
 
 def _run(path: Path) -> types.ModuleType:
-    from trident import check_shadowing
-
-    try:
-        check_shadowing(path.parent)
-    except ImportError as error:
-        raise EnvironmentProblem(str(error)) from None
     source = path.read_bytes()
     module = types.ModuleType(f"{_PACKAGE}.{path.stem}")
     module.__file__ = str(path)
@@ -101,7 +95,7 @@ def _neighbours(folder: Path, before: set[str]) -> list[types.ModuleType]:
     for name in sorted(set(sys.modules) - before):
         module = sys.modules[name]
         origin = getattr(module, "__file__", None)
-        if not origin or name.partition(".")[0] in ("trident", "coordinators", "states"):
+        if not origin or name.partition(".")[0] == "trident":
             continue
         inside = Path(origin).resolve()
         if folder not in inside.parents:

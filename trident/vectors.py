@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql.types import DataType
 
-from coordinators.errors import OutputTypeError, TopologyError
+from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.types import Output, without_optional
 
 F = TypeVar("F")

@@ -10,7 +10,7 @@ again,
 - and it opens the group's tables, read-only.
 
 Nothing of it is seen by anybody else: no spout is made, no znode written, no table of the topology committed to, no
-state of the user's opened. Of users' functions those are called that are called for an empty batch too (SEMANTICS 4):
+state of the user's opened. Of users' functions those are called that are called for an empty batch too (docs/semantics.md 4):
 an aggregate's initial value, with txid 0.
 
 A rehearsal that fails costs the warmth, nothing else.
@@ -35,26 +35,26 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from coordinators import faults
-from coordinators.transactions import TransactionAttempt
-from states.binding import StateBinding
-from states.control import DOMAIN, decode_control
-from states.dead_letters import BESIDE
-from states.staging import StagingTarget, stage
-from states.tables import PROPERTIES, plain_table, published_table
-from states.user_tasks import BatchInfo
+from trident.coordinators import faults
+from trident.coordinators.transactions import TransactionAttempt
 from trident.job_watch import cancel_group
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
 from trident.planner import GroupPlan
 from trident.repartitioning import keep_empty_partitions
 from trident.rows import parquet_reader, to_dataframe
+from trident.states.binding import StateBinding
+from trident.states.control import DOMAIN, decode_control
+from trident.states.dead_letters import BESIDE
+from trident.states.staging import StagingTarget, stage
+from trident.states.tables import PROPERTIES, plain_table, published_table
+from trident.states.user_tasks import BatchInfo
 from trident.stored_frames import StoredFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from states.kernel import KernelEngine
+    from trident.states.kernel import KernelEngine
 
 log = logging.getLogger("trident.warm_up")
 STAGE = faults.register("standby.stage", "what a standby's rehearsal stages")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField
 
-from states.binding import DELETED_COLUMN, StateBinding
 from trident.lowering import Fields, OwnOp
+from trident.states.binding import DELETED_COLUMN, StateBinding
 from trident.window_spec import Unit, WindowSpec
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Union
 
-from coordinators.errors import TopologyError
+from trident.coordinators.errors import TopologyError
 
 _MICROS = {
     "microsecond": 1, "millisecond": 1000, "second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6,

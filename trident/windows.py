@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from coordinators.errors import FieldError, TopologyError
-from states.binding import LAST, StateBinding
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.functions import call_site
 from trident.guarantees import warn_if_not_exactly_once
 from trident.nodes import Names, Node, OwnNode, PersistNode, require_fields
 from trident.state_kinds import check_reserved
+from trident.states.binding import LAST, StateBinding
 from trident.window_lowering import FIRED, LATE, TaggedOp
 from trident.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
 
@@ -214,7 +214,7 @@ def window(
         length, slide, name: the user's.
         clock: of processing time; microseconds since 1970.
     """
-    from states.delta_map import DeltaMapState
+    from trident.states.delta_map import DeltaMapState
 
     watermark = watermark_of(stream._node) if isinstance(slide, str) else None
     spec = read_spec(what, length, slide, None if watermark is None else (watermark.field, watermark.delay))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import re
 
-from coordinators.errors import CoordinationError
-from coordinators.zookeeper import ZooKeeper
 from trident.config import TridentConfig
 from trident.config_kinds import is_loopback
+from trident.coordinators.errors import CoordinationError
+from trident.coordinators.zookeeper import ZooKeeper
 
 log = logging.getLogger("trident.zookeeper")
 _GUIDE = "docs/security.md has the whole of it"

@@ -3,7 +3,7 @@
 Each read and each commit is one step, so that they interleave in every way.
 The values are the txids themselves: a row of the table is the list of the
 transactions that were counted into it, so that twice and never both show.
-Only the decisions come from ``states.compaction``.
+Only the decisions come from ``trident.states.compaction``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from states.compaction import (
+from tests.explorer.search import Action, Violation
+from trident.states.compaction import (
     READ_AGAIN,
     LiveRead,
     LogView,
@@ -28,7 +29,6 @@ from states.compaction import (
     plan_live_read,
     plan_merge,
 )  # fmt: skip
-from tests.explorer.search import Action, Violation
 
 
 class Log(NamedTuple):

@@ -1,4 +1,4 @@
-"""What survives a crash, as a model: ZooKeeper's znodes and two tables (DESIGN 2).
+"""What survives a crash, as a model: ZooKeeper's znodes and two tables (docs/semantics.md 9).
 
 Each function below is one atomic effect: one multi, or one table commit. It
 checks the claims at the moment of the effect, from what is durable alone.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from coordinators.transactions import TransactionAttempt
 from tests.explorer.search import Violation
+from trident.coordinators.transactions import TransactionAttempt
 
 TABLES = 2
 
@@ -167,7 +167,7 @@ def advance(
 
 
 def check_recovery(durable: Durable) -> None:
-    """What a new leader may find (DESIGN 2, recovery); anything else is a HALT."""
+    """What a new leader may find (docs/semantics.md 9, recovery); anything else is a HALT."""
     record = durable.record
     allowed = {record.last_published, record.decided or record.last_published}
     for number, rows in enumerate(durable.tables):

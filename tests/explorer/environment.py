@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from coordinators import master
-from coordinators.master import CoordinatorState, Limits, Mode
-from coordinators.transactions import TransactionAttempt
 from tests.explorer import durable as store
 from tests.explorer.durable import TABLES, Durable, Record, Rules, Writer
 from tests.explorer.search import Action, Violation
+from trident.coordinators import master
+from trident.coordinators.master import CoordinatorState, Limits, Mode
+from trident.coordinators.transactions import TransactionAttempt
 
 REPORTS = (
     master.Began, master.Processed, master.Prepared, master.Decided, master.Committed, master.Advanced, master.Failed,
@@ -405,7 +405,7 @@ class Environment:
 
 
 def check_late_reports(state: CoordinatorState) -> None:
-    """Late and repeated reports change nothing, in this state (SEMANTICS 1).
+    """Late and repeated reports change nothing, in this state (docs/semantics.md 1).
 
     A report on an attempt that was dropped can therefore come at any moment,
     and any number of times, without the search having to deliver it.

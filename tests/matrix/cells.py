@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinators import faults
-from states.backed_map import non_transactional, opaque, transactional
-from states.sqlite_map import SqliteMap
 from tests.matrix import sources
 from tests.matrix.sources import Source
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from trident.coordinators import faults
 from trident.guarantees import Guarantee, NotExactlyOnceWarning, guarantee, state_kind_of
 from trident.query import TopologyQuery
 from trident.spout_executors import kind_of
 from trident.spouts import SpoutKind
+from trident.states.backed_map import non_transactional, opaque, transactional
+from trident.states.sqlite_map import SqliteMap
 
 WAIT_SECS = 120.0
 WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b", "b", "e", "a"]
@@ -86,7 +86,7 @@ def applies(spout: str, fault: Fault) -> bool:
 
 
 def expected(spout: str, state: str, fault: Fault) -> Outcome:
-    """What the table of guarantees (SEMANTICS 5) comes to under one fault.
+    """What the table of guarantees (docs/semantics.md 5) comes to under one fault.
 
     A batch spout loses what was in flight when an attempt fails or a
     coordinator dies: nobody asks it for that again. A non-transactional map is

@@ -12,15 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from coordinators import master
-from coordinators.driver import GroupDriver
-from coordinators.errors import Deposed, OutcomeUnknown, ZooKeeperUnreachable
-from coordinators.group_store import GroupStore
-from coordinators.leadership import Leadership, Lease
-from coordinators.master import Limits, Mode
-from coordinators.records import GroupRecord, Holder
-from coordinators.registration import Registration
-from coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults
 from tests.simulator.sources import SimExecutor, SimRunner, Source
@@ -29,6 +20,15 @@ from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from tests.simulator.zookeeper_client import SimKazooClient
 from tests.simulator.zookeeper_server import Ensemble
+from trident.coordinators import master
+from trident.coordinators.driver import GroupDriver
+from trident.coordinators.errors import Deposed, OutcomeUnknown, ZooKeeperUnreachable
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.leadership import Leadership, Lease
+from trident.coordinators.master import Limits, Mode
+from trident.coordinators.records import GroupRecord, Holder
+from trident.coordinators.registration import Registration
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.spout_host import RecoverySpouts, TridentSpoutHost
 
 TOPOLOGY = "wc"

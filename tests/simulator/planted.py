@@ -23,17 +23,17 @@ class Edit(NamedTuple):
     new: str
 
 
-STORE = "coordinators.group_store:GroupStore."
-DRIVER = "coordinators.driver:GroupDriver."
-ZOOKEEPER = "coordinators.zookeeper:ZooKeeper."
+STORE = "trident.coordinators.group_store:GroupStore."
+DRIVER = "trident.coordinators.driver:GroupDriver."
+ZOOKEEPER = "trident.coordinators.zookeeper:ZooKeeper."
 
 PLANTED: dict[str, tuple[Edit, ...]] = {
     "no fence in multis": (Edit(STORE + "_write", "self._fence.check_op(request)", "pass"),),
     "stop leaves a decision behind": (
-        Edit("coordinators.master:_stop_requested", "live.stage >= Stage.DECIDING", "live.stage > Stage.ADVANCING"),
+        Edit("trident.coordinators.master:_stop_requested", "live.stage >= Stage.DECIDING", "live.stage > Stage.ADVANCING"),
     ),
     "gives up before the earlier ones are finished": (
-        Edit("coordinators.master:_finish", "if state.live or state.mode.ended:",
+        Edit("trident.coordinators.master:_finish", "if state.live or state.mode.ended:",
              "if state.capped and state.mode is Mode.RUNNING:\n        return _end(state, Mode.GAVE_UP)\n"
              "    if state.live or state.mode.ended:"),
     ),
@@ -57,10 +57,10 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),
     ),
     "the control record is not checked": (
-        Edit("states.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
+        Edit("trident.states.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
     ),
     "a published table is not recognised": (
-        Edit("states.committer:DeltaCommitter._publish_table",
+        Edit("trident.states.committer:DeltaCommitter._publish_table",
              "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):", "if False:"),
     ),
     "attempt ids begin again after a restart": (
@@ -104,22 +104,22 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
              " if s.get('commit_data') is not None} if work.processed else {})\n\n    def publish() -> None:"),
     ),
     "a failure is heard after the decision": (
-        Edit("coordinators.master:_failed", "if live is None or live.stage >= Stage.DECIDING:", "if live is None:"),
+        Edit("trident.coordinators.master:_failed", "if live is None or live.stage >= Stage.DECIDING:", "if live is None:"),
         Edit(DRIVER + "_until_done", "failures += 1\n",
              "failures += 1\n            mine = [a for a, w in self._work.items() if w is work]\n"
              "            self.tell(master.Failed(mine[0]))\n"),
     ),
     "the leader is replaced without bumping the fence": (
-        Edit("coordinators.leadership:Leadership._take",
+        Edit("trident.coordinators.leadership:Leadership._take",
              "ops.append(SetData(path, data, leader[1]) if leader else Create(path, data))",
              "ops.extend([] if leader else [Create(path, data)])"),
-        Edit("coordinators.leadership:Leadership._take", "leader[1] + 1 if leader", "leader[1] if leader"),
+        Edit("trident.coordinators.leadership:Leadership._take", "leader[1] + 1 if leader", "leader[1] if leader"),
     ),
     "what a deposed coordinator reads in two pieces counts as corrupt": (
         Edit(STORE + "_check_decision", "self._fence.verify(self._zk)", "pass"),
     ),
     "a deposed coordinator without its manifest halts": (
-        Edit("states.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
+        Edit("trident.states.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
     ),
     "old pins stay": (
         Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),

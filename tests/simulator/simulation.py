@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from coordinators import leadership, master, processes
-from coordinators.errors import AttemptCapReached, Halted, ZooKeeperUnreachable
-from coordinators.master import Limits
 from tests.simulator.checker import ROOT, Checker, Violation
 from tests.simulator.coordinator_process import CoordinatorProcess, Shared
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.sources import KINDS, Source
 from tests.simulator.world import Process, World
 from tests.simulator.zookeeper_server import Ensemble
+from trident.coordinators import leadership, master, processes
+from trident.coordinators.errors import AttemptCapReached, Halted, ZooKeeperUnreachable
+from trident.coordinators.master import Limits
 
 # Enough for a session to expire, eight back-offs and a restart or two; a run that needs more is stuck.
 LIVENESS_SECS = 400.0

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coordinators.errors import BatchTimeout
-from coordinators.ports import ProcessedBatch
-from coordinators.transactions import TransactionAttempt
 from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
+from trident.coordinators.errors import BatchTimeout
+from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.transactions import TransactionAttempt
 from trident.spout_executors import Known
 
 KINDS = ("transactional", "opaque", "queue")
@@ -172,7 +172,7 @@ class SimExecutor:
 
 
 class SimRunner:
-    """``coordinators.ports.BatchRunner``: emits what the metadata says, after some time."""
+    """``trident.coordinators.ports.BatchRunner``: emits what the metadata says, after some time."""
 
     def __init__(
         self, process: Process, threads: SimThreads, faults: Faults, sources: dict[str, Source], checker: Checker

@@ -15,19 +15,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from coordinators.errors import CommitConflict, Halted
-from coordinators.ports import PreparedBatch, ProcessedBatch
-from coordinators.records import Decision, GroupRecord
-from coordinators.transactions import TransactionAttempt
-from states import contradictions
-from states.committer import DeltaCommitter, _Open
-from states.control import DOMAIN, ControlRecord, decode_control
-from states.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
-from states.manifest import ManifestTable
-from states.plain_watch import PlainWatch
 from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.world import Process, World
+from trident.coordinators.errors import CommitConflict, Halted
+from trident.coordinators.ports import PreparedBatch, ProcessedBatch
+from trident.coordinators.records import Decision, GroupRecord
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states import contradictions
+from trident.states.committer import DeltaCommitter, _Open
+from trident.states.control import DOMAIN, ControlRecord, decode_control
+from trident.states.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
+from trident.states.manifest import ManifestTable
+from trident.states.plain_watch import PlainWatch
 
 NAMES = ("counts", "lines")
 _SCHEMA_JSON = '{"fields":[]}'
@@ -76,7 +76,7 @@ class Table:
 
 
 class Snapshot:
-    """What ``states.kernel.TableSnapshot`` is to the committer."""
+    """What ``trident.states.kernel.TableSnapshot`` is to the committer."""
 
     schema_json = _SCHEMA_JSON
 
@@ -97,7 +97,7 @@ class Staged(tuple):
 
 
 class Warehouse:
-    """What survives every process: the tables, and the manifests, in the place of ``states.manifest.ManifestStore``."""
+    """What survives every process: the tables, and the manifests, in the place of ``trident.states.manifest.ManifestStore``."""
 
     def __init__(self) -> None:
         self.tables = {name: Table(name) for name in NAMES}
@@ -121,7 +121,7 @@ class Warehouse:
 
 
 class Engine:
-    """What ``states.kernel.KernelEngine`` is to the committer, for one process."""
+    """What ``trident.states.kernel.KernelEngine`` is to the committer, for one process."""
 
     def __init__(self, process: Process, faults: Faults, warehouse: Warehouse, checker: Checker) -> None:
         self._process, self._faults, self._warehouse, self._checker = process, faults, warehouse, checker
@@ -174,7 +174,7 @@ class Engine:
 
 
 class SimCommitter(DeltaCommitter):
-    """``coordinators.ports.Committer``; see the top of this file for what of it is production code."""
+    """``trident.coordinators.ports.Committer``; see the top of this file for what of it is production code."""
 
     def __init__(
         self, engine: Engine, process: Process, faults: Faults, warehouse: Warehouse, names: tuple[str, str, str],

@@ -1,4 +1,4 @@
-"""``coordinators.threads.Threads`` on virtual time: what the production code waits with, for one process."""
+"""``trident.coordinators.threads.Threads`` on virtual time: what the production code waits with, for one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from coordinators.threads import Threads
 from tests.simulator.world import Process, Task, World
+from trident.coordinators.threads import Threads
 
 
 class SimThreads(Threads):

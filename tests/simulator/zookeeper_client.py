@@ -1,4 +1,4 @@
-"""What kazoo's client is to ``coordinators.zookeeper``: the same calls, errors and states, over the ensemble.
+"""What kazoo's client is to ``trident.coordinators.zookeeper``: the same calls, errors and states, over the ensemble.
 
 Followed from kazoo 2.11: ``connected`` turns false first, then what waits for
 an answer fails, then listeners are told, in a thread of their own; requests

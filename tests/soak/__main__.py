@@ -29,11 +29,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from coordinators.embedded import EmbeddedZooKeeper
 from tests.soak import measure
 from tests.soak.bounds import broken_bounds
 from tests.soak.coordinator import DRAIN_SECS, SESSION_SECS, TOPOLOGY
 from tests.soak.feeder import Feeder
+from trident.coordinators.embedded import EmbeddedZooKeeper
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = {"worker": 30, "leader": 20, "standby": 6, "jvm": 8, "zookeeper": 10, "supervisor": 6, "sleep": 15}

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from states import log_sweeper
 from trident import (
     Count,
     DeltaAppend,
@@ -23,6 +22,7 @@ from trident import (
     opaque,
 )
 from trident.session import make_session
+from trident.states import log_sweeper
 
 TOPOLOGY, SESSION_SECS, MERGE_EVERY, RETENTION_TXIDS = "soak", 4.0, 10, 50
 HEAP_MB = 512

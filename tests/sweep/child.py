@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from coordinators import faults
 from tests.sweep.books import source_of
 from tests.sweep.topologies import topology_of
+from trident.coordinators import faults
 from trident.session import make_session
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from states.backed_map import opaque
-from states.sqlite_map import SqliteMap
 from tests.matrix.sources import CommittedSpout, OpaqueSpout, RangeSpout, Source
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
+from trident.states.backed_map import opaque
+from trident.states.sqlite_map import SqliteMap
 
 SPOUTS: dict[str, Any] = {"opaque": OpaqueSpout, "committer": CommittedSpout}
 # Of each kind: the keyed Delta states, and the maps.

@@ -20,8 +20,8 @@ import pytest
 import trident
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, FieldError, OutputTypeError, TopologyError, UserFunctionError
-from trident.functions import translate_failure
 from trident.lifecycle import OperationContext, owner_of
+from trident.signatures import translate_failure
 from trident.stream import Stream
 from trident.testing import run_batch
 

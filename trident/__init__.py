@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trident.extremes import FirstN
     from trident.file_spout import FileSpout
     from trident.fixed_batch_spout import FixedBatchSpout
-    from trident.functions import expr
     from trident.grouped_stream import GroupedStream
     from trident.guarantees import NotExactlyOnceWarning
     from trident.lifecycle import OperationContext
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from trident.redis_list_spout import RedisListSpout
     from trident.rich_spouts import RichSpout, SpoutCollector
     from trident.session import configure_spark
+    from trident.signatures import expr
     from trident.spouts import (
         Backlog,
         BatchCoordinator,
@@ -194,7 +194,7 @@ _HOME = {
     "WindowedStream": "trident.windows",
     "arrow_function": "trident.vectors",
     "configure_spark": "trident.session",
-    "expr": "trident.functions",
+    "expr": "trident.signatures",
     "non_transactional": "trident.states.backed_map",
     "opaque": "trident.states.backed_map",
     "pandas_function": "trident.vectors",

@@ -8,7 +8,8 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.aggregators import kind_of
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.functions import (
+from trident.nodes import Aggregation, field_names, require_fields
+from trident.signatures import (
     check_arity,
     check_lifecycle,
     check_serialisable,
@@ -18,7 +19,6 @@ from trident.functions import (
     resolve_outputs,
     return_annotation,
 )
-from trident.nodes import Aggregation, field_names, require_fields
 from trident.types import check_distinct, is_known, parse_outputs
 
 

@@ -1,7 +1,7 @@
 """How the failure of a user's function on a worker becomes text that the driver can read.
 
 Spark carries nothing else: :func:`fail` writes the report into an exception's
-text, ``trident.functions.translate_failure`` finds it there. Imported by every
+text, ``trident.signatures.translate_failure`` finds it there. Imported by every
 worker: keep its imports light.
 """
 

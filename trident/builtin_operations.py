@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.expressions import Analysis, Expression
-from trident.functions import Expr, describe
 from trident.nodes import Node, ProjectNode, PythonNode
+from trident.signatures import Expr, describe
 
 _INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
 # Types whose equality in Python is that of Spark's <=>.

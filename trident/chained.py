@@ -14,12 +14,12 @@ from trident.aggregation import aggregator_name, read_aggregation
 from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import WithoutMarker
 from trident.coordinators.errors import TopologyError
-from trident.functions import call_site
 from trident.lifecycle import Several
 from trident.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step
 from trident.meeting_ops import quoted
 from trident.nodes import Aggregation, GroupingNode, Node, OwnNode, SourceNode, picked
 from trident.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
+from trident.signatures import call_site
 from trident.types import check_distinct
 
 if TYPE_CHECKING:

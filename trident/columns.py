@@ -12,10 +12,10 @@ from pyspark.sql.types import StructField, StructType
 from trident.anchors import ANCHORS
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
-from trident.functions import call_site
 from trident.lowering import ANCHORS_FIELD, GroupingOp, OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
+from trident.signatures import call_site
 from trident.types import check_distinct
 
 if TYPE_CHECKING:

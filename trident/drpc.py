@@ -34,10 +34,10 @@ from trident.coordinators.errors import (
 )
 from trident.drpc_plan import DrpcPlan
 from trident.drpc_values import arguments
-from trident.functions import find_report
 from trident.job_watch import cancel_group
 from trident.results import RESULT
 from trident.rows import to_dataframe
+from trident.signatures import find_report
 from trident.states.binding import StateBinding
 from trident.states.compaction import SnapshotUnavailable
 from trident.states.memory_map import memory_map

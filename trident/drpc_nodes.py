@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.functions import call_site
 from trident.nodes import Node, PersistNode, SourceNode
+from trident.signatures import call_site
 from trident.states.names import check_name
 from trident.types import parse_outputs
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.functions import Expr
+from trident.signatures import Expr
 from trident.types import Output, did_you_mean, nullable
 
 if TYPE_CHECKING:

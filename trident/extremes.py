@@ -15,10 +15,10 @@ from trident.aggregators import is_ordered
 from trident.arrow_failures import Label, fail
 from trident.arrow_ops import Frame, Meter
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.functions import call_site, check_arity, check_lifecycle, check_serialisable, function_location
 from trident.lowering import OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import Node, OwnNode, require_fields
+from trident.signatures import call_site, check_arity, check_lifecycle, check_serialisable, function_location
 from trident.value_order import Ordered
 
 if TYPE_CHECKING:

@@ -16,7 +16,10 @@ from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 from trident.aggregators import is_groupable
 from trident.anchors import ANCHORS
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.functions import (
+from trident.lowering import ANCHORS_FIELD, WHOLE
+from trident.meeting_ops import JoinOp, TaggedUnionOp, UnionOp
+from trident.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
+from trident.signatures import (
     call_site,
     check_arity,
     check_lifecycle,
@@ -24,9 +27,6 @@ from trident.functions import (
     describe,
     resolve_outputs,
 )
-from trident.lowering import ANCHORS_FIELD, WHOLE
-from trident.meeting_ops import JoinOp, TaggedUnionOp, UnionOp
-from trident.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
 from trident.types import check_distinct, parse_outputs
 
 if TYPE_CHECKING:

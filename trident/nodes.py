@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import FieldError
 from trident.expressions import Expression
-from trident.functions import UserFunction
+from trident.signatures import UserFunction
 from trident.states.binding import StateBinding
 from trident.types import check_distinct, did_you_mean
 

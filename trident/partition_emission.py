@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchTimeout, SourceError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.functions import translate_failure
 from trident.job_watch import JobWatch, cancel_group
 from trident.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
 from trident.rows import parquet_reader
+from trident.signatures import translate_failure
 from trident.spouts import Emitted, Json, SpoutContext
 from trident.states.parquet_files import FileTarget
 from trident.states.staging import attempt_folder

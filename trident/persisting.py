@@ -17,7 +17,6 @@ from pyspark.sql.types import StructType
 from trident.aggregation import aggregator_name, read_aggregation
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.drpc_nodes import no_committer
-from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
 from trident.nodes import (
     AggregateNode,
@@ -30,6 +29,7 @@ from trident.nodes import (
     picked,
     require_fields,
 )
+from trident.signatures import call_site, check_serialisable
 from trident.state_kinds import (
     check_append,
     check_keyed,

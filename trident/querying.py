@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import DataType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.functions import call_site, check_serialisable, describe, resolve_outputs
 from trident.nodes import StateQueryNode, appended, field_names, require_fields
+from trident.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.types import parse_outputs
 

@@ -15,10 +15,10 @@ from trident.aggregators import is_groupable
 from trident.arrow_failures import Label
 from trident.arrow_ops import Rows, WithoutMarker
 from trident.coordinators.errors import TopologyError
-from trident.functions import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
 from trident.lowering import MARKER, OnePartitionOp, OwnOp
 from trident.meeting_ops import quoted
 from trident.nodes import Node, OwnNode, require_fields
+from trident.signatures import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
 
 if TYPE_CHECKING:
     from trident.stream import Stream

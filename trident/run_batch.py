@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.expressions import current_session
-from trident.functions import translate_failure
 from trident.lowering import late_nodes, lower
 from trident.nodes import SourceNode
 from trident.planner import GroupPlan, _above
 from trident.results import RESULT, result_of
 from trident.rows import to_dataframe
+from trident.signatures import translate_failure
 from trident.stream import Stream
 
 if TYPE_CHECKING:

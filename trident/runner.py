@@ -21,12 +21,12 @@ from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
 from trident.file_reading import source_failure
 from trident.frames import KEEP
-from trident.functions import translate_failure
 from trident.job_watch import cancel_group, has_tasks
 from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
 from trident.planner import BuiltBatch
 from trident.rows import parquet_reader, to_dataframe
+from trident.signatures import translate_failure
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind

@@ -21,15 +21,6 @@ from trident.chained import ChainedAggregation, partition_aggregate
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.expressions import is_expression, resolve
 from trident.extremes import FirstN, extreme
-from trident.functions import (
-    UserFunction,
-    call_site,
-    check_arity,
-    check_lifecycle,
-    check_serialisable,
-    describe,
-    resolve_outputs,
-)
 from trident.grouped_stream import GroupedStream
 from trident.nodes import (
     AggregateNode,
@@ -46,6 +37,15 @@ from trident.nodes import (
 from trident.persisting import TridentState, partition_persist, persistent_aggregate
 from trident.querying import state_query
 from trident.repartitioning import hint, named, repartition, unmoved
+from trident.signatures import (
+    UserFunction,
+    call_site,
+    check_arity,
+    check_lifecycle,
+    check_serialisable,
+    describe,
+    resolve_outputs,
+)
 from trident.stream_arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
 from trident.types import parse_outputs
 from trident.vectors import vector_outputs

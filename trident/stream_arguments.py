@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import FieldError
-from trident.functions import Expr
 from trident.nodes import Names, field_names
+from trident.signatures import Expr
 from trident.types import check_distinct
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from pyspark.sql.types import StructType
 from trident import meetings
 from trident.coordinators.errors import TopologyError
 from trident.drpc_nodes import DrpcNode, drpc_node, origin_of
-from trident.functions import call_site, check_serialisable
 from trident.guarantees import warn_if_not_exactly_once
 from trident.meetings import JoinType
 from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode
 from trident.persisting import TridentState
 from trident.rich_spouts import is_rich_spout
+from trident.signatures import call_site, check_serialisable
 from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.state_kinds import check_append, state_kind

@@ -17,9 +17,9 @@ import numpy as np
 
 from trident.coordinators.errors import FailedException, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.functions import find_report, translate_failure
 from trident.ledger import BatchLedger, Failure, drop_old
 from trident.message_executor import MessageSpoutExecutor
+from trident.signatures import find_report, translate_failure
 from trident.states.dead_letters import stage_ends, stage_letters
 from trident.states.staging import StagingTarget
 

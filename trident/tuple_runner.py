@@ -25,8 +25,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from pyspark.util import PythonEvalType
 
 from trident.coordinators.errors import BatchTimeout, TridentError
-from trident.functions import translate_failure
 from trident.job_watch import JobWatch, cancel_group
+from trident.signatures import translate_failure
 from trident.tuple_bolts import Report
 from trident.tuple_plan import TuplePlan
 from trident.tuple_tasks import ADDRESSED, REPORTS, LevelTask

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
-from trident.functions import call_site, check_serialisable
 from trident.rich_spouts import DEFAULT_STREAM, is_rich_spout
+from trident.signatures import call_site, check_serialisable
 from trident.states.names import check_name
 from trident.tuple_groupings import Grouping
 from trident.tuple_plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.functions import call_site
 from trident.guarantees import warn_if_not_exactly_once
 from trident.nodes import Names, Node, OwnNode, PersistNode, require_fields
+from trident.signatures import call_site
 from trident.state_kinds import check_reserved
 from trident.states.binding import LAST, StateBinding
 from trident.window_lowering import FIRED, LATE, TaggedOp

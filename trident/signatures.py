@@ -109,7 +109,7 @@ def describe(function: object, operation: str, call_site: str) -> UserFunction:
         raise TopologyError(
             f"{operation} needs a function",
             found=repr(function),
-            expected="a callable; or a Column or trident.expr(...), which names its columns itself: without input fields",
+            expected="a callable; or a Column or trident.expr(...), which names its columns itself (no input fields)",
         )
     inner = _inner(function)
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):

@@ -1,0 +1,57 @@
+"""The present code goes on with the warehouse and the ZooKeeper data of each older version, exactly."""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.upgrade.job import PARTITIONS, WORDS, lines_of
+from tests.upgrade.make import FED, HERE, job
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.states.values import loads
+
+FIXTURES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
+MORE = FED + 3
+
+
+def test_there_is_a_fixture_of_round_one() -> None:
+    assert "round-one" in FIXTURES
+
+
+@pytest.fixture(params=FIXTURES)
+def older(request: pytest.FixtureRequest, tmp_path: Path):
+    with tarfile.open(HERE / f"{request.param}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data") if hasattr(tarfile, "data_filter") else archive.extractall(tmp_path)
+    yield tmp_path
+    EmbeddedZooKeeper.stop(tmp_path / "warehouse" / "_trident" / "zookeeper")
+
+
+def rows(folder: Path, table: str) -> list[dict]:
+    """Read by another implementation of Delta."""
+    return DeltaTable(str(folder / "warehouse" / table)).to_pyarrow_table().to_pylist()
+
+
+def test_an_older_versions_decision_is_finished_and_everything_counts_once(older: Path) -> None:
+    assert job(older, "feed", str(FED), str(MORE)).returncode == 0
+    done = job(older, "run")
+    assert done.returncode == 0 and "all advanced" in done.stdout, done.stderr
+
+    words = Counter(word for number in range(MORE) for word in lines_of(number))
+    assert {row["value"]: row["n"] for row in rows(older, "counts")} == words
+    assert Counter(row["value"] for row in rows(older, "seen")) == words
+    with sqlite3.connect(older / "totals.db") as totals:
+        stored = {loads(key)[0]: loads(value) for key, value in totals.execute("SELECT key, value FROM totals")}
+    assert {word: value.current for word, value in stored.items()} == words
+    orders = Counter((row["item"], row["n"]) for row in rows(older, "order_lines"))
+    assert orders == Counter((WORDS[number % 5], number) for number in range(MORE))
+    numbers = Counter(row["number"] for row in rows(older, "numbers_seen"))
+    assert numbers == Counter(f"{partition}-{number}" for partition in PARTITIONS for number in range(MORE))
+    names = Counter(f"name {number % 4}" for number in range(MORE) if number % 7 != 3)
+    assert {row["known"]: row["n"] for row in rows(older, "names")} == names
+    dead = Counter(row["message"] for row in rows(older, "upgraded__inbox__dead_letters"))
+    assert dead == Counter(str(number) for number in range(MORE) if number % 7 == 3)

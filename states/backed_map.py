@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from trident.coordinators.errors import ConfigError, TopologyError
+from trident.states.host_bound import check_hosts
 from trident.states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
 from trident.states.names import check_name
 from trident.states.user_states import BackingMap
@@ -118,6 +119,9 @@ class BackedMapState:
             if not _is_map(backing) or isinstance(backing, type):
                 raise self._not_a_map(backing, "what its function returned")
             self._check_fence(backing)
+            # Of what a function makes the driver knew nothing.
+            made = f"the map that the function of state {self.name!r} made"
+            check_hosts(backing, made, config.get("spark_master", "local"))
         return CachedMap(backing, self.cache_size) if self.cache_size else backing
 
     def map_over(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trident.coordinators.errors import StaleEpoch, TopologyError
+from trident.states.host_bound import SHARED_STORE
 from trident.states.map_states import key_text
 from trident.states.names import check_name
 from trident.states.user_states import Key
@@ -55,6 +56,7 @@ class MemoryBackingMap:
 
     name: str
     fenced: ClassVar[bool] = True
+    bound_to_one_host: ClassVar[str] = SHARED_STORE
 
     def __post_init__(self) -> None:
         check_name("state", self.name)

@@ -257,6 +257,11 @@ class CachedMap:
     def fenced(self) -> bool:
         return bool(getattr(self._backing, "fenced", False))
 
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """As the map below says."""
+        return getattr(self._backing, "bound_to_one_host", False)
+
     def transaction_begins(self, txid: int | None, epoch: int | None, incarnation: str) -> None:
         """Forgets every row unless the transaction before this one was committed through this object."""
         if self._writer != (epoch, incarnation):

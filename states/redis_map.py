@@ -20,9 +20,18 @@ from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, OutcomeUnknown, TridentError
 from trident.states.backing_maps import stale_epoch
+from trident.states.host_bound import is_this_host
 from trident.states.map_states import key_text
 from trident.states.names import check_name
-from trident.states.redis_server import SCHEMES, as_text, check_durable, client_of, redis_module, without_secrets
+from trident.states.redis_server import (
+    REDIS_OF_ALL,
+    SCHEMES,
+    as_text,
+    check_durable,
+    client_of,
+    redis_module,
+    without_secrets,
+)
 from trident.states.user_states import Key
 from trident.states.values import dumps, loads
 
@@ -85,6 +94,11 @@ class RedisMap:
             raise ConfigError(
                 "the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db"
             ) from None
+
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """A url with a loopback address names another server on each host of a cluster."""
+        return REDIS_OF_ALL if is_this_host(self.url) else False
 
     def __repr__(self) -> str:
         return f"RedisMap({self._where!r}, {self.name!r})"

@@ -14,6 +14,8 @@ from trident.coordinators.errors import ConfigError, EnvironmentProblem
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0
 SCHEMES = ("redis", "rediss", "unix")
+# What to use instead of a url that each host takes for a server of its own.
+REDIS_OF_ALL = "write the name or the address that every host knows the Redis server by"
 # What a server must be set to, so that what it acknowledged is there ever after.
 _DURABLE: dict[str, Callable[[str], bool]] = {
     "appendonly": lambda value: value == "yes",

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from trident.coordinators.errors import ConfigError, ForeignTable, OutcomeUnknown, TopologyError, TridentError
 from trident.states.backing_maps import stale_epoch
+from trident.states.host_bound import SHARED_STORE
 from trident.states.map_states import key_text
 from trident.states.names import check_name
 from trident.states.user_states import Key
@@ -37,7 +38,8 @@ class SqliteMap:
 
     Picklable: it travels as its path. Each process and thread opens its own
     connection at its first use. The file must be on a local disk: SQLite's
-    locks do not hold on network file systems.
+    locks do not hold on network file systems. So it is refused when a topology
+    starts on a Spark cluster, whose hosts would have a file each.
 
     Args:
         path: the file; made when it is not there, but not its folder. A
@@ -52,6 +54,7 @@ class SqliteMap:
     path: str
     table: str
     fenced: ClassVar[bool] = True
+    bound_to_one_host: ClassVar[str] = f"{SHARED_STORE}; SQLite over a network folder is not safe"
 
     def __post_init__(self) -> None:
         check_name("state", self.table)

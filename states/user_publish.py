@@ -39,7 +39,7 @@ class UserStatePublisher:
         check_fence: Callable[[], None],
     ) -> None:  # fmt: skip
         self._spark, self._incarnation, self._epoch, self._check_fence = spark, incarnation, epoch, check_fence
-        self._config = {"topology": topology, "group": group}
+        self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
         self._tried: set[tuple[str, TransactionAttempt]] = set()
 
     def publish(

@@ -145,6 +145,12 @@ class BackingMap(Protocol):
 
     Keys are tuples of plain values; values are what :func:`trident.states.values.dumps`
     takes. The caller's duty: one writer per key at a time.
+
+    A map that lives on one host (a file on a local disk, a process's memory)
+    says so with ``bound_to_one_host = True``, or a text that says what to use
+    instead: then it is refused on a Spark cluster, whose hosts would each have
+    a part of it. So may a function that makes maps, a StateFactory, a static
+    state, a spout and a bolt (:mod:`trident.states.host_bound`).
     """
 
     def multi_get(self, keys: Sequence[Key]) -> Sequence[Any]:

@@ -69,7 +69,7 @@ class DirectoryQueueSpout:
 
     The rules are in the module's description. Names that begin with ``_`` or
     ``.`` and folders are left alone. The oldest files come first, by modification time.
-    The directory must be on a local disk and read by one stream alone.
+    The directory must be on a local disk, or be ``shared``, and is read by one stream alone.
 
     Formats and their rows are those of FileSpout: text (one field ``value``), csv, json (lines), parquet.
 
@@ -82,6 +82,9 @@ class DirectoryQueueSpout:
         done: "delete" or "move".
         min_age_secs: files that were modified more recently are left alone.
         options: Spark's options for the format.
+        shared: the directory is the same one, under the same path, on every host that may run the
+            coordinator (NFS, CephFS, …), and a rename in it is atomic. A Spark cluster needs it: a standby on
+            another host would read, and acknowledge in, another directory.
 
     Raises:
         TopologyError: an argument cannot be used.
@@ -93,6 +96,7 @@ class DirectoryQueueSpout:
         self, folder: Union[str, "os.PathLike[str]"], format: str = "text",
         schema: Union[str, "StructType", None] = None, max_files: int = 1_000, max_bytes: int = 256 << 20,
         done: str = "move", min_age_secs: float = 0.0, options: Mapping[str, Any] | None = None,
+        shared: bool = False,
     ) -> None:  # fmt: skip
         if format not in FORMATS:
             raise TopologyError(
@@ -116,6 +120,9 @@ class DirectoryQueueSpout:
         self.row_format = RowFormat(format, self._schema, dict(options or {}))
         self.folder, self.done = Path(os.path.abspath(os.path.expanduser(folder))), done
         self.max_files, self.max_bytes, self.min_age_secs = max_files, max_bytes, min_age_secs
+        self.bound_to_one_host = False if shared else (
+            "if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)"
+        )
         self._lock = threading.Lock()
         self._current: _Intake | None = None
 

@@ -187,7 +187,8 @@ class DrpcRequests:
 
     def _rows(self, plan: DrpcPlan, asked: "DataFrame", request: RequestId, pin: _Pin) -> list[Row]:
         as_of = {name: pin.as_of[group] for name, (_, group) in plan.states.items()}
-        info = BatchInfo(request, self._incarnation, self._epoch, {"topology": self._topology}, as_of)
+        config = {"topology": self._topology, "spark_master": self._spark.sparkContext.master}
+        info = BatchInfo(request, self._incarnation, self._epoch, config, as_of)
 
         def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return self._frames.stored(binding, keys, as_of[binding.name], pin.memory.get(binding.name))

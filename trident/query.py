@@ -49,6 +49,8 @@ from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 from trident.drpc import TIMEOUT_SECS, Answer, DrpcRequests
 from trident.drpc_front import DrpcFront
 from trident.embedded_keeper import EmbeddedKeeper
+from trident.expressions import current_session
+from trident.one_host import check_topology
 from trident.planner import GroupPlan, plan
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
@@ -124,6 +126,12 @@ def spark_settings(config: TridentConfig) -> dict[str, str]:
     return settings
 
 
+def master_of(spark: "SparkSession | None", config: TridentConfig) -> str:
+    """The Spark master that a topology will run on: that of a session that there is, else what the settings say."""
+    spark = spark or current_session()
+    return spark.sparkContext.master if spark is not None else spark_settings(config)["spark.master"]
+
+
 def start_topology(
     topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
     *, show_progress: bool = False, **settings: Any,
@@ -154,6 +162,7 @@ def start_topology(
             found=config.warehouse,
             expected="a path such as ./trident-warehouse",
         )
+    check_topology(topology, config, master_of(spark, config))
     (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))

@@ -143,6 +143,11 @@ class QueueSpout:
         self._current: _Intake | None = None
 
     @property
+    def bound_to_one_host(self) -> "str | bool":
+        """As the queue says."""
+        return getattr(self.queue, "bound_to_one_host", False)
+
+    @property
     def output_schema(self) -> "StructType":
         return self._schema
 

@@ -16,6 +16,8 @@ from typing import Any
 from trident.coordinators.errors import ConfigError, SourceError, TopologyError
 from trident.redis_list_queue import REDELIVER_AFTER_SECS, RedisListQueue, Taken, new_owner
 from trident.rich_spouts import RichSpout
+from trident.states.host_bound import is_this_host
+from trident.states.redis_server import REDIS_OF_ALL
 
 
 class RedisListSpout(RichSpout):
@@ -103,6 +105,11 @@ class RedisListSpout(RichSpout):
         if self._consumer is None and context is None:
             raise ConfigError("a RedisListSpout has no consumer name", action="give it one: consumer='…'")
         return self._consumer or f"{context.topology}/{context.tx_id}"  # type: ignore[union-attr]
+
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """A standby on another host would take from another server."""
+        return REDIS_OF_ALL if is_this_host(self.queue.url) else False
 
     def open(self) -> None:
         """Takes over what earlier processes of this consumer had taken.

@@ -104,7 +104,7 @@ class SparkBatchRunner:
                 spark, {tx_id: host.executors[tx_id] for tx_id in plan.tracked}, plan.anchored, self._tracked_frame,
                 [*targets, *self._boundaries], plan.message_tables, folder, ackers, incarnation,
             )  # fmt: skip
-        self._config = {"topology": topology, "group": plan.name}
+        self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._context = spark.sparkContext
         self._running: dict[TransactionAttempt, _Running] = {}

@@ -70,7 +70,8 @@ class SqliteQueue:
 
     Messages are taken in the order in which they were put, as far as nobody
     else has them. The file must be on a local disk: SQLite's locks do not hold on
-    network file systems.
+    network file systems. A topology that reads it is refused on a Spark
+    cluster: its standby on another host would read another queue.
 
     Args:
         path: the file; made when it is not there, but not its folder.
@@ -80,6 +81,10 @@ class SqliteQueue:
     Raises:
         ConfigError: an argument cannot be used.
     """
+
+    bound_to_one_host = (
+        "use a queue that all hosts reach, such as a RedisListSpout; SQLite over a network folder is not safe"
+    )
 
     def __init__(
         self, path: "str | os.PathLike[str]", lease_secs: float = 60.0, clock: Callable[[], float] = time.time

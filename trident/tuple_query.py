@@ -16,6 +16,7 @@ from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
+from trident.one_host import check_tuple_topology
 from trident.session import check_session, make_session
 from trident.spouts import SpoutContext
 from trident.tuple_plan import TuplePlan
@@ -48,10 +49,11 @@ def start_tuple_topology(
     Args:
         ackers: instead of those that the settings say; for tests, which look at the messages.
     """
-    from trident.query import spark_settings
+    from trident.query import master_of, spark_settings
 
     config = (config or TridentConfig()).replace(**settings)
     plan = topology.plan()
+    check_tuple_topology(topology, master_of(spark, config))
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)

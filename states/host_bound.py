@@ -1,0 +1,63 @@
+"""What lives on one host, and so cannot serve a Spark cluster: a file on a local disk, this process's memory.
+
+On a cluster each host would have its own: a map's keys would be divided among
+them by chance, and nobody would see an error. So a thing says that it is bound,
+by an attribute, and is refused where the master is no local one::
+
+    class MyMap:
+        bound_to_one_host = True  # or a text: what to use instead
+
+Anything that a topology is given may say so: a backing map, the function that
+makes one, a StateFactory, a static state, a spout, a bolt. ``False``, or no
+such attribute: it is the same thing on every host, and its maker vouches for that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+from urllib.parse import urlsplit
+
+from trident.coordinators.errors import TopologyError
+
+ATTRIBUTE = "bound_to_one_host"
+SHARED_STORE = "use a store that all hosts reach, such as RedisMap or DeltaMapState"
+
+
+def is_local_master(master: str) -> bool:
+    """Whether the driver and all executors are one process: ``local``, ``local[4]``, not ``local-cluster[…]``."""
+    return master == "local" or master.startswith("local[")
+
+
+def is_bound(thing: Any) -> bool:
+    """Whether the thing says that it lives on one host."""
+    return bool(getattr(thing, ATTRIBUTE, False))
+
+
+def check_hosts(thing: Any, what: str, master: str) -> None:
+    """Raises TopologyError for a thing that lives on one host, where the master is a cluster's.
+
+    Args:
+        thing: that a topology was given.
+        what: it is, for the message: "the map of state 'counts'".
+        master: Spark's.
+    """
+    if is_local_master(master) or not is_bound(thing):
+        return
+    says = getattr(thing, ATTRIBUTE)
+    advice = says if isinstance(says, str) else SHARED_STORE
+    raise TopologyError(
+        f"{what} lives on one host, and Spark runs on a cluster: each host would have its own",
+        found=f"{type(thing).__qualname__} with the Spark master {master}",
+        expected="something that is the same on every host, or a local master: local[…]", action=advice,
+    )  # fmt: skip
+
+
+def is_this_host(url: str) -> bool:
+    """Whether the server that a url names is the host that asks: a loopback address, or a socket file."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        return parts.scheme == "unix" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("", "localhost") or host.endswith(".localhost")

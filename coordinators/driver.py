@@ -111,6 +111,8 @@ class GroupDriver:
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         self.last_error_at = 0.0  # seconds since the epoch
+        # Since when the spouts raise whenever they are asked whether they have something, and what; None: they do not.
+        self.unready: tuple[float, Exception] | None = None
         name = f"trident-{store.group}"
         self._begin_pool = threads.pool(1, f"{name}-begin")
         self._batch_pool = threads.pool(max(1, 2 * limits.max_spout_pending), f"{name}-batch")
@@ -153,7 +155,10 @@ class GroupDriver:
         return not self._started or self._ended.wait(timeout_secs)
 
     def close(self) -> None:
-        """Waits for this driver's threads: none of them outlives the lease unnoticed."""
+        """Waits for this driver's threads: none of them outlives the lease unnoticed.
+
+        A call of a user's that never returns is waited for without end; whoever cannot wait leaves this behind.
+        """
         for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool, self._clean_pool):
             pool.shutdown(wait=True)
 
@@ -171,8 +176,13 @@ class GroupDriver:
         """When each live attempt began, seconds since the epoch."""
         return {attempt: work.began_at for attempt, work in list(self._work.items())}
 
-    def wait_idle(self, deadline: float | None) -> bool:
-        """True once a readiness question asked after this call was answered "no" and nothing is in flight."""
+    def wait_idle(self, deadline: float | None, check: Callable[[], None] = lambda: None) -> bool:
+        """True once a readiness question asked after this call was answered "no" and nothing is in flight.
+
+        Args:
+            deadline: when to give up; None: never.
+            check: called meanwhile, twice a second at least; what it raises ends the waiting.
+        """
         since = self._threads.monotonic()
         with self._idle:
             while not self._ended.is_set():
@@ -180,6 +190,7 @@ class GroupDriver:
                 quiet = not state.live and state.next_txid > state.begun_to
                 if quiet and self._not_ready_at >= since:
                     return True
+                check()
                 left = None if deadline is None else deadline - self._threads.monotonic()
                 if left is not None and left <= 0:
                     return False
@@ -270,9 +281,11 @@ class GroupDriver:
         try:
             ready = self._spouts.is_ready(command.txid)
         except Exception as error:
+            self.unready = (self.unready[0] if self.unready else asked, error)
             self._heard(None, error)
             ready = False
         else:
+            self.unready = None
             if not ready and nothing_live:
                 self._not_ready_at = asked
         self.tell(master.Ready(command.txid, ready))

@@ -13,8 +13,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
+
+from trident.coordinators.daemon_pool import DaemonPool
 
 
 class Threads:
@@ -43,9 +45,9 @@ class Threads:
     def inbox(self) -> queue.SimpleQueue[Any]:
         return queue.SimpleQueue()
 
-    def pool(self, size: int, name: str) -> ThreadPoolExecutor:
+    def pool(self, size: int, name: str) -> DaemonPool:
         """Runs what is submitted, in order, ``size`` at a time."""
-        return ThreadPoolExecutor(size, name)
+        return DaemonPool(size, name)
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Not started yet; does not keep the interpreter alive."""

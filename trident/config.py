@@ -98,6 +98,22 @@ class TridentConfig:
         section=_RUN,
         unit="s",
     )
+    stop_timeout_secs: float = _setting(
+        60.0,
+        seconds(zero=False),
+        "How long a stop waits for what is decided, and for calls of yours that run (a spout's `close`, `success`,"
+        " `commit`); then it ends without them, and the next start does the rest.",
+        section=_RUN,
+        unit="s",
+    )
+    merge_at_stop_secs: float = _setting(
+        60.0,
+        seconds(zero=True),
+        "How long the last MERGE, which brings the plain tables up to date, may take at a stop. What it does not bring"
+        " over stays in the log, where snapshots and the next start find it. 0: no such MERGE.",
+        section=_RUN,
+        unit="s",
+    )
     warm_standby: bool = _setting(
         True,
         flag(),

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,13 @@ from trident.coordinators import faults
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import (
+    CoordinationError,
     Deposed,
     ForeignTable,
     Halted,
     OutcomeUnknown,
     SchemaMismatch,
+    SourceError,
     StagedFileMissing,
     TableError,
     TopologyError,
@@ -69,6 +71,7 @@ from trident.states.reading import read_state
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.storage_failures import FailureExplainer, written_folders
 from trident.stored_frames import StoredFrames, own_snapshot
+from trident.stuck_calls import stuck_calls
 from trident.warm_up import WarmUp
 from trident.zookeeper_access import warn_if_open
 
@@ -83,6 +86,11 @@ _SPOUT_SETTINGS = (
     "remember_messages_secs",
 )  # fmt: skip
 _STATUS_POLL_SECS = 0.5
+# Of process_all_available: how long a standby waits beyond the session timeout, and how long a source may fail to say
+# whether it has data.
+_TAKE_OVER_SECS, _UNREADY_SECS = 10.0, 30.0
+# How long the last writes and the connection's end may take; and how long a thread that has ended is waited for.
+_END_SECS, _JOIN_SECS = 15.0, 5.0
 # Errors in a recovery that may be gone at the next try, and those among them that a person must mend.
 _MAY_PASS = (OSError, TableError, faults.InjectedFault)
 _STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
@@ -260,8 +268,13 @@ class TopologyQuery:
         self._recovering, self._failed_recoveries = False, 0
         self._lost_recovering = 0  # leases, in a row
         self._status_writer = StatusWriter(status_path(warehouse, topology.name), config.status_interval_secs)
+        self._standby_of = ""  # who leads, as text
+        self._end_begins = threading.Lock()  # taken by whoever ends it, and never given back
+        self._leave_at: float | None = None  # when a stop goes on without what still runs
         self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
         self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
+        # Of its own: a spout's backlog may hang.
+        self._backlogs = threading.Thread(target=self._ask_backlogs, name="trident-backlog", daemon=True)
 
     # --- what a user asks ---------------------------------------------------------------------
 
@@ -293,7 +306,7 @@ class TopologyQuery:
     @property
     def status(self) -> dict[str, Any]:
         """What it does now: the same as ``trident status`` shows, as a dict."""
-        return self._make_status().to_json()
+        return replace(self._make_status(), written_at=round(time.time(), 3)).to_json()
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
@@ -312,34 +325,70 @@ class TopologyQuery:
     def process_all_available(self, timeout_secs: float | None = None) -> None:
         """Blocks until all that the sources have now is committed.
 
-        A standby first waits for its turn.
+        A standby first waits for its turn: for timeout_secs, or, without it, for as long as a leader that has died
+        may still count as alive (the session timeout, and ten seconds more).
 
         Raises:
-            TridentError: the topology ended with it.
+            TridentError: the topology ended with it, or was stopped; or it is paused.
+            CoordinationError: another process leads; with timeout_secs that is a TimeoutError.
+            SourceError: for half a minute every question whether there is data has failed.
             TimeoutError: timeout_secs went by.
         """
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        began = time.monotonic()
+        deadline = None if timeout_secs is None else began + timeout_secs
         while True:
+            self._wait_for_turn(began, timeout_secs)
+            self._check_can_process()
             with self._changed:
-                while not self._leading.is_set() and not self._done.is_set():
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise TimeoutError(f"{self.name} did not lead within {timeout_secs} s")
-                    self._changed.wait(0.5 if left is None else min(left, 0.5))
                 groups = list(self._groups)
             for group in groups:
                 group.host.refresh()
             # A spout that has handed out as much as it may, or waits before a replay, says no although there is more:
             # then messages are open, or others come meanwhile.
             before = [group.host.messages() for group in groups]
-            if (groups or not self._plans) and all(group.driver.wait_idle(deadline) for group in groups):
-                if before == [group.host.messages() for group in groups] and not any(unsettled for _, unsettled in before):
+            idle = (group.driver.wait_idle(deadline, self._check_can_process) for group in groups)
+            if (groups or not self._plans) and all(idle):
+                if before == [group.host.messages() for group in groups] and not any(open_ for _, open_ in before):
                     return
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} did not process all available data within {timeout_secs} s")
-            if self._done.wait(0.01):
-                self._raise_error()
-                raise TridentError(f"{self.name} was stopped before all available data was processed")
+            self._done.wait(0.01)
+
+    def _wait_for_turn(self, began: float, timeout_secs: float | None) -> None:
+        """Until this process leads."""
+        patience = timeout_secs
+        if patience is None:
+            patience = self._config.zookeeper_session_timeout_secs + _TAKE_OVER_SECS
+        with self._changed:
+            while not self._leading.is_set() and not self._done.is_set():
+                who = self._standby_of
+                left = began + patience - time.monotonic()
+                if left > 0 or (timeout_secs is None and not who):  # a recovery takes as long as it takes
+                    self._changed.wait(min(max(left, 0.05), 0.5))
+                    continue
+                if timeout_secs is not None:
+                    reason = f": {who}" if who else ""
+                    raise TimeoutError(f"{self.name} did not lead within {timeout_secs} s{reason}")
+                raise CoordinationError(
+                    f"{self.name} is a standby here and processes nothing", found=who, expected="this process to lead",
+                    action="ask the process that leads, or stop it; with timeout_secs this waits for longer",
+                )  # fmt: skip
+
+    def _check_can_process(self) -> None:
+        """Raises where waiting would never end."""
+        if self._done.is_set():
+            self._raise_error()
+            raise TridentError(f"{self.name} was stopped before all available data was processed")
+        if self._paused:
+            raise TridentError(f"{self.name} is paused, and begins no transactions", action="call resume() first")
+        for group in list(self._groups):
+            unready = group.driver.unready
+            if unready is not None and time.monotonic() - unready[0] > _UNREADY_SECS:
+                raise SourceError(
+                    f"whether the sources of {group.plan.name} have data cannot be asked",
+                    found=self._explain(unready[1]), expected="an answer within half a minute",
+                    action="mend the source and try again; the topology goes on asking",
+                ) from unready[1]  # fmt: skip
 
     def await_termination(self, timeout_secs: float | None = None) -> bool:
         """Blocks until it ends; False when timeout_secs went by first.
@@ -349,7 +398,7 @@ class TopologyQuery:
         """
         if not self._done.wait(timeout_secs):
             return False
-        self._thread.join()
+        self._thread.join(_JOIN_SECS)  # not for ever: it may be in a call that was left behind
         self._raise_error()
         return True
 
@@ -362,19 +411,25 @@ class TopologyQuery:
         self._paused = False
         self._tell_groups("Resumed")
 
-    def stop(self, timeout_secs: float | None = None, compact: bool = True) -> None:
+    def stop(self, timeout_secs: float | None = None, compact: bool = True) -> bool:
         """Finishes what is decided, brings the plain tables up to date, and ends.
 
-        Transactions that are not decided are processed again at the next start.
+        Transactions that are not decided are processed again at the next start. It always ends: what is not done
+        within ``stop_timeout_secs``, and a call of a spout or a state that does not return by then, is left behind,
+        which a line in the log says; the last MERGE has ``merge_at_stop_secs``. What is left behind is lost for
+        nobody: the next start goes on from it, as after a kill.
 
         Args:
-            timeout_secs: how long to wait for the end; None: as long as it takes.
+            timeout_secs: how long this call waits; the end goes on when it has returned. None: until the end.
             compact: False leaves the plain tables of keyed states as far behind as they are: quicker, and a
                 restart does not mind.
+
+        Returns:
+            whether it has ended.
         """
         self._compact_at_end = self._compact_at_end and compact
         self.request_stop()
-        self._done.wait(timeout_secs)
+        return self._done.wait(timeout_secs)
 
     def request_stop(self) -> None:
         """What :meth:`stop` does, without waiting for it."""
@@ -483,6 +538,7 @@ class TopologyQuery:
             self._keeper = EmbeddedKeeper(self._zk, folder, self._server_trouble, self._explain)
         self._thread.start()
         self._pulse.start()
+        self._backlogs.start()
 
     def _supervise(self) -> None:
         try:
@@ -506,20 +562,47 @@ class TopologyQuery:
             self._error = self._explain(error)
             log.debug("the topology ended", exc_info=True)
         finally:
-            halted = isinstance(self._error, Halted)
-            self._mode = "halted" if halted else "failed" if self._error else "stopped"
-            if self._has_led:  # a standby must not write over the leader's
-                self._status_writer.update(self._make_status())
-            self._status_writer.close()
-            self._front.end()
-            self._progress.close()
-            if self._keeper is not None:
-                self._keeper.close()
-            if self._zk is not None:
-                self._zk.close()
+            self._end()
+
+    def _end(self) -> None:
+        """The last of everything, once, by whoever comes first; nothing in it keeps the query from having ended."""
+        if not self._end_begins.acquire(blocking=False):
+            return
+        halted = isinstance(self._error, Halted)
+        self._mode = "halted" if halted else "failed" if self._error else "stopped"
+        parts: list[Callable[[], Any]] = [self._status_writer.close, self._front.end, self._progress.close]
+        if self._has_led:  # a standby must not write over the leader's
+            parts.insert(0, lambda: self._status_writer.update(self._make_status()))
+        parts += [part.close for part in (self._keeper, self._zk) if part is not None]
+        ending = threading.Thread(target=self._each, args=(parts,), name="trident-ending", daemon=True)
+        try:
+            ending.start()
+            ending.join(_END_SECS)
+        finally:
             self._done.set()
             with self._changed:
                 self._changed.notify_all()
+
+    def _each(self, parts: Sequence[Callable[[], Any]]) -> None:
+        """Calls them all, whatever they raise."""
+        for part in parts:
+            try:
+                part()
+            except Exception as error:
+                log.warning("ending %s: %s: %s", self.name, type(error).__name__, error)
+
+    def _leave_behind(self) -> None:
+        """Ends it without what still runs: a write that does not return, a hook of the user's that hangs."""
+        groups = [f"trident-{plan_.name}-" for plan_ in self._plans]
+        calls = stuck_calls(lambda name: name == self._thread.name or name.startswith(tuple(groups)))
+        log.warning(
+            "%s: after %g s its stop goes on without %s; the next start goes on from there, as after a kill",
+            self.name, self._config.stop_timeout_secs,
+            " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
+        )  # fmt: skip
+        for group in list(self._groups):
+            self._each([group.driver.abandon, group.runner.close])
+        self._end()
 
     def _may_recover_later(self, error: Exception) -> bool:
         """Whether what ended a recovery may pass: a disk that is full or does not answer, a table that is busy.
@@ -543,7 +626,7 @@ class TopologyQuery:
 
     def _wait_for_lease(self) -> Lease | None:
         assert self._zk is not None
-        self._mode = "standby"
+        self._mode, self._standby_of = "standby", ""
         leadership = Leadership(self._zk, self._topology.name, [plan_.name for plan_ in self._plans])
         warm_up = WarmUp(
             self._spark, self._engine, self._warehouse, self._topology.name, self._plans,
@@ -556,12 +639,14 @@ class TopologyQuery:
             )
         finally:
             warm_up.stop()
+            self._standby_of = ""
 
     def _is_standby(self, holder: Holder, warm_up: WarmUp) -> None:
         self._front.waits()
         if self._config.warm_standby:
             warm_up.start()
-        self._event(f"standby: {holder.host} pid {holder.pid} leads")
+        self._standby_of = f"{holder.host} pid {holder.pid} leads"
+        self._event(f"standby: {self._standby_of}")
 
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
@@ -765,19 +850,18 @@ class TopologyQuery:
 
     def _close_groups(self, groups: list[_RunningGroup]) -> None:
         for group in groups:
-            group.driver.abandon()
-            group.runner.close()
-            group.host.cancel_all()
+            self._each([group.driver.abandon, group.runner.close, group.host.cancel_all])
         for group in groups:
             group.driver.wait()
             group.driver.close()
             # Not where the lease was lost: there the successor merges.
             in_good_order = group.driver.state.mode is Mode.STOPPED
-            group.compactor.stop(compact=in_good_order and self._compact_at_end)
-            try:
-                group.host.close()
-            except Exception as error:
-                log.warning("closing a spout of %s raised: %s", group.plan.name, error)
+            compact = in_good_order and self._compact_at_end and self._config.merge_at_stop_secs > 0
+            merge_secs = self._config.merge_at_stop_secs if compact else _END_SECS
+            self._leave_at = time.monotonic() + merge_secs + 2 * _END_SECS  # the MERGE has a time of its own
+            group.compactor.stop(compact=compact, timeout_secs=merge_secs)
+            self._leave_at = None
+            group.host.close()
 
     # --- small things ------------------------------------------------------------------------------
 
@@ -798,11 +882,31 @@ class TopologyQuery:
     def _pulse_status(self) -> None:
         """Status and display once in a while, off every critical path."""
         while not self._done.wait(_STATUS_POLL_SECS):
-            self._front.listen_again()
-            if self._leading.is_set():
-                in_flight = sum(len(group.driver.state.live) for group in self._groups)
-                self._progress.activity(in_flight, self._backlog())
-                self._status_writer.update(self._make_status())
+            try:
+                self._show_status()
+            except Exception as error:  # for show only: it must go on
+                log.debug("the status of %s cannot be shown: %s", self.name, error)
+            if self._stop_requested.is_set():
+                if self._leave_at is None:
+                    self._leave_at = time.monotonic() + self._config.stop_timeout_secs
+                elif time.monotonic() > self._leave_at:
+                    self._leave_behind()
+
+    def _show_status(self) -> None:
+        self._front.listen_again()
+        if self._leading.is_set():
+            in_flight = sum(len(group.driver.state.live) for group in self._groups)
+            self._progress.activity(in_flight, self._backlog())
+            self._status_writer.update(self._make_status())
+
+    def _ask_backlogs(self) -> None:
+        """Has the spouts' hosts know how much waits; nobody waits for this thread."""
+        while not self._done.is_set():
+            for group in list(self._groups):
+                for text in group.host.ask_backlog():
+                    self._errors[group.plan.name] = (text, time.time())
+                    log.info(text)
+            self._done.wait(_STATUS_POLL_SECS)
 
     def _backlog(self) -> dict[str, int]:
         total: dict[str, int] = {}

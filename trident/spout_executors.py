@@ -222,8 +222,10 @@ class TridentSpoutExecutor:
             )  # fmt: skip
 
     def success(self, attempt: TransactionAttempt) -> None:
-        self._coordinator.coordinator.success(attempt.txid)
-        self._emitter.success(attempt)
+        try:
+            self._coordinator.coordinator.success(attempt.txid)
+        finally:  # the emitter lets go of what the attempt held, whatever the coordinator says
+            self._emitter.success(attempt)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Its jobs are those of the batch."""
@@ -238,8 +240,10 @@ class TridentSpoutExecutor:
         return None
 
     def close(self) -> None:
-        self._coordinator.coordinator.close()
-        self._emitter.close()
+        try:
+            self._coordinator.coordinator.close()
+        finally:
+            self._emitter.close()
 
 
 class BatchSpoutExecutor:

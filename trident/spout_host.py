@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +12,10 @@ from trident.coordinators.ports import Beginning, Initialized
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spout_executors import Known, SpoutExecutor
 from trident.spouts import Json
+
+log = logging.getLogger("trident.query")
+# How long closing waits for a backlog that is being asked for: the spout is closed all the same.
+_BACKLOG_SECS = 2.0
 
 
 class TridentSpoutHost:
@@ -24,6 +29,9 @@ class TridentSpoutHost:
 
     def __init__(self, executors: Mapping[str, SpoutExecutor]) -> None:
         self.executors = executors
+        self._backlog: dict[str, Any] = {}
+        self._backlog_errors: dict[str, str] = {}
+        self._asking, self._closed = threading.Lock(), threading.Event()
 
     def is_ready(self, txid: int) -> bool:
         # Every stream is asked: a stream that looks for new data when asked must not starve.
@@ -31,7 +39,7 @@ class TridentSpoutHost:
 
     def refresh(self) -> None:
         """The next readiness answers take into account what is there now."""
-        for executor in self.executors.values():
+        for executor in self.executors.values() if not self._closed.is_set() else ():
             executor.refresh()
 
     def initialize(self, beginning: Beginning) -> Initialized:
@@ -82,18 +90,54 @@ class TridentSpoutHost:
         return sum(taken for taken, _ in counts), sum(unsettled for _, unsettled in counts)
 
     def backlog(self) -> dict[str, Any]:
-        """Rows, bytes and files waiting, over all streams that know."""
+        """Rows, bytes and files waiting, over all streams that know, as :meth:`ask_backlog` found them last."""
+        return dict(self._backlog)
+
+    def ask_backlog(self) -> list[str]:
+        """Asks the spouts how much waits; never raises, and asks nobody who is closed.
+
+        A spout's ``backlog`` is for show: it may raise or hang, and nothing but the figure may suffer.
+
+        Returns:
+            what failed and had not failed before, in words.
+        """
         total: dict[str, int] = {}
-        for executor in self.executors.values():
-            backlog = executor.backlog()
-            for unit, count in vars(backlog).items() if backlog is not None else ():
-                if count is not None:
-                    total[unit] = total.get(unit, 0) + count
-        return total
+        failed = {}
+        for tx_id, executor in self.executors.items():
+            with self._asking:
+                if self._closed.is_set():
+                    return []
+                try:
+                    for unit, count in _counts(executor.backlog()):
+                        total[unit] = total.get(unit, 0) + count
+                except Exception as error:
+                    failed[tx_id] = f"the backlog of stream {tx_id!r} is not known: {type(error).__name__}: {error}"
+        new = [text for tx_id, text in failed.items() if tx_id not in self._backlog_errors]
+        self._backlog, self._backlog_errors = total, failed
+        return new
 
     def close(self) -> None:
-        for executor in self.executors.values():
+        """Closes every spout, also when one of them raises; they are asked for nothing afterwards."""
+        self._closed.set()
+        if self._asking.acquire(timeout=_BACKLOG_SECS):
+            self._asking.release()
+        close_all(self.executors)
+
+
+def close_all(executors: Mapping[str, SpoutExecutor]) -> None:
+    """Closes the spouts; what one raises is logged, so that the others are closed too."""
+    for tx_id, executor in executors.items():
+        try:
             executor.close()
+        except Exception as error:
+            log.warning("closing the spout of stream %s raised: %s: %s", tx_id, type(error).__name__, error)
+
+
+def _counts(backlog: Any) -> Iterable[tuple[str, int]]:
+    """The units that a spout knows, as numbers."""
+    if backlog is None:
+        return []
+    return [(unit, int(count)) for unit, count in vars(backlog).items() if count is not None]
 
 
 class RecoverySpouts:
@@ -157,5 +201,6 @@ class RecoverySpouts:
         return {}
 
     def close(self) -> None:
-        for executor in self._executors.values():
-            executor.close()
+        with self._lock:
+            executors = dict(self._executors)
+        close_all(executors)

@@ -1,0 +1,166 @@
+"""stop() always ends, whatever a spout does; what waits for a query that will not go on says so."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.topology_helpers import WAIT_SECS, Starter, starter
+from tests.zk_fixtures import eventually
+from trident import DeltaAppend, TridentTopology
+from trident.coordinators.daemon_pool import DaemonPool
+from trident.coordinators.errors import CoordinationError, SourceError, TridentError
+from trident.schemas import as_schema
+from trident.spouts import Backlog, SpoutKind
+from trident.status import read_status
+
+
+class Moody:
+    """A spout of one batch, its own coordinator and emitter, in whose hooks a test says what happens."""
+
+    output_schema = as_schema("n long", "Moody")
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(self, **hooks: Callable[[], Any]) -> None:
+        self._hooks, self.calls, self.closed = hooks, [], False
+
+    def _call(self, name: str) -> Any:
+        self.calls.append((name, self.closed))
+        return self._hooks.get(name, lambda: None)()
+
+    def get_coordinator(self, context: Any) -> Moody:
+        return self
+
+    get_emitter = get_coordinator
+
+    def is_ready(self, txid: int) -> bool:
+        self._call("is_ready")
+        return txid == 1
+
+    def initialize_transaction(self, txid: int, prev_metadata: Any, curr_metadata: Any) -> dict:
+        return {}
+
+    def emit_batch(self, attempt: Any, metadata: Any) -> list:
+        self._call("emit_batch")
+        return [(1,)]
+
+    def success(self, txid: Any) -> None:
+        self._call("success")
+
+    def backlog(self) -> Backlog:
+        if self.closed:
+            raise OSError("the connection is closed")
+        self._call("backlog")
+        return Backlog(rows=7)
+
+    def close(self) -> None:
+        self.closed = True
+        self._call("close")
+
+
+def topology(*spouts: Moody) -> TridentTopology:
+    made = TridentTopology("moody")
+    for number, spout in enumerate(spouts):
+        made.new_stream(f"s{number}", spout).partition_persist(DeltaAppend(f"rows{number}"))
+    return made
+
+
+@pytest.fixture
+def start(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> Iterator[Starter]:
+    with starter(spark, zk_server, zk_root, tmp_path) as given:
+        yield given
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[[], None]]:
+    """Does not return before the test is over."""
+    over = threading.Event()
+
+    def never_returns() -> None:
+        over.wait(120)
+
+    yield never_returns
+    over.set()
+
+
+def raises() -> None:
+    raise ValueError("a hook's own error")
+
+
+def test_a_backlog_that_fails_is_said_once_and_is_not_asked_after_close(start: Starter, tmp_path: Path) -> None:
+    failing, other = Moody(backlog=raises, close=raises), Moody()
+    query = start.run(topology(failing, other))
+    said = "the backlog of stream 's0' is not known: ValueError: a hook's own error"
+    assert eventually(lambda: any(g["last_error"] == said for g in query.status["groups"]))
+    assert eventually(lambda: any(g["backlog"] == {"rows": 7} for g in query.status["groups"])), "the other's is shown"
+    query._errors.clear()
+    asked = len(failing.calls)
+    assert eventually(lambda: len(failing.calls) > asked + 2) and not query._errors, "the same again is not said again"
+    assert query.status["written_at"] == pytest.approx(time.time(), abs=60)
+    assert query.stop(WAIT_SECS) and not query.is_active and query.exception() is None
+    assert read_status(tmp_path / "warehouse", "moody").role == "stopped"
+    for spout in (failing, other):
+        assert spout.closed and ("backlog", True) not in spout.calls and ("is_ready", True) not in spout.calls
+
+
+@pytest.mark.parametrize("hook", ["backlog", "close", "success", "is_ready"])
+def test_a_stop_leaves_behind_a_hook_that_does_not_return(
+    start: Starter, hang: Callable[[], None], hook: str, caplog: Any
+) -> None:
+    caplog.set_level(logging.WARNING, "trident")
+    spout = Moody(**{hook: hang})
+    query = start(topology(spout), stop_timeout_secs=10 if hook == "backlog" else 1)
+    reached = "success" if hook == "close" else hook
+    assert eventually(lambda: any(name == reached for name, _ in spout.calls), WAIT_SECS)
+    assert query.stop(30), "it ends"
+    assert not query.is_active and query.exception() is None
+    said = [one.getMessage() for one in caplog.records if "its stop goes on without" in one.getMessage()]
+    if hook == "backlog":
+        assert not said, "nobody waits for a figure"
+    else:
+        assert len(said) == 1 and f"{hook}, at test_stopping.py:" in said[0]
+    again = start.run(topology(Moody()))
+    assert [row.n for row in again.snapshot("rows0").collect()] == [1], "the next one leads, and nothing is lost"
+
+
+def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
+    monkeypatch.setattr("trident.query._TAKE_OVER_SECS", -3.0)
+    monkeypatch.setattr("trident.query._UNREADY_SECS", 0.5)
+    spout = Moody(is_ready=lambda: broken and raises())
+    broken = False
+    leader = start.run(topology(spout))
+    standby = start(topology(Moody()))
+    with pytest.raises(CoordinationError, match="is a standby here.*pid [0-9]+ leads"):
+        standby.process_all_available()
+    with pytest.raises(TimeoutError, match="did not lead within 0.1 s: .* leads"):
+        standby.process_all_available(0.1)
+    standby.stop(WAIT_SECS)
+    broken = True
+    with pytest.raises(SourceError, match="have data cannot be asked.*a hook's own error"):
+        leader.process_all_available()
+    leader.pause()
+    with pytest.raises(TridentError, match="paused.*resume"):
+        leader.process_all_available()
+    leader.stop(WAIT_SECS)
+    for query in (leader, standby):
+        with pytest.raises(TridentError, match="was stopped"):
+            query.process_all_available()
+
+
+def test_the_pool_runs_in_order_and_leaves_a_thread_behind() -> None:
+    pool, done, go_on = DaemonPool(2, "pool"), [], threading.Event()
+    stuck = pool.submit(go_on.wait, 60)
+    results = [pool.submit(lambda n=number: done.append(n) or n) for number in range(5)]
+    failed = pool.submit(raises)
+    assert [one.result(10) for one in results] == done == list(range(5))
+    assert isinstance(failed.exception(10), ValueError)
+    assert not pool.shutdown(timeout_secs=0.1) and not stuck.done()
+    assert pool.submit(done.append, 5).cancelled()
+    go_on.set()
+    assert pool.shutdown(timeout_secs=10) and stuck.done()

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from trident.coordinators import faults
 from trident.coordinators.errors import (
     CommitConflict,
@@ -33,7 +31,7 @@ from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states import contradictions, delta_log
-from trident.states.binding import DELETED_COLUMN, LAST, StateBinding
+from trident.states.binding import LAST, StateBinding
 from trident.states.control import DOMAIN, ControlRecord, decode_control
 from trident.states.dead_letters import BESIDE, tables_beside
 from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
@@ -41,7 +39,7 @@ from trident.states.evolution import add_columns, columns_only_added
 from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from trident.states.log_entries import entry_signature
 from trident.states.manifest import Manifest, ManifestStore, ManifestTable
-from trident.states.memory_map import memory_map
+from trident.states.memory_map import memory_map, staged_rows
 from trident.states.plain_watch import PlainWatch, check_commits
 from trident.states.staged import StagedFile
 from trident.states.staging import StagingTarget, verify_staged
@@ -493,11 +491,7 @@ class DeltaCommitter:
             return  # a memory map is gone with its process; there is nothing to bring up to date
         keys, values = table.details["keys"], table.details["values"]
         root = self._warehouse / table.path
-        rows: list[tuple] = []
-        for file in table.files:
-            for row in pq.read_table(root / file.path).to_pylist():
-                value = None if row.get(DELETED_COLUMN) else tuple(row[name] for name in values)
-                rows.append((tuple(row[name] for name in keys), value))
+        rows = [row for file in table.files for row in staged_rows(root / file.path, keys, values)]
         with faults.fault_point(MEMORY):
             if table.details["merging"] == LAST:
                 memory_map(table.state).put(decision.txid, rows, self._incarnation)

@@ -484,4 +484,7 @@ def _causes(error: Exception) -> list[str]:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:500] if text.strip() else "no message"
+    lines = text.strip().splitlines()
+    # Of an error in a Python worker the first line only says that there is one.
+    raised = [line for line in lines if line.startswith(("trident.", "coordinators.", "states."))]
+    return [*raised, *lines, "no message"][0][:500]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from trident.coordinators.errors import TableError
 from trident.states.log_entries import (
@@ -28,6 +29,7 @@ __all__ = [
     "foreign", "newest_version", "only_adds_columns", "read_commit",
 ]  # fmt: skip
 
+_T = TypeVar("_T")
 IsOurs = Callable[[Commit], bool]
 """Recognises the commits of the topology that asks."""
 
@@ -133,10 +135,14 @@ def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
 
 
 def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
-    """The newest table version whose control record has a ``txid`` of at most ``txid``.
+    """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this life.
 
-    Control records only grow with the table version, so few entries are read.
-    What an entry says never changes and is remembered by this process.
+    Within one life of the topology (an incarnation) control records only grow
+    with the table version, so few entries are read. An append table that was
+    adopted after a reset has records of an earlier life below, whose txids are
+    other transactions: the newest version says which life is this one, and only
+    its versions are looked at. What an entry says never changes and is
+    remembered by this process.
 
     Returns:
         The table version, or None when what is left of the log has none.
@@ -146,9 +152,9 @@ def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
     """
 
     def value(marks: _Marks) -> int | None:
-        return dict(marks.control).get(domain)
+        return _control_of(marks, domain)[0]
 
-    return _find(path, txid, value)
+    return _find(path, txid, value, lambda marks: _control_of(marks, domain))
 
 
 def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
@@ -168,8 +174,13 @@ def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
 class _Marks:
     """What of a log entry is remembered: small, unlike the entry."""
 
-    control: tuple[tuple[str, int], ...]
+    control: tuple[tuple[str, tuple[int, str | None]], ...]
     txns: tuple[tuple[str, int], ...]
+
+
+def _control_of(marks: _Marks, domain: str) -> tuple[int | None, str | None]:
+    """The txid, and the incarnation that it is of; (None, None) where the entry does not say."""
+    return dict(marks.control).get(domain, (None, None))
 
 
 @lru_cache(maxsize=100_000)
@@ -177,7 +188,7 @@ def _marks(path: str, version: int, signature: tuple[int, int, int] | None) -> _
     del signature  # part of the key only: a table made anew at the same path has other entries
     commit = read_commit(path, version)
     control = tuple(
-        (domain, value["txid"])
+        (domain, (value["txid"], value.get("incarnation")))
         for domain, value in commit.control.items()
         if isinstance(value, dict) and isinstance(value.get("txid"), int)
     )
@@ -187,35 +198,51 @@ def _marks(path: str, version: int, signature: tuple[int, int, int] | None) -> _
 _marks_lock = threading.Lock()
 
 
-def _find(path: str, at_most: int, value: Callable[[_Marks], int | None]) -> int | None:
+def _find(
+    path: str,
+    at_most: int,
+    value: Callable[[_Marks], int | None],
+    life: Callable[[_Marks], tuple[int | None, str | None]] | None = None,
+) -> int | None:
     versions = _unbroken(versions_of(path))
     if not versions:
         raise TableError(f"there is no Delta log at {path}")
     lowest, newest = versions[0], versions[-1]
 
-    def in_force(version: int) -> int | None:
+    def in_force(version: int, told: Callable[[_Marks], _T | None]) -> _T | None:
         """The mark that holds at a version: its own, or of the newest entry before it."""
         for each in range(version, lowest - 1, -1):
             with _marks_lock:
-                found = value(_marks(path, each, entry_signature(path, each)))
+                found = told(_marks(path, each, entry_signature(path, each)))
             if found is not None:
                 return found
         return None
 
+    def incarnation(marks: _Marks) -> tuple[str | None] | None:
+        txid, found = life(marks) if life else (None, None)
+        return None if txid is None else (found,)
+
     def low_enough(version: int) -> bool:
-        mark = in_force(version)
+        mark = in_force(version, value)
         # Without a mark down to version 0 there was none yet; in a log whose
         # beginning is cleaned up there may have been one.
         return lowest == 0 if mark is None else mark <= at_most
 
     if low_enough(newest):
         return newest
-    if not low_enough(lowest):
-        return None
-    low, high = lowest, newest  # low_enough(low) and not low_enough(high)
+    first = lowest
+    if life is not None:
+        this = in_force(newest, incarnation)
+        if in_force(lowest, incarnation) != this:
+            first = _last_where(lowest, newest, lambda version: in_force(version, incarnation) != this) + 1
+    return _last_where(first, newest, low_enough) if low_enough(first) else None
+
+
+def _last_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last version at which something holds: at ``low``, not at ``high``, and never again once it ended."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if low_enough(middle) else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import ConfigError
+from trident.coordinators.errors import ConfigError, TableError
 from trident.states.binding import DELETED_COLUMN, LAST, aggregator_name
 from trident.states.descriptor import StateDescriptor
 from trident.states.native import NATIVE, NativeMerge
-from trident.states.plain_values import python_values
+from trident.states.plain_values import frozen, python_values
 from trident.states.tables import TXID_COLUMN
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggreg
     keys = [quoted(key) for key in state.keys]
     spread = union.repartition(*keys) if keys else union.repartition(1)
     ordered = spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
-    fold = _fold_of(aggregator.combine, state.keys, state.value_fields, names)
+    fold = _fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
     return ordered.mapInArrow(fold, _nullable(state.schema))
 
 
@@ -306,13 +306,16 @@ def _nullable(schema: "StructType") -> "StructType":
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
 
 
-def _fold_of(combine: Any, keys: Sequence[str], values: Sequence[str], names: Sequence[str]) -> Any:
+def _fold_of(
+    combine: Any, keys: Sequence[str], values: Sequence[str], names: Sequence[str], state_name: str = ""
+) -> Any:
     """The function for mapInArrow: rows sorted by key and txid in, one row per key out."""
 
     def fold(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
         current: tuple | None = None
+        same: tuple | None = None  # the current key, as it is compared
         value: tuple = ()
         schema = None
         for batch in batches:
@@ -321,13 +324,17 @@ def _fold_of(combine: Any, keys: Sequence[str], values: Sequence[str], names: Se
             key_columns = [python_values(batch.column(name)) for name in keys]
             value_columns = [python_values(batch.column(name)) for name in values]
             row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
-            for key, partial in zip(row_keys, zip(*value_columns)):
-                if current is not None and _same(current, key):
+            txids = batch.column(TXID_COLUMN).to_pylist()
+            for key, partial, txid in zip(row_keys, zip(*value_columns), txids):
+                compared = frozen(key)
+                if current is not None and same == compared:
+                    if txid == 0:
+                        raise _doubled(state_name, dict(zip(keys, key)))
                     value = tuple(combine(a, b) for a, b in zip(value, partial))
                     continue
                 if current is not None:
                     done.append((current, value))
-                current, value = key, partial
+                current, same, value = key, compared, partial
             if done:
                 yield _batch(done, schema, keys, values)
         if current is not None:
@@ -336,9 +343,15 @@ def _fold_of(combine: Any, keys: Sequence[str], values: Sequence[str], names: Se
     return fold
 
 
-def _same(a: tuple, b: tuple) -> bool:
-    # NaN is one key in Spark and never equal to itself in Python.
-    return a == b or all(x == y or (x != x and y != y) for x, y in zip(a, b))
+def _doubled(state_name: str, key: object) -> TableError:
+    # A MERGE would write the sum of both rows into each of them, and the next one would count it twice.
+    return TableError(
+        f"the table of state {state_name} has a key twice, so no value of it is certain",
+        found=f"two rows of {key!r}", expected="one row per key",
+        action="stop the topology, and move the table's folder away: while its log still has every transaction, the "
+        "next start makes the table anew from it; if that start says that the log has not, give the state another "
+        "name, and it begins anew",
+    )  # fmt: skip
 
 
 def _batch(rows: list[tuple], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]) -> "pa.RecordBatch":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from trident.states.binding import DELETED_COLUMN
 from trident.states.names import check_name
+from trident.states.plain_values import frozen, python_values
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,15 @@ _maps: dict[str, MemoryMap] = {}
 
 def memory_map(name: str) -> MemoryMap:
     return _maps.setdefault(name, MemoryMap())
+
+
+def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[tuple, tuple | None]]:
+    """The (key, values) of a staged file, in order; None for a key that is deleted."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    gone = table.column(DELETED_COLUMN).to_pylist() if DELETED_COLUMN in table.column_names else [None] * len(table)
+    columns = {name: python_values(table.column(name)) for name in (*keys, *values)}
+    for at, deleted in enumerate(gone):
+        key = frozen(tuple(columns[name][at] for name in keys))
+        yield key, None if deleted else tuple(columns[name][at] for name in values)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NAN = float("nan")
+
 
 def python_values(array: Any) -> list[Any]:
     """None for null, datetimes in UTC for instants, dicts for structs and maps.
@@ -27,6 +29,25 @@ def python_values(array: Any) -> list[Any]:
         return values.to_pylist()  # with an argument it is twenty times slower
     # Strict: of a map with a key that comes twice one value would be lost without a word.
     return values.to_pylist(maps_as_pydicts="strict")
+
+
+def frozen(value: Any) -> Any:
+    """The value as a key: two are equal to Python, and hash alike, exactly where Spark says that the values are equal.
+
+    NaN is one key, wherever in a struct or array it is; 0.0 and -0.0 are one
+    (to Python too). Every path that asks in Python whether two rows have the
+    same key must ask this.
+
+    Args:
+        value: as :func:`python_values` gives it, of a type that Spark can group
+            by; or a tuple of such, a whole key.
+    """
+    if isinstance(value, dict):
+        return tuple((name, frozen(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(item) for item in value)
+    # NaN is not equal to itself, but Python takes one object for equal to itself within tuples and as a dict's key.
+    return _NAN if value != value else value
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trident.states.map_states import CachedMap
-from trident.states.plain_values import python_values
+from trident.states.plain_values import frozen, python_values
 from trident.states.values import loads
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def plain_key(key: Sequence[Any]) -> tuple:
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.timezone.utc)
-    if isinstance(value, float) and value == 0.0:
-        return 0.0  # minus zero is the same key
+    if isinstance(value, float):
+        return 0.0 if value == 0.0 else frozen(value)  # minus zero is the same key, and so is every NaN
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

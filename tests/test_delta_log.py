@@ -238,6 +238,25 @@ def test_the_version_of_each_txid_is_found(long_log):
     assert find_version_by_txn(path, "other", 5) == len(truth) - 1
 
 
+@pytest.mark.parametrize("cleaned", [0, 4, 12])
+def test_an_adopted_table_is_searched_in_its_present_life_only(tmp_path, cleaned):
+    """After a reset txids begin at 1 again; below the adoption they are other transactions."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    records = [None, *[("old", txid) for txid in range(9)], ("new", 0), *[("new", txid) for txid in (1, 2, 3, 5, 5, 8)]]
+    for version, record in enumerate(records):
+        action: dict = {"commitInfo": {"operation": "WRITE"}}
+        if record is not None:
+            configuration = json.dumps(dict(zip(("incarnation", "txid"), record)))
+            action = {"domainMetadata": {"domain": "trident", "configuration": configuration, "removed": False}}
+        if version >= cleaned:
+            (log / f"{version:020d}.json").write_text(json.dumps(action))
+    for txid in range(10):
+        of_this_life = [at for at, record in enumerate(records) if record and record[0] == "new" and record[1] <= txid]
+        kept = [at for at in of_this_life if at >= cleaned]
+        assert find_version_by_control(str(tmp_path), "trident", txid) == (kept[-1] if kept else None)
+
+
 def test_few_entries_are_read_and_none_twice(long_log, tmp_path, monkeypatch):
     path = str(shutil.copytree(long_log[0], tmp_path / "t"))
     read: list[int] = []

@@ -440,6 +440,28 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_serve
     assert counts(rest, txid=2) == {"a": 2, "b": 2}
 
 
+def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server, zk_root, tmp_path: Path) -> None:
+    from trident import TridentConfig, admin
+
+    def lines(prefix: str) -> TridentTopology:
+        topology = TridentTopology("lines")
+        stream = topology.new_stream("s", FixedBatchSpout("line string", [[(f"{prefix}{n}",)] for n in range(3)]))
+        stream.partition_persist(DeltaAppend("lines", adopt=True))
+        return topology
+
+    query = start(lines("old"))
+    query.process_all_available(WAIT_SECS)
+    query.stop()
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
+    admin.reset("lines", config=config)
+    query = start(lines("new"))
+    query.process_all_available(WAIT_SECS)
+    kept = {"old0", "old1", "old2"}
+    for txid in (1, 2, 3):
+        found = {row.line for row in query.snapshot("lines", txid=txid).collect()}
+        assert found == kept | {f"new{n}" for n in range(txid)}
+
+
 def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tmp_path: Path) -> None:
     from trident import TridentConfig, admin
 

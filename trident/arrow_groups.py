@@ -16,11 +16,10 @@ import pyarrow as pa
 from trident.arrow_failures import Label, fail
 from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
 from trident.arrow_values import Values
+from trident.states.plain_values import frozen
 
 _GROUPS_PER_BATCH = 50_000
 _NOTHING: Any = object()
-# NaN is not equal to itself, yet it is one group in SQL: every NaN becomes this one object.
-_NAN = float("nan")
 
 Fold = Callable[[Any, tuple], Any]
 
@@ -170,9 +169,9 @@ class Groups:
         for name in self.keys:
             values, kind = frame.values(name), frame.array(name).type
             if pa.types.is_floating(kind):
-                values = [_NAN if value != value else value for value in values]
+                values = [frozen(value) for value in values]
             elif pa.types.is_nested(kind):
-                values, changed = [_frozen(value) for value in values], True
+                values, changed = [frozen(value) for value in values], True
             hashable.append(values)
         keys = list(zip(*hashable))
         if changed:
@@ -226,11 +225,3 @@ class Folded:
 
 def _itself(state: Any) -> Any:
     return state
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple((name, _frozen(item)) for name, item in value.items())
-    if isinstance(value, list):
-        return tuple(_frozen(item) for item in value)
-    return _NAN if value != value else value

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from trident.arrow_failures import Label, fail
-from trident.arrow_groups import _NOTHING, Folds, _frozen
+from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
 from trident.coordinators.errors import Halted
 from trident.states.map_states import BufferedMap
+from trident.states.plain_values import frozen
 from trident.states.user_tasks import (
     KEY,
     PARTITION,
@@ -257,9 +258,9 @@ class UpdateMap:
         marked = frame.values(self.marker) if self.marker else [0] * frame.length
         for key, row, mark in zip(keys, values, marked):
             key = plain_key(key)
-            frozen = _frozen(list(key))
-            names.setdefault(frozen, key)
-            of_key = rows.setdefault(frozen, [])
+            same = frozen(key)
+            names.setdefault(same, key)
+            of_key = rows.setdefault(same, [])
             if not mark:
                 of_key.append(row)
 

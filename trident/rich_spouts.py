@@ -12,6 +12,7 @@ transaction is durable.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
@@ -43,7 +44,10 @@ class Message:
     stream: str = DEFAULT_STREAM
 
 class SpoutCollector:
-    """What a rich spout emits to. Not for use from other threads than that which calls the spout.
+    """What a rich spout emits to, from any thread, as that of a broker's client (docs/semantics.md 6).
+
+    What a thread of the spout's own emits is taken when the spout is asked next.
+    Each emit is taken once and none is lost, as long as the spout is not closed.
 
     Args:
         width: how many values a tuple has, by stream.
@@ -51,7 +55,8 @@ class SpoutCollector:
 
     def __init__(self, width: "dict[str, int]") -> None:
         self._width = width
-        self._emitted: list[Message] = []
+        # A thread may append while it is drained: each of the two is one step that no other thread can split.
+        self._emitted: deque[Message] = deque()
 
     def emit(self, values: Any, message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
         """Emits one tuple, the root of a tree if it has an id.
@@ -80,8 +85,8 @@ class SpoutCollector:
 
     def drain(self) -> list[Message]:
         """What was emitted since the last call; for those who drive a spout."""
-        emitted, self._emitted = self._emitted, []
-        return emitted
+        # Never the whole at once: what a thread adds meanwhile would go with it.
+        return [self._emitted.popleft() for _ in range(len(self._emitted))]
 
     def __len__(self) -> int:
         return len(self._emitted)
@@ -100,7 +105,7 @@ class SpoutCollector:
         return row
 
 class RichSpout:
-    """The base of a source of single messages. All calls come one at a time.
+    """The base of a source of single messages. All calls come one at a time; its threads may emit at any time.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Collectors are used from several threads: nothing that one of them emits is lost, or taken twice (docs/semantics.md 6)."""
+"""Collectors are used from several threads: no emit is lost, or taken twice (docs/semantics.md 6)."""
 
 from __future__ import annotations
 

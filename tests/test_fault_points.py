@@ -24,6 +24,7 @@ _SPACE = "removes what nobody needs any more: what stays costs space, and is rem
 _NO_BATCH = "no transaction: a command of the user's, whose tests stop it in its midst"
 _LOOKS = "asks the session about what it has loaded, nothing outside"
 _REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there costs warmth"
+_ROUND = "only extends the time of a round of a tuple topology, which commits nothing"
 _FOLDER = "makes a folder, if it is not there; what writes into it has a fault point"
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
@@ -100,6 +101,10 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/redis_list_queue.py:RedisListQueue.clear": (1, _NO_BATCH),
     "trident/replays.py:request_replay": (4, _NO_BATCH),
     "trident/replays.py:ReplayRequests.done": (1, "removes a request; one that stays is known by its id"),
+    "trident/round_resets.py:ResetTeller.tell": (2, _ROUND),
+    "trident/round_resets.py:RoundResets.__init__": (1, _FOLDER),
+    "trident/round_resets.py:RoundResets.begin": (1, _ROUND),
+    "trident/round_resets.py:RoundResets.end": (1, _SPACE),
     "trident/run_batch.py:run_batch": (1, _NO_BATCH),
     "trident/runner.py:SparkBatchRunner._resolve": (1, _SPACE),
     "trident/session.py:_resolve": (1, "makes a session; no batch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import sys
 import time
 from collections import Counter, defaultdict
@@ -17,8 +18,11 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, written
+from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import TridentError, UserFunctionError
+from trident.query import run_topology, start_topology
+from trident.round_resets import RoundResets
 from trident.tuple_bolts import BasicBolt, RichBolt
 from trident.tuple_query import TupleQuery, start_tuple_topology
 from trident.tuple_topology import TupleTopology
@@ -32,8 +36,10 @@ WAIT_SECS = 60.0
 def start(spark: SparkSession, tmp_path: Path):
     queries: list[TupleQuery] = []
 
-    def run(topology: TupleTopology, ackers: Ackers | None = None, **settings: Any) -> TupleQuery:
-        query = start_tuple_topology(topology, spark, ackers=ackers, warehouse=str(tmp_path / "warehouse"), **settings)
+    def run(topology: TupleTopology, double: Ackers | None = None, **settings: Any) -> TupleQuery:
+        query = start_tuple_topology(
+            topology, spark, acker_double=double, warehouse=str(tmp_path / "warehouse"), **settings
+        )
         queries.append(query)
         return query
 
@@ -220,6 +226,43 @@ def test_a_round_that_hangs_is_cancelled_and_its_messages_come_again_in_smaller_
     assert spout.told[:8] == [("fail", number) for number in range(8)] and spout.acked() == list(range(8))
     assert "took longer than message_timeout_secs" in query.last_errors[0].error
     assert query.status["rounds"] > 3
+
+
+def test_a_reset_timeout_on_a_worker_reaches_the_drivers_watch(start, tmp_path: Path, monkeypatch) -> None:
+    class Works(RichBolt):
+        def execute(self, tuple) -> None:
+            self.collector.reset_timeout(tuple)
+            self.collector.ack(tuple)
+
+    ends = []
+    monkeypatch.setattr(RoundResets, "end", lambda self, path: ends.append(path.stat().st_size) or path.unlink())
+    topology, spout = TupleTopology("works"), Listed([(1, ["a"])])
+    topology.set_spout("texts", spout)
+    topology.set_bolt("works", Works()).shuffle_grouping("texts")
+    query = start(topology)
+    query.process_all_available(WAIT_SECS)
+    assert (spout.told, ends, query.last_errors) == ([("ack", 1)], [1], [])
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_the_number_of_ackers_is_a_setting_like_any_other(spark: SparkSession, tmp_path: Path, count: int) -> None:
+    class Fails(RichBolt):
+        def execute(self, tuple) -> None:
+            self.collector.fail(tuple)
+
+    topology, spout = TupleTopology("ackers"), Listed([(1, ["a"])], replays=0)
+    topology.set_spout("texts", spout)
+    topology.set_bolt("last", Fails()).shuffle_grouping("texts")
+    query = topology.start(spark, ackers=count, warehouse=str(tmp_path / "warehouse"))
+    query.process_all_available(WAIT_SECS)
+    query.stop(WAIT_SECS)
+    assert spout.told == [("fail" if count else "ack", 1)]
+
+
+@pytest.mark.parametrize("start_of", [start_tuple_topology, start_topology, run_topology, TupleTopology.start])
+def test_no_argument_of_a_start_hides_a_setting(start_of) -> None:
+    hidden = set(inspect.signature(start_of).parameters) & set(vars(TridentConfig()))
+    assert not hidden, f"{start_of.__qualname__} takes for itself what is a setting: {hidden}"
 
 
 def test_a_bolt_that_cannot_be_prepared_ends_the_topology_after_max_attempts(start) -> None:

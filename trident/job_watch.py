@@ -43,12 +43,18 @@ class JobWatch:
             try:
                 if began is None and has_tasks(self._context, self._job_group):
                     began = time.monotonic()
+                if began is not None and self._renewed():
+                    began = time.monotonic()
                 if began is not None and time.monotonic() - began > self._timeout_secs:
                     self.timed_out = True
                     cancel_group(self._context, self._job_group)
                     return
             except Exception as error:  # a session that is being stopped
                 log.debug("cannot look at %s: %s", self._job_group, error)
+
+    def _renewed(self) -> bool:
+        """Whether the job group's whole time begins anew; a subclass may know."""
+        return False
 
 
 def has_tasks(context: Any, job_group: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -142,14 +142,19 @@ class OutputCollector:
         report: what is told in the end.
         outputs: the bolt's streams.
         rng: of ids; a generator of its own, that no user's ``random.seed`` reaches.
+        tell_reset: called when the time of the round that is running is to begin anew.
 
     Attributes:
         report: as given.
         waiting_bytes: of what was emitted since the last ``drain``.
     """
 
-    def __init__(self, report: Report, outputs: Mapping[str, Output], rng: random.Random | None = None) -> None:
-        self.report, self._outputs = report, outputs
+    def __init__(
+        self, report: Report, outputs: Mapping[str, Output], rng: random.Random | None = None,
+        tell_reset: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.report, self._outputs, self._tell_reset = report, outputs, tell_reset
+        self._reset_failed = False
         self._rng = rng or random.Random()
         self._router = Router(outputs, self._rng)
         self._copies: list[Copy] = []
@@ -230,10 +235,23 @@ class OutputCollector:
                 report.failures.setdefault(root, text if len(report.failures) < _ERRORS_MAX else "")
 
     def reset_timeout(self, tuple: Tuple) -> None:
-        """The messages that the tuple comes from are given their whole time again."""
+        """The messages that the tuple comes from are given their whole time again, and so is the round that runs.
+
+        For a bolt that works long on one tuple: called more often than every
+        ``message_timeout_secs``, it keeps the round from being cancelled, up to ten
+        times that setting in all. The workers must reach the warehouse for it;
+        where they do not, ``TupleQuery.last_errors`` says so.
+        """
         with self._lock:
             self._check_open()
             self.report.resets.update(tuple._ids)
+        try:
+            self._tell_reset()
+        except OSError as error:
+            with self._lock:
+                if not self._reset_failed and not self._closed:
+                    self._reset_failed = True
+                    self.report.untracked.append(f"reset_timeout could not extend the round: {describe_error(error)}")
 
     @property
     def waiting(self) -> int:
@@ -284,6 +302,10 @@ class BasicOutputCollector:
     def emit(self, values: Any, stream: str = DEFAULT_STREAM) -> None:
         """Emits a tuple that was made of the input; see :meth:`OutputCollector.emit`."""
         self._collector.emit(values, self._anchor, stream)
+
+    def reset_timeout(self) -> None:
+        """The input is given its whole time again; see :meth:`OutputCollector.reset_timeout`."""
+        self._collector.reset_timeout(self._anchor)
 
 
 class RichBolt:

@@ -42,12 +42,13 @@ _NEVER_SECS = 1e12
 
 def start_tuple_topology(
     topology: "TupleTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
-    *, ackers: Ackers | None = None, **settings: Any,
+    *, acker_double: Ackers | None = None, **settings: Any,
 ) -> "TupleQuery":  # fmt: skip
     """Starts a topology of spouts and bolts and returns at once; see ``TupleTopology.start``.
 
     Args:
-        ackers: instead of those that the settings say; for tests, which look at the messages.
+        acker_double: instead of those that the setting ``ackers`` says; for tests, which look at the messages.
+        settings: single settings by name; they win over config.
     """
     from trident.query import master_of, spark_settings
 
@@ -57,6 +58,7 @@ def start_tuple_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
+    ackers = acker_double
     if ackers is None:
         timeout_secs = config.message_timeout_secs or _NEVER_SECS
         ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
@@ -74,7 +76,8 @@ class TupleQuery:
     def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
         self._run_id = uuid.uuid4().hex
-        self._runner = RoundRunner(spark, plan, config.message_timeout_secs)
+        resets = Path(config.warehouse).resolve() / "_trident" / plan.topology / "resets"
+        self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
         self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
         self._rounds = 0
         self._messages_max, self._failures, self._spout_failures = _ROUND_MESSAGES, 0, 0

@@ -15,7 +15,9 @@ import pickle
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators.errors import BatchTimeout, TridentError
 from trident.job_watch import JobWatch, cancel_group
+from trident.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
 from trident.signatures import translate_failure
 from trident.tuple_bolts import Report
 from trident.tuple_plan import TuplePlan
@@ -52,18 +55,23 @@ class RoundRunner:
     Args:
         spark: a classic session.
         plan: what runs.
-        timeout_secs: how long a round may take, from its first Spark task on; None: for ever.
+        timeout_secs: how long a round may take, from its first Spark task or its last ``reset_timeout`` on;
+            None: for ever.
+        resets: a folder that the executors share with the driver: by it bolts tell of ``reset_timeout``.
     """
 
-    def __init__(self, spark: "SparkSession", plan: TuplePlan, timeout_secs: float | None) -> None:
+    def __init__(self, spark: "SparkSession", plan: TuplePlan, timeout_secs: float | None, resets: Path) -> None:
         self._plan, self._timeout_secs, self._context = plan, timeout_secs, spark.sparkContext
         # A session of its own for one setting: plans that are planned again while they run have nothing to gain
         # where every partition is given, and cost a small round a tenth of its time.
         self._spark = spark.newSession()
         self._spark.conf.set("spark.sql.adaptive.enabled", "false")
         self._run_id = uuid.uuid4().hex[:6]
+        self._resets = RoundResets(resets) if timeout_secs is not None else None
+        told_in = str(resets) if self._resets is not None else None
         self._bodies = {
-            level: _in_arrow(LevelTask(plan.topology, bolts, plan.origins)) for level, bolts in plan.levels.items()
+            level: _in_arrow(LevelTask(plan.topology, bolts, plan.origins, told_in))
+            for level, bolts in plan.levels.items()
         }
         self._lock = threading.Lock()
         self._job_group = ""
@@ -85,17 +93,30 @@ class RoundRunner:
         self._enter(number)
         kept: dict[int, tuple[Any, set[int]]] = {}  # level → its result, and the levels that it sent tuples to
         try:
-            with JobWatch(self._context, self._job_group, self._timeout_secs) as watch:
+            with self._watched() as watch:
                 try:
                     for level in self._plan.levels:
                         if watch.timed_out:  # just between two jobs, when there was none to cancel
                             raise TimeoutError
                         yield from self._level(level, given.get(level, ()), kept)
                 except Exception as error:
-                    raise self._meaning(error, number, watch.timed_out) from error
+                    raise self._meaning(error, number, watch) from error
         finally:
             for frame, _ in kept.values():
                 frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
+
+    @contextmanager
+    def _watched(self) -> Iterator[JobWatch]:
+        if self._resets is None or self._timeout_secs is None:
+            with JobWatch(self._context, self._job_group, None) as watch:
+                yield watch
+            return
+        path = self._resets.begin(self._job_group)
+        try:
+            with RoundWatch(self._context, self._job_group, self._timeout_secs, path) as watch:
+                yield watch
+        finally:
+            self._resets.end(path)
 
     def stop(self) -> None:
         """Cancels the round that runs; there are no more."""
@@ -153,14 +174,17 @@ class RoundRunner:
         columns = [pa.array(column, kind.type) for column, kind in zip(zip(*given), ADDRESSED)]
         return self._spark.createDataFrame(pa.Table.from_arrays(columns, schema=ADDRESSED), _ADDRESSED)
 
-    def _meaning(self, error: Exception, number: int, timed_out: bool) -> Exception:
+    def _meaning(self, error: Exception, number: int, watch: JobWatch) -> Exception:
         """What the failure of a round's job means."""
         if self._stopped:
             return RoundStopped()
-        if timed_out:
+        if watch.timed_out:
+            since = "its first Spark task"
+            if isinstance(watch, RoundWatch) and watch.extended:
+                since = f"the last reset_timeout that counts ({EXTENSIONS_MAX} times the setting are the most)"
             return BatchTimeout(
                 f"round {number} took longer than message_timeout_secs",
-                found=f"more than {self._timeout_secs:g} s since its first Spark task",
+                found=f"more than {self._timeout_secs:g} s since {since}",
                 expected=f"at most {self._timeout_secs:g} s",
                 action="its messages come again in smaller rounds; raise message_timeout_secs if one takes so long",
             )

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from trident.arrow_failures import Label, fail
+from trident.round_resets import ResetTeller
 from trident.tuple_bolts import (
     BasicOutputCollector,
     BoltContext,
@@ -69,9 +70,9 @@ class BoltCode:
 class BoltRun:
     """One instance of a bolt, from prepare to its report."""
 
-    def __init__(self, topology: str, code: BoltCode, task: int) -> None:
+    def __init__(self, topology: str, code: BoltCode, task: int, resets: str | None = None) -> None:
         self._code, self._label = code, Label(f"bolt {code.name}", code.location)
-        self.collector = OutputCollector(Report(code.name, task), code.outputs)
+        self.collector = OutputCollector(Report(code.name, task), code.outputs, tell_reset=ResetTeller(resets).tell)
         self._bolt = pickle.loads(code.pickled)
         self._bolt.context = context = BoltContext(topology, code.name, task, code.tasks)
         if not code.basic:
@@ -123,11 +124,13 @@ class LevelTask:
         topology: its name.
         bolts: of the level.
         origins: all streams of the topology.
+        resets: where the driver is told of ``reset_timeout``; None: nobody asks.
     """
 
     topology: str
     bolts: Sequence[BoltCode]
     origins: Sequence[Origin]
+    resets: str | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One Spark partition is one task; were it several, each would still have its own instance.
@@ -152,7 +155,7 @@ class LevelTask:
 
     def _start(self, slot: int) -> BoltRun:
         code = next(code for code in self.bolts if code.slot <= slot < code.slot + code.tasks)
-        return BoltRun(self.topology, code, slot - code.slot)
+        return BoltRun(self.topology, code, slot - code.slot, self.resets)
 
     def _tuple(self, content: bytes) -> Tuple:
         number, payload, ids = pickle.loads(content)

@@ -194,12 +194,12 @@ class CorruptZnode(CoordinationError):
         path: the znode.
     """
 
-    def __init__(self, path: str, *, found: object, expected: object) -> None:
+    def __init__(self, path: str, *, found: object, expected: object, action: str | None = None) -> None:
         super().__init__(
             f"znode {path} cannot be read",
             found=found,
             expected=expected,
-            action="restore the znode from a back-up, or begin again with `trident reset NAME`",
+            action=action or "restore the znode from a back-up, or begin again with `trident reset NAME`",
         )
         self.path = path
 

@@ -40,8 +40,8 @@ from trident.coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.leadership import Fence, current_holder, holder_is_gone
-from trident.coordinators.records import Decision, GroupRecord, Holder, Marker, TableMark, decode, encode
+from trident.coordinators.leadership import Fence
+from trident.coordinators.records import RESERVED_NAMES, Decision, GroupRecord, Marker, TableMark, decode, encode
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.transactions import TransactionAttempt
@@ -51,11 +51,9 @@ BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins i
 DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
 ADVANCE = faults.register("zk.advance", "the multi that moves the current txid on")
 RECORD = faults.register("zk.record", "the multis that create the group's record or change its tables")
-RESET = faults.register("zk.reset", "the multis that forget a topology")
 
 DECISION_BYTES_MAX = 64 * 1024
 _RETRY_SECS = 0.05
-RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
 
 
 class SupersededAttempt(BatchError):
@@ -543,69 +541,3 @@ def check_stream_name(name: str) -> str:
             "a stream's name is taken by the framework", found=repr(name), expected=f"not {sorted(RESERVED_NAMES)}"
         )
     return name
-
-
-def delete_topology(zk: ZooKeeper, topology: str) -> bool:
-    """Forget a topology, for ``trident reset``; the leader znodes stay, bumped.
-
-    They are never deleted: a coordinator that was paused before the reset
-    would find a new one with the znode version that it knows.
-
-    Returns:
-        False if there was nothing to forget.
-
-    Raises:
-        Deposed: a coordinator of it is alive, or started meanwhile.
-        OutcomeUnknown: the connection was lost; do it again.
-    """
-    root = zk.path(topology)
-    zk.sync(root)
-    if zk.exists(root) is None:
-        return False
-    bumps: list[Op] = []
-    doomed: list[str] = []
-    _collect(zk, root, bumps, doomed)
-    if not doomed:
-        return False
-    live = f"{root}/live"
-    first = [path for path in doomed if path in (f"{root}/identity", f"{root}/incarnation")]
-    rest = [path for path in doomed if path not in first and path != live]
-    holder = zk.get(live)
-    if holder and holder_is_gone(decode(live, holder[0], Holder), current_holder()):
-        alone: list[Op] = [Delete(live, holder[1].znode_version)]
-    else:
-        # Fails while somebody holds the live znode.
-        alone = [Create(live), Delete(live)]
-    # Without identity and incarnation the topology is gone: what is left if
-    # this process dies before the rest is deleted belongs to an incarnation
-    # that is no more.
-    ops: list[Op] = [*bumps, *alone, *map(Delete, first)]
-    try:
-        zk.multi(ops, RESET)
-        for start in range(0, len(rest), 2_000):
-            zk.multi([*map(Delete, rest[start : start + 2_000])], RESET)
-    except MultiRefused as refusal:
-        raise Deposed(
-            f"topology {topology!r} is running, or was started meanwhile",
-            found=f"{refusal.reason} at {refusal.op.path}",
-            expected="no live coordinator",
-            action="stop it first",
-        ) from refusal
-    return True
-
-
-def _collect(zk: ZooKeeper, path: str, bumps: list[Op], doomed: list[str]) -> bool:
-    """Fills both lists, children first; True if a leader znode keeps this znode."""
-    kept = False
-    for name in zk.children(path):
-        child = f"{path}/{name}"
-        if name == "leader" and path.count("/") == zk.path("t", "g").count("/"):
-            kept = True
-            found = zk.get(child)
-            if found:
-                bumps.append(SetData(child, found[0], found[1].znode_version))
-        elif _collect(zk, child, bumps, doomed):
-            kept = True
-    if not kept:
-        doomed.append(path)
-    return kept

@@ -22,6 +22,8 @@ from trident.coordinators.errors import ConfigError, CorruptZnode
 from trident.coordinators.transactions import TransactionAttempt
 
 SCHEMA = 1
+# The framework's own znodes beside those of a topology's batch groups and streams.
+RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
 
 Txid = Annotated[int, Meta(ge=1)]
 AttemptId = Annotated[int, Meta(ge=0)]
@@ -199,6 +201,7 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
         CorruptZnode: anything about it is not exactly as expected.
     """
     what = kind.__name__
+    _refuse_a_streams(path, data, what)
     fields = _fields(path, data, what)
     # The defaults of a record are for Python code; stored, every key is there.
     missing = [known.name for known in dataclasses.fields(kind) if known.name not in fields]  # type: ignore[arg-type]
@@ -215,6 +218,17 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
     if problem_text:
         raise CorruptZnode(path, found=_shown(data), expected=f"a {what}: {problem_text}")
     return record
+
+
+def _refuse_a_streams(path: str, data: bytes, what: str) -> None:
+    """Earlier versions let streams have the names of these znodes, and made an empty one first."""
+    parts = path.split("/")
+    if data == b"" and parts[-1] in RESERVED_NAMES:
+        raise CorruptZnode(
+            path, found=_shown(data), expected=f"a {what}",
+            action=f"an earlier version of this framework has made it for a stream named {parts[-1]!r}: give the "
+            f"stream another name, then `trident reset {parts[-2]}` clears the znode",
+        )  # fmt: skip
 
 
 def encode_value(value: Any, owner: str) -> bytes:

@@ -19,6 +19,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeUnknown, StaleState
 from trident.coordinators.leadership import Fence
 from trident.coordinators.records import Identity, Incarnation, decode, encode
+from trident.coordinators.resetting import refuse_unfinished_reset
 from trident.coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
 
 REGISTER = faults.register("zk.register", "the multi that stores a topology's identity and incarnation")
@@ -126,10 +127,13 @@ class Registration:
 
         Raises:
             IdentityMismatch: with the difference.
+            CoordinationError: a reset of the topology has not ended.
         """
         found = self._read()
         if found:
             self._refuse_unless(compatible, found[1], identity)
+        else:
+            refuse_unfinished_reset(self._zk, self._topology)
 
     def ensure(self, identity: IdentityDict, *, fences: Iterable[Fence] = ()) -> str:
         """:meth:`register`, for a caller that needs the incarnation only."""
@@ -154,6 +158,7 @@ class Registration:
 
         Raises:
             IdentityMismatch: another topology has this name; with the difference.
+            CoordinationError: a reset of the topology has not ended.
             Deposed: a fence is not the newest.
             CorruptZnode: what is stored cannot be read.
             OutcomeUnknown: the ZooKeeper session was lost.
@@ -175,6 +180,7 @@ class Registration:
                 write = bool(update and identity_difference(stored, identity))
                 ops: list[Op] = [SetData(self._identity_path, data, znode_version)] if write else []
             else:
+                refuse_unfinished_reset(self._zk, self._topology)
                 incarnation = uuid.uuid4().hex
                 ops = [
                     Create(self._identity_path, data),
@@ -219,14 +225,14 @@ class Registration:
             identity = self._zk.get(self._identity_path)
         if identity is None and incarnation is None:
             return None
-        if identity is None:
+        stored = decode(self._identity_path, identity[0], Identity) if identity else None
+        made = decode(self._incarnation_path, incarnation[0], Incarnation) if incarnation else None
+        if identity is None or stored is None:
             raise CorruptZnode(
                 self._identity_path, found="no such znode", expected="an Identity beside the incarnation"
             )
-        if incarnation is None:
+        if made is None:
             raise CorruptZnode(self._incarnation_path, found="no such znode", expected="an Incarnation")
-        stored = decode(self._identity_path, identity[0], Identity)
-        made = decode(self._incarnation_path, incarnation[0], Incarnation)
         return made.incarnation, msgspec.to_builtins(stored), identity[1].znode_version
 
 

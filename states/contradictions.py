@@ -72,7 +72,7 @@ def other_incarnation(topology: str, path: Path, control: ControlRecord, incarna
         "or the table was brought from elsewhere",
         found=f"the table: incarnation {control.incarnation}, {attempt_text(control.txid, control.attempt_id)}",
         expected=f"incarnation {incarnation}, as in ZooKeeper",
-        action=f"{_first(topology)}; to begin again: `trident reset {topology} --drop-tables`",
+        action=f"{_first(topology)}; to begin again: `trident reset {topology} --drop-tables --force`",
     )
 
 
@@ -84,7 +84,7 @@ def zookeeper_forgot(topology: str, warehouse: Path, tables: Sequence[str]) -> H
         found=f"in {warehouse}: {'; '.join(tables)}",
         expected="the record of these transactions in ZooKeeper, or no tables",
         action=f"{_first(topology)}, and `--apply` rebuilds ZooKeeper's record from the tables; if the settings name "
-        f"the wrong ZooKeeper, correct them; to count everything again: `trident reset {topology} --drop-tables`",
+        f"the wrong ZooKeeper, correct them; to count everything again: `trident reset {topology} --drop-tables --force`",
     )
 
 

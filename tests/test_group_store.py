@@ -16,10 +16,11 @@ from trident.coordinators.errors import (
     StaleState,
     ValueTooLarge,
 )
-from trident.coordinators.group_store import GroupStore, SupersededAttempt, delete_topology
+from trident.coordinators.group_store import GroupStore, SupersededAttempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
 from trident.coordinators.registration import Registration
+from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
 from trident.coordinators.zookeeper import Create, Delete, SetData
 

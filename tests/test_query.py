@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from trident import (
 from trident.coordinators import faults
 from trident.coordinators.errors import (
     AttemptCapReached,
+    CoordinationError,
     CorruptZnode,
     IdentityMismatch,
     SourceError,
@@ -469,7 +471,15 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     with pytest.raises(Exception, match="is running"):
         admin.reset("words", config=config)
+    # By way of a ZooKeeper that has never heard of it: while it runs, and when it was stopped.
+    wrong = config.replace(zookeeper_root=f"{zk_root}-other")
+    for command in (partial(admin.reset, "words", True), partial(admin.skip, "words", 3), partial(admin.compact, "words")):
+        with pytest.raises(CoordinationError, match="led by way of another ZooKeeper"):
+            command(config=wrong)
+    assert counts(first) == EXPECTED and first.is_active
     first.stop()
+    with pytest.raises(CoordinationError, match="knows nothing of; nothing was changed.*table counts__log has transaction"):
+        admin.reset("words", drop_tables=True, config=wrong)
     admin.reset("words", drop_tables=True, config=config)
     second = run_to_end(start, word_count())
     assert second.id != first.id and counts(second) == EXPECTED == appended(second)

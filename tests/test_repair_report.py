@@ -12,9 +12,9 @@ from tests.test_repair_plan import CHANGE, Model
 from trident.config import TridentConfig, is_secret_setting
 from trident.coordinators import processes
 from trident.coordinators.errors import Halted
+from trident.own_zookeeper import leads_elsewhere
 from trident.repair import Repaired
 from trident.repair_cli import report, where_words
-from trident.repair_leader import leads_elsewhere
 from trident.repair_plan import diagnose
 from trident.states.earlier_life import check_group_is_new
 from trident.states.manifest import ManifestStore, ManifestTable

@@ -1,9 +1,8 @@
-"""What the command line does to a topology that is not running: compact, skip, reset."""
+"""What the command line does to a topology: compact and skip; reset.py has the third."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,30 +14,38 @@ from typing import Any
 from trident.config import TridentConfig
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
-from trident.coordinators.group_store import GroupStore, delete_topology
+from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.master import Limits
 from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
 from trident.coordinators.registration import Registration
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.query import open_zookeeper, spark_settings
+from trident.own_zookeeper import own_zookeeper
+from trident.query import spark_settings
+from trident.reset import reset
 from trident.session import make_session
 from trident.states.binding import StateBinding
 from trident.states.committer import DeltaCommitter
-from trident.states.dead_letters import BESIDE, DEAD_LETTERS, dead_letter_binding, stage_letters, tables_beside
+from trident.states.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
 from trident.states.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.kernel import KernelEngine
 from trident.states.names import check_name
 
+__all__ = ["compact", "leading", "reset", "skip"]
 _TAKE_SECS = 5.0
 
 
-def compact(name: str, config: TridentConfig | None = None) -> str:
+def compact(name: str, config: TridentConfig | None = None, force: bool = False) -> str:
     """Brings the plain tables of a topology's keyed states up to their last transaction.
 
     May be called while the topology runs: a MERGE counts each transaction once,
     whoever does it.
+
+    Args:
+        name: the topology's.
+        config: the settings: warehouse and ZooKeeper.
+        force: do not ask whether this is the topology's ZooKeeper; none is needed then.
 
     Returns:
         what was done, a line a state.
@@ -46,6 +53,7 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     Raises:
         TopologyError: the warehouse has no such topology, or a state's aggregator
             is Python code, which only the running topology has.
+        CoordinationError: the topology is another ZooKeeper's.
     """
     from trident.states.compactor import Compactor
     from trident.states.reading import latest_txid
@@ -54,6 +62,9 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
     descriptors = _descriptors(warehouse, name)
+    if not force:
+        with own_zookeeper(config, warehouse, name, "compact"):
+            pass
     spark = make_session(f"trident compact {name}", spark_settings(config))
     engine = KernelEngine(spark)
     lines = []
@@ -69,24 +80,32 @@ def compact(name: str, config: TridentConfig | None = None) -> str:
     return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
 
 
-def skip(name: str, txid: int, config: TridentConfig | None = None, group: str | None = None) -> str:
+def skip(
+    name: str, txid: int, config: TridentConfig | None = None, group: str | None = None, force: bool = False
+) -> str:
     """Commits one transaction as empty and writes its metadata to the dead-letter table, together.
 
     For a batch that can never be processed (docs/semantics.md 1). The topology must not
     be running, and txid must be its current transaction.
 
+    Args:
+        name: the topology's.
+        txid: the transaction.
+        config: the settings: warehouse and ZooKeeper.
+        group: its batch group; needed when there are several.
+        force: do not ask whether this is the topology's ZooKeeper.
+
     Returns:
         what was done.
 
     Raises:
-        CoordinationError: the topology runs, or txid is not the current transaction.
+        CoordinationError: the topology runs, or is another ZooKeeper's, or txid is not the current transaction.
         TopologyError: no such topology or group.
     """
     check_name("topology", name)
     config = config or TridentConfig()
     warehouse = Path(config.warehouse).resolve()
-    zk = open_zookeeper(config, warehouse)
-    try:
+    with own_zookeeper(config, warehouse, name, "skip", force) as zk:
         registered = Registration(zk, name).read()
         if registered is None:
             raise TopologyError(f"ZooKeeper knows no topology {name!r}", action="check the name and zookeeper_root")
@@ -101,8 +120,6 @@ def skip(name: str, txid: int, config: TridentConfig | None = None, group: str |
         with leading(zk, name, list(groups)) as lease:
             spouts = {tx_id: identity["streams"][tx_id] for tx_id in groups[group]}
             return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, spouts, incarnation, txid)
-    finally:
-        zk.close()
 
 
 def _skip(
@@ -241,52 +258,6 @@ class _Advanced:
 
     def event(self, text: str) -> None:
         """Nobody watches."""
-
-
-def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = None) -> str:
-    """Forgets a topology's transactions: its next start begins at transaction 1 of a new incarnation.
-
-    Without drop_tables its tables stay; the next start refuses them unless the
-    states say ``adopt=True`` or have other names.
-
-    Returns:
-        what was done.
-
-    Raises:
-        CoordinationError: the topology runs.
-        TopologyError: nothing is known of it.
-    """
-    check_name("topology", name)  # it becomes a folder that is deleted
-    config = config or TridentConfig()
-    warehouse = Path(config.warehouse).resolve()
-    descriptors = list_descriptors(warehouse, name)
-    folder = warehouse / "_trident" / name
-    zk = open_zookeeper(config, warehouse)
-    try:
-        known = delete_topology(zk, name)
-    finally:
-        zk.close()
-    if not known and not descriptors and not folder.exists():
-        raise TopologyError(f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper")
-    # What was settled before says nothing of what comes now; what was given up is kept like any table.
-    for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else ("messages",)):
-        _remove(path)
-    _remove(folder)
-    for descriptor in descriptors:
-        if drop_tables:
-            for path in {warehouse / descriptor.published_path, warehouse / descriptor.plain_path}:
-                _remove(path)
-        descriptor.remove(warehouse)
-    tables = ", ".join(descriptor.name for descriptor in descriptors) or "none"
-    what = "dropped" if drop_tables else "kept; the next start refuses them unless their states have adopt=True"
-    return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()  # what it leads to lies elsewhere, and is not ours to delete
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:

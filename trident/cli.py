@@ -74,7 +74,11 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*, settings: tuple[str, ...], verbose: bool, **arguments: Any) -> None:
         try:
-            function(settings=settings, **arguments)
+            # The short forms are settings like others; said last, they win.
+            short = [f"{key}={arguments.pop(key)}" for key in _SHORT if arguments.get(key) is not None]
+            for key in _SHORT:
+                arguments.pop(key, None)
+            function(settings=(*settings, *short), **arguments)
         except (click.exceptions.Exit, click.ClickException):
             raise
         except click.Abort:  # Ctrl-C at a question
@@ -91,6 +95,14 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(code)
 
     return command
+
+
+_SHORT = ("warehouse", "zookeeper")
+_warehouse_option = click.option("--warehouse", metavar="FOLDER", help="The warehouse folder, as --set warehouse=….")
+_zookeeper_option = click.option("--zookeeper", metavar="HOSTS", help="Where ZooKeeper is, as --set zookeeper=….")
+_force_option = click.option(
+    "--force", is_flag=True, help="Do not ask whether this is the ZooKeeper that the topology uses."
+)
 
 
 def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
@@ -119,6 +131,8 @@ def main() -> None:
 
 @main.command()
 @click.argument("file", metavar="FILE[:NAME]")
+@_warehouse_option
+@_zookeeper_option
 @_command
 def run(file: str, settings: tuple[str, ...]) -> None:
     """Run the topology that FILE defines, until it is stopped or fails.
@@ -163,6 +177,7 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
 @main.command()
 @click.argument("name", required=False, callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="The status as JSON, one object a line.")
+@_warehouse_option
 @_command
 def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     """Print the status of topology NAME, or of all in the warehouse, and how old it is."""
@@ -182,34 +197,45 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("name", callback=_name)
+@_warehouse_option
+@_zookeeper_option
+@_force_option
 @_command
-def compact(name: str, settings: tuple[str, ...]) -> None:
+def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
     """Bring the plain tables of topology NAME up to its last transaction."""
     from trident import admin
 
-    _say(admin.compact(name, config=_config(settings)))
+    _say(admin.compact(name, config=_config(settings), force=force))
 
 
 @main.command()
 @click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction that cannot be processed.")
 @click.option("--group", help="Its batch group, when the topology has several.")
+@_warehouse_option
+@_zookeeper_option
+@_force_option
 @_command
-def skip(name: str, txid: int, group: str | None, settings: tuple[str, ...]) -> None:
+def skip(name: str, txid: int, group: str | None, force: bool, settings: tuple[str, ...]) -> None:
     """Commit transaction TXID of topology NAME as empty; its metadata goes to the dead-letter table."""
     from trident import admin
 
-    more = {"group": group} if group else {}
-    _say(admin.skip(name, txid, config=_config(settings), **more))
+    _say(admin.skip(name, txid, config=_config(settings), group=group, force=force))
 
 
 @main.command()
 @click.argument("name", callback=_name)
 @click.option("--drop-tables", is_flag=True, help="Delete the topology's tables too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@_warehouse_option
+@_zookeeper_option
+@_force_option
 @_command
-def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) -> None:
-    """Forget the transactions of topology NAME: its next start begins again at txid 1."""
+def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[str, ...]) -> None:
+    """Forget the transactions of topology NAME: its next start begins again at txid 1.
+
+    Interrupted, run it again: it goes on.
+    """
     config = _config(settings)
     if not yes:
         if not sys.stdin.isatty():
@@ -220,13 +246,13 @@ def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) ->
             return
     from trident import admin
 
-    _say(admin.reset(name, drop_tables=drop_tables, config=config))
+    _say(admin.reset(name, drop_tables=drop_tables, config=config, force=force))
 
 
 @main.command()
 @click.argument("name", callback=_name)
-@click.option("--warehouse", help="The warehouse folder, as --set warehouse=….")
-@click.option("--zookeeper", help="Where ZooKeeper is, as --set zookeeper=….")
+@_warehouse_option
+@_zookeeper_option
 @click.option("--undo-foreign", multiple=True, metavar="STATE", help="Take back what others did to its tables.")
 @click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep what others did to its table.")
 @click.option("--accept-unverified", multiple=True, metavar="STATE", help="Take its table as it is, unseen.")
@@ -236,9 +262,8 @@ def reset(name: str, drop_tables: bool, yes: bool, settings: tuple[str, ...]) ->
 @click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
 @_command
 def repair(
-    name: str, warehouse: str | None, zookeeper: str | None, undo_foreign: tuple[str, ...],
-    accept_foreign: tuple[str, ...], accept_unverified: tuple[str, ...], adopt_tables: bool, accept_loss: bool,
-    abandon_decision: bool, apply_: bool, settings: tuple[str, ...],
+    name: str, undo_foreign: tuple[str, ...], accept_foreign: tuple[str, ...], accept_unverified: tuple[str, ...],
+    adopt_tables: bool, accept_loss: bool, abandon_decision: bool, apply_: bool, settings: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Say where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
 
@@ -248,13 +273,12 @@ def repair(
     from trident.repair_cli import report, where_words
     from trident.repair_steps import Choices
 
-    more = [f"{key}={value}" for key, value in (("warehouse", warehouse), ("zookeeper", zookeeper)) if value]
     choices = Choices(
         frozenset(undo_foreign), frozenset(accept_foreign), frozenset(accept_unverified), adopt_tables, accept_loss,
         abandon_decision,
     )  # fmt: skip
-    repaired = run_repair(name, choices, apply_, _config((*settings, *more)))
-    click.echo(report(repaired, where_words(warehouse, zookeeper, settings), apply_))
+    repaired = run_repair(name, choices, apply_, _config(settings))
+    click.echo(report(repaired, where_words(None, None, settings), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
 
@@ -267,6 +291,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @click.argument("name", callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON, one object a line.")
+@_warehouse_option
 @_command
 def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
     """Show the dead letters of topology NAME, the oldest first."""
@@ -286,14 +311,17 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
 @click.option("--stream", help="Only messages of this stream.")
 @click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; may be given again.")
 @click.option("--again", is_flag=True, help="Also those of which a replay was asked for already.")
+@_warehouse_option
+@_zookeeper_option
+@_force_option
 @_command
 def replay_letters(
-    name: str, stream: str | None, messages: tuple[str, ...], again: bool, settings: tuple[str, ...]
+    name: str, stream: str | None, messages: tuple[str, ...], again: bool, force: bool, settings: tuple[str, ...]
 ) -> None:
     """Have messages of topology NAME tried again, by the running topology or its next start."""
     from trident.dead_letter_admin import replay
 
-    _say(replay(name, _config(settings), stream, messages, again))
+    _say(replay(name, _config(settings), stream, messages, again, force=force))
 
 
 @main.group()
@@ -313,6 +341,7 @@ def _server_folder(settings: tuple[str, ...]) -> Path:
 
 
 @zookeeper.command("start")
+@_warehouse_option
 @_command
 def start_server(settings: tuple[str, ...]) -> None:
     """Start the server unless it runs; it ends by itself after ten idle minutes."""
@@ -322,6 +351,7 @@ def start_server(settings: tuple[str, ...]) -> None:
 
 
 @zookeeper.command("stop")
+@_warehouse_option
 @_command
 def stop_server(settings: tuple[str, ...]) -> None:
     """Stop the server; topologies that use it lose their connection."""
@@ -331,6 +361,7 @@ def stop_server(settings: tuple[str, ...]) -> None:
 
 
 @zookeeper.command("status")
+@_warehouse_option
 @_command
 def server_status(settings: tuple[str, ...]) -> None:
     """Say whether the server runs, and where."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError
+from trident.own_zookeeper import own_zookeeper
 from trident.query import spark_settings
 from trident.replays import ReplayRequests, request_replay
 from trident.session import make_session
@@ -102,7 +103,7 @@ def _replayed(replays: list[tuple[float, str]], txid: int) -> str:
 
 def replay(
     name: str, config: TridentConfig | None = None, stream: str | None = None, messages: Collection[str] = (),
-    again: bool = False, spark: "SparkSession | None" = None,
+    again: bool = False, spark: "SparkSession | None" = None, force: bool = False,
 ) -> str:  # fmt: skip
     """Has dead letters tried again by the topology that runs, or by its next start.
 
@@ -111,20 +112,25 @@ def replay(
 
     Args:
         name: the topology's.
-        config: for the warehouse.
+        config: the settings: warehouse and ZooKeeper.
         stream: only of this stream.
         messages: only these, by their ids as ``dead-letters list`` shows them; all when empty.
         again: also those of which a replay was asked for already.
         spark: the session; one is made when None.
+        force: do not ask whether this is the topology's ZooKeeper; none is needed then.
 
     Returns:
         what was done, a line a stream.
 
     Raises:
         TopologyError: there is no such dead letter.
+        CoordinationError: the topology is another ZooKeeper's.
     """
     config = config or TridentConfig()
     warehouse = _warehouse(name, config)
+    if not force:
+        with own_zookeeper(config, warehouse, name, "dead-letters replay"):
+            pass
     # Of one message only the newest letter counts, however often it was given up.
     newest = {
         (letter.stream, letter.message): letter for letter in dead_letters(name, config, spark)

@@ -10,7 +10,6 @@ the command is run again and goes on.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,11 +20,12 @@ from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError, TridentError
 from trident.coordinators.leadership import Lease
-from trident.coordinators.repairing import RepairStore, greatest_epoch, leap_epochs
+from trident.coordinators.repairing import RepairStore, leap_epochs
+from trident.coordinators.resetting import refuse_unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.own_zookeeper import refuse_leader_elsewhere
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
-from trident.repair_leader import leads_elsewhere
 from trident.repair_look import look
 from trident.repair_plan import diagnose
 from trident.repair_rebuild import EPOCH_LEAP
@@ -44,7 +44,6 @@ from trident.states import delta_log
 from trident.states.kernel import KernelEngine
 from trident.states.kernel_files import commit_lock
 from trident.states.log_watch import repair_marker, repaired_to
-from trident.status import read_status, status_path
 
 log = logging.getLogger("trident.repair")
 STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
@@ -87,13 +86,14 @@ def repair(
     config, choices = config or TridentConfig(), choices or Choices()
     warehouse = Path(config.warehouse).resolve()
     with closing(open_zookeeper(config, warehouse)) as zk:
+        refuse_unfinished_reset(zk, name)
         engine = KernelEngine(spark or make_session(f"trident repair {name}", spark_settings(config)))
         facts = look(zk, engine, warehouse, name)
         _check_choices(facts, choices)
         findings = diagnose(facts, choices)
         if not apply or not any(finding.chosen for finding in findings):
             return Repaired(facts, findings, [], findings)
-        _check_nobody_leads_elsewhere(zk, warehouse, name)
+        refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
             # Again, now that nobody else writes.
             facts = look(zk, engine, warehouse, name)
@@ -102,23 +102,6 @@ def repair(
                 leap_epochs(zk, lease, facts.epoch + EPOCH_LEAP)
             done = _Repair(zk, engine, lease, warehouse, facts).run(findings)
         return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
-
-
-def _check_nobody_leads_elsewhere(zk: ZooKeeper, warehouse: Path, name: str) -> None:
-    try:
-        status = read_status(warehouse, name)
-    except TridentError:
-        return  # there is none, or nobody can read it: it is a help only
-    epoch = greatest_epoch(zk, name)
-    leader = leads_elsewhere(status, epoch, time.time())
-    if leader:
-        raise CoordinationError(
-            f"{name} seems to be led by way of another ZooKeeper than the one that was named; nothing was changed",
-            found=f"{leader}, by {status_path(warehouse, name)}",
-            expected=f"nobody, or a leader that this ZooKeeper knows (up to epoch {epoch})",
-            action="name the topology's own ZooKeeper, or stop it first; a leader on another host that was killed is "
-            "forgotten after ten seconds",
-        )
 
 
 def _check_choices(facts: TopologyFacts, choices: Choices) -> None:

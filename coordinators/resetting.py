@@ -1,0 +1,183 @@
+"""What ``trident reset`` does to ZooKeeper: it forgets a topology, all but the fences.
+
+A reset also deletes files, and it may be killed anywhere. So the multi that
+forgets the topology leaves a mark of the reset in the same step, and the mark
+goes last. While it is there nobody starts the topology over what is left of its
+tables, and the reset, run again, knows that it may go on, though nothing else
+says any more that this is the topology's own ZooKeeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trident.coordinators import faults
+from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed
+from trident.coordinators.leadership import current_holder, holder_is_gone
+from trident.coordinators.records import RESERVED_NAMES, Holder, decode, encode
+from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper
+
+RESET = faults.register("zk.reset", "the multis that forget a topology")
+# With a dot in it: no stream and no batch group can have this name.
+_MARK = "reset.unfinished"
+_OPS_MAX = 2_000
+
+
+@dataclass(frozen=True)
+class UnfinishedReset:
+    """The znode that a reset leaves until it has done everything.
+
+    Attributes:
+        incarnations: the lives of the topology that it forgets.
+    """
+
+    incarnations: tuple[str, ...]
+
+
+def unfinished_reset(zk: ZooKeeper, topology: str) -> UnfinishedReset | None:
+    """The reset of a topology that was begun and has not ended; None when there is none.
+
+    Raises:
+        CorruptZnode: its mark cannot be read.
+    """
+    path = zk.path(topology, _MARK)
+    found = zk.get(path)
+    return decode(path, found[0], UnfinishedReset) if found else None
+
+
+def refuse_unfinished_reset(zk: ZooKeeper, topology: str) -> None:
+    """For whoever would go on with the topology.
+
+    Raises:
+        CoordinationError: a reset of it was begun and has not ended.
+    """
+    if unfinished_reset(zk, topology) is not None:
+        raise CoordinationError(
+            f"a reset of topology {topology!r} was begun and has not ended: its transactions are forgotten, and some "
+            "of its tables and files may be gone",
+            found=f"the znode {zk.path(topology, _MARK)}",
+            expected="a topology that is whole, or none",
+            action=f"run `trident reset {topology}` again, with the options that it had (--drop-tables): it goes on",
+        )
+
+
+def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | None = None) -> bool:
+    """Forget a topology, for ``trident reset``; the leader znodes stay, bumped.
+
+    They are never deleted: a coordinator that was paused before the reset
+    would find a new one with the znode version that it knows. Those below a
+    name that the framework has taken are: no coordinator has led by them.
+
+    Args:
+        zk: a connected ZooKeeper.
+        topology: its name.
+        unfinished: the lives of it that are forgotten, when there is more to
+            be deleted than znodes; the caller calls :func:`finish_reset` then.
+
+    Returns:
+        False if there was nothing to forget.
+
+    Raises:
+        Deposed: a coordinator of it is alive, or started meanwhile.
+        OutcomeUnknown: the connection was lost; do it again.
+        CorruptZnode: somebody holds the live znode, and it cannot be read who.
+    """
+    root, mark = zk.path(topology), zk.path(topology, _MARK)
+    zk.sync(root)
+    bumps: list[Op] = []
+    doomed: list[str] = []
+    if zk.exists(root) is not None:
+        _collect(zk, root, root, bumps, doomed)
+    if mark in doomed or unfinished is not None:
+        doomed = [path for path in doomed if path not in (mark, root)]
+    if not doomed and unfinished is None:
+        return False
+    first = [path for path in doomed if _is_at_or_below(path, [f"{root}/identity", f"{root}/incarnation"])]
+    live = [path for path in doomed if _is_at_or_below(path, [f"{root}/live"])]
+    rest = [path for path in doomed if path not in (*first, *live)]
+    # Without identity and incarnation the topology is gone: what is left if
+    # this process dies before the rest is deleted belongs to an incarnation
+    # that is no more.
+    ops: list[Op] = [*bumps, *_nobody_leads(zk, f"{root}/live", live), *map(Delete, first)]
+    if unfinished is not None:
+        zk.ensure_path(root)
+        ops.append(_mark(zk, mark, unfinished))
+    try:
+        zk.multi(ops, RESET)
+        for start in range(0, len(rest), _OPS_MAX):
+            zk.multi([*map(Delete, rest[start : start + _OPS_MAX])], RESET)
+    except MultiRefused as refusal:
+        raise Deposed(
+            f"topology {topology!r} is running, or was started meanwhile",
+            found=f"{refusal.reason} at {refusal.op.path}",
+            expected="no live coordinator",
+            action="stop it first",
+        ) from refusal
+    return bool(doomed)
+
+
+def finish_reset(zk: ZooKeeper, topology: str) -> None:
+    """Everything is deleted that was to be: the topology may begin again.
+
+    Raises:
+        OutcomeUnknown: the connection was lost; do the reset again.
+    """
+    root, mark = zk.path(topology), zk.path(topology, _MARK)
+    if zk.exists(mark) is None:
+        return
+    ops: list[Op] = [Delete(mark)]
+    if zk.children(root) == [_MARK]:
+        ops.append(Delete(root))
+    try:
+        zk.multi(ops, RESET)
+    except MultiRefused:
+        # Somebody has come to contend meanwhile, or has finished the same reset: the root may stay.
+        if zk.exists(mark) is not None:
+            zk.multi([Delete(mark)], RESET)
+
+
+def _mark(zk: ZooKeeper, path: str, incarnations: Iterable[str]) -> Op:
+    found = zk.get(path)
+    if found is None:
+        return Create(path, encode(UnfinishedReset(tuple(sorted(set(incarnations))))))
+    known = decode(path, found[0], UnfinishedReset).incarnations
+    return SetData(path, encode(UnfinishedReset(tuple(sorted({*known, *incarnations})))), found[1].znode_version)
+
+
+def _nobody_leads(zk: ZooKeeper, path: str, doomed: list[str]) -> list[Op]:
+    """Fails while somebody holds the live znode; deletes what stands in its place."""
+    found = zk.get(path)
+    if found is None:
+        return [Create(path), Delete(path)]
+    below: list[Op] = [Delete(one) for one in doomed if one != path]
+    if not found[1].ephemeral_owner:
+        # No session holds it: it was made for a stream or a batch group of this name.
+        return [*below, Delete(path, found[1].znode_version)]
+    try:
+        gone = holder_is_gone(decode(path, found[0], Holder), current_holder())
+    except CorruptZnode:
+        gone = False
+    return [Delete(path, found[1].znode_version)] if gone else [Create(path), Delete(path)]
+
+
+def _is_at_or_below(path: str, tops: list[str]) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in tops)
+
+
+def _collect(zk: ZooKeeper, root: str, path: str, bumps: list[Op], doomed: list[str]) -> bool:
+    """Fills both lists, children first; True if a leader znode keeps this znode."""
+    kept = False
+    for name in zk.children(path):
+        child = f"{path}/{name}"
+        # Of /<topology>/<group>/leader, but for a group that has the name of a znode of the framework's.
+        if name == "leader" and path.rpartition("/")[0] == root and path.rpartition("/")[2] not in RESERVED_NAMES:
+            kept = True
+            found = zk.get(child)
+            if found:
+                bumps.append(SetData(child, found[0], found[1].znode_version))
+        elif _collect(zk, root, child, bumps, doomed):
+            kept = True
+    if not kept:
+        doomed.append(path)
+    return kept

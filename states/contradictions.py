@@ -84,7 +84,8 @@ def zookeeper_forgot(topology: str, warehouse: Path, tables: Sequence[str]) -> H
         found=f"in {warehouse}: {'; '.join(tables)}",
         expected="the record of these transactions in ZooKeeper, or no tables",
         action=f"{_first(topology)}, and `--apply` rebuilds ZooKeeper's record from the tables; if the settings name "
-        f"the wrong ZooKeeper, correct them; to count everything again: `trident reset {topology} --drop-tables --force`",
+        f"the wrong ZooKeeper, correct them; to count everything again: "
+        f"`trident reset {topology} --drop-tables --force`",
     )
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from trident import admin, cli
+from trident import admin, cli, dead_letter_admin
 from trident.config import TridentConfig
-from trident.coordinators import faults
-from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TableError, TopologyError
+from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration
 from trident.coordinators.resetting import unfinished_reset
@@ -28,7 +27,7 @@ SCHEMA = '{"type":"struct","fields":[]}'
 
 
 def table(path: Path, incarnation: str, txid: int = 3, attempt_id: int = 0) -> None:
-    """The log of a Delta table with one commit: the control record that every commit of ours carries."""
+    """The log of a Delta table with one commit: the control record that every commit of ours has."""
     control = ControlRecord("top", "lines", incarnation, txid, attempt_id, "d", 1, 1).encode()
     (path / "_delta_log").mkdir(parents=True)
     action = {"domainMetadata": {"domain": DOMAIN, "configuration": control, "removed": False}}
@@ -82,7 +81,7 @@ CALLS = {
     "reset": lambda config: admin.reset("top", True, config),
     "skip": lambda config: admin.skip("top", 3, config),
     "compact": lambda config: admin.compact("top", config),
-    "dead-letters replay": lambda config: __import__("trident.dead_letter_admin", fromlist=["replay"]).replay("top", config),
+    "dead-letters replay": lambda config: dead_letter_admin.replay("top", config),
 }
 
 
@@ -208,7 +207,8 @@ def test_a_reset_clears_what_a_stream_with_a_name_of_the_frameworks_left(name: s
     zk.ensure_path(zk.path("top", name))
     if name != "live":
         zk.multi([Create(f"{zk.path('top', name)}/leader", b'{"epoch":1,"nonce":"n","schema":1}')])
-    with pytest.raises(CorruptZnode, match=f"stream named .{name}.: give .* another name, then `trident reset top`") as caught:
+    said = f"stream named .{name}.: give .* another name, then `trident reset top`"
+    with pytest.raises(CorruptZnode, match=said) as caught:
         lease = Leadership(zk, "top", ["lines"]).acquire()
         try:
             Registration(zk, "top").check(IDENTITY)

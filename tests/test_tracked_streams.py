@@ -249,7 +249,9 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start) -
         query.process_all_available(WAIT_SECS)
 
 
-def test_dead_letters_are_listed_and_tried_again(start, spark, table, tmp_path: Path) -> None:
+def test_dead_letters_are_listed_and_tried_again(
+    start, spark, table, zk_server, zk_root, tmp_path: Path
+) -> None:
     from trident.dead_letter_admin import dead_letters, replay
 
     def topology(function: Callable, spout: Messages) -> TridentTopology:
@@ -258,7 +260,7 @@ def test_dead_letters_are_listed_and_tried_again(start, spark, table, tmp_path: 
         words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
         return made
 
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"))
+    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     spout = Messages("line string", {1: "poison a", "two": ["poison b", "c"], 3: "d"}.items())
     first = start(topology(split, spout), max_replays=0)
     first.process_all_available(WAIT_SECS)

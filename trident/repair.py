@@ -18,7 +18,7 @@ from pathlib import Path
 from trident.admin import leading
 from trident.config import TridentConfig
 from trident.coordinators import faults
-from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError, TridentError
+from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
 from trident.coordinators.leadership import Lease
 from trident.coordinators.repairing import RepairStore, leap_epochs
 from trident.coordinators.resetting import refuse_unfinished_reset

@@ -13,8 +13,9 @@ import pytest
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
 from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
+from trident.deferred import expr
 from trident.nodes import NativeNode, PythonNode
-from trident.signatures import expr, translate_failure
+from trident.signatures import translate_failure
 from trident.stream import Stream
 from trident.testing import run_batch
 

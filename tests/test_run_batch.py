@@ -11,7 +11,7 @@ from tests.stream_helpers import RowsSpout, stream_of
 from trident.aggregators import Count
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.signatures import expr
+from trident.deferred import expr
 from trident.state_queries import MapGet
 from trident.testing import MemoryMapState, run_batch
 from trident.topology import TridentTopology

@@ -11,7 +11,8 @@ import pytest
 
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
-from trident.signatures import Expr, describe, expr, translate_failure
+from trident.deferred import Expr, expr
+from trident.signatures import describe, translate_failure
 
 LOCK = threading.Lock()
 

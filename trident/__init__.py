@@ -14,13 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trident import errors
+    from trident import errors, functions
     from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
     from trident.builtin_operations import Debug, Equals, FilterNull, Negate, Split, TrueFilter
     from trident.chained import ChainedAggregation
     from trident.config import TridentConfig
     from trident.coordinators.transactions import TransactionAttempt
     from trident.data_source_spout import DataSourceSpout
+    from trident.deferred import expr
     from trident.delta_spout import DeltaSpout
     from trident.directory_spout import DirectoryQueueSpout
     from trident.errors import FailedException, TridentError
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from trident.redis_list_spout import RedisListSpout
     from trident.rich_spouts import RichSpout, SpoutCollector
     from trident.session import configure_spark
-    from trident.signatures import expr
     from trident.spouts import (
         Backlog,
         BatchCoordinator,
@@ -194,13 +194,16 @@ _HOME = {
     "WindowedStream": "trident.windows",
     "arrow_function": "trident.vectors",
     "configure_spark": "trident.session",
-    "expr": "trident.signatures",
+    "expr": "trident.deferred",
     "non_transactional": "trident.states.backed_map",
     "opaque": "trident.states.backed_map",
     "pandas_function": "trident.vectors",
     "read": "trident.reading",
     "transactional": "trident.states.backed_map",
 }
+
+# Public modules.
+_MODULES = ("errors", "functions")
 
 __all__ = [
     "Aggregator",
@@ -302,6 +305,7 @@ __all__ = [
     "configure_spark",
     "errors",
     "expr",
+    "functions",
     "non_transactional",
     "opaque",
     "pandas_function",
@@ -311,8 +315,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("trident.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"trident.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'trident' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

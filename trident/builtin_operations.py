@@ -34,9 +34,10 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.deferred import Expr
 from trident.expressions import Analysis, Expression
 from trident.nodes import Node, ProjectNode, PythonNode
-from trident.signatures import Expr, describe
+from trident.signatures import describe
 
 _INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
 # Types whose equality in Python is that of Spark's <=>.

@@ -164,7 +164,7 @@ def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
 
 
 def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> Made:
-    found = analyse(column, stream.schema, what)
+    found = analyse(column, stream.schema, what, needs_name=name is None)
     if found.aggregates:
         raise TopologyError(f"{what} cannot aggregate", found=str(column), expected="an expression over a single row",
                             action="use agg")  # fmt: skip

@@ -6,15 +6,19 @@ expression against an empty DataFrame with the stream's fields. No job runs.
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.signatures import Expr
+from trident.deferred import DeferredColumn, build, texts
+from trident.known_types import known
 from trident.types import Output, did_you_mean, nullable
 
 if TYPE_CHECKING:
@@ -44,17 +48,17 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Expression:
-    """A Column or an Expr with the types of its outputs.
+    """A Column with the types of its outputs.
 
     Attributes:
-        source: what the user gave.
+        source: what the user gave: a Column, or one that is still to be made.
         schema: of the rows that it is applied to.
         outputs: the fields that it makes; empty for a filter.
         analysis: None while there has been no session to ask.
         what: the operation, for messages.
     """
 
-    source: Union["Column", Expr]
+    source: Union["Column", DeferredColumn]
     schema: StructType
     outputs: tuple[StructField, ...]
     analysis: Analysis | None
@@ -68,7 +72,8 @@ class Expression:
     def all_fields(self) -> bool:
         """Whether it must be given exactly the fields of its stream, since it may say ``*``."""
         if self.analysis is None:
-            return not isinstance(self.source, Expr) or "*" in self.source.text
+            given = self.source
+            return not isinstance(given, DeferredColumn) or any("*" in text for text in texts(given))
         return self.analysis.all_fields
 
     def columns(self) -> list["Column"]:
@@ -84,13 +89,11 @@ class Expression:
         return [column.alias(output.name)]
 
     def __str__(self) -> str:
-        if isinstance(self.source, Expr):
-            return self.source.text
         return str(self.source).removeprefix("Column<'").removesuffix("'>")
 
 
 def is_expression(value: object) -> bool:
-    """Whether it is a Column or an Expr.
+    """Whether it is a Column, of PySpark or of ``trident.functions``.
 
     Raises:
         TopologyError: it is a Column of Spark Connect.
@@ -99,17 +102,15 @@ def is_expression(value: object) -> bool:
 
     if isinstance(value, Column) and ".connect." in type(value).__module__:
         raise TopologyError("a Column of Spark Connect cannot be used", expected="a Column of a classic session")
-    return isinstance(value, (Column, Expr))
+    return isinstance(value, (Column, DeferredColumn))
 
 
-def to_column(source: Union["Column", Expr]) -> "Column":
-    from pyspark.sql import functions as F
-
-    return F.expr(source.text) if isinstance(source, Expr) else source
+def to_column(source: Union["Column", DeferredColumn]) -> "Column":
+    return build(source) if isinstance(source, DeferredColumn) else source
 
 
 def resolve(
-    kind: str, source: Union["Column", Expr], outputs: tuple[Output, ...], schema: StructType, what: str
+    kind: str, source: Union["Column", DeferredColumn], outputs: tuple[Output, ...], schema: StructType, what: str
 ) -> Expression:
     """Finds the output fields of an expression and checks that it suits the operation.
 
@@ -125,7 +126,7 @@ def resolve(
         OutputTypeError: its types are not those of the outputs.
         TopologyError: Spark refuses it, or it does not suit the operation.
     """
-    lazy = isinstance(source, Expr) and outputs and all(given is not None for _, given in outputs)
+    lazy = isinstance(source, DeferredColumn) and outputs and all(given is not None for _, given in outputs)
     if lazy and current_session() is None:
         fields = tuple(StructField(name, given, True) for name, given in outputs if given is not None)
         return Expression(source, schema, fields, None, what)
@@ -186,13 +187,26 @@ def current_session() -> "SparkSession | None":
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
-def analyse(source: Union["Column", Expr], schema: StructType, what: str) -> Analysis:
-    """Asks Spark about an expression over rows of the schema; makes a session when there is none."""
+def analyse(
+    source: Union["Column", DeferredColumn], schema: StructType, what: str, needs_name: bool = False
+) -> Analysis:
+    """What an expression over rows of the schema is.
+
+    A simple one is known without Spark; else Spark is asked, and a session is made when there is none.
+
+    Args:
+        needs_name: Spark's own name of the output is needed.
+    """
+    if isinstance(source, DeferredColumn) and current_session() is None:
+        found = known(source, schema, what)
+        if found is not None and (found.name is not None or not needs_name):
+            field = StructField(found.name or str(source), found.type, True)
+            return Analysis((field,), found.reads, deterministic=True, generates=False, aggregates=False)
     return _analyse(lambda empty: empty.select(to_column(source)), schema, what)
 
 
 def analyse_aggregates(
-    sources: Sequence[Union["Column", Expr]], keys: Sequence[str], schema: StructType, what: str
+    sources: Sequence[Union["Column", DeferredColumn]], keys: Sequence[str], schema: StructType, what: str
 ) -> Analysis:
     """Asks Spark about aggregate expressions over groups of rows of the schema.
 
@@ -210,7 +224,8 @@ def analyse_aggregates(
 
 
 def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
-    from pyspark.errors import AnalysisException, ParseException
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     session = current_session()
     if session is None:
@@ -219,10 +234,13 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
         session = make_session("trident")
     empty = session.createDataFrame([], schema)
     try:
-        chosen = make(empty)
+        with _untold():
+            chosen = make(empty)
         plan = chosen._jdf.queryExecution().analyzed()
-    except (AnalysisException, ParseException) as error:
+    except PySparkException as error:
         raise _refused(error, schema, what) from None
+    except Py4JError as error:  # an argument of a deferred Column that only the JVM can refuse
+        raise TopologyError(f"{what}: Spark refuses the expression: {str(error).splitlines()[0]}") from None
     kinds = [operator.nodeName() for operator in _chain(plan)]
     return Analysis(
         fields=tuple(nullable(chosen.schema).fields),
@@ -232,6 +250,23 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
         aggregates="Aggregate" in kinds,
         all_fields=_says(chosen._jdf.queryExecution().logical(), _STAR),
     )
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """PySpark logs a refused expression as five kilobytes of JSON, beside raising it; here it is told by our error."""
+    from pyspark.logger import PySparkLogger
+
+    logger, thread = PySparkLogger.getLogger("DataFrameQueryContextLogger"), threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
 
 
 # Classes of Spark's expressions, as its JSON names them.

@@ -47,32 +47,6 @@ from trident.types import (
 )
 from trident.vectors import vectorised
 
-
-class Expr:
-    """A SQL expression over the fields of a stream, made before there is a session.
-
-    The same as ``pyspark.sql.functions.expr(text)``, which needs a session.
-    """
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or not text.strip():
-            raise TopologyError("an expression is SQL text", found=repr(text), expected="text such as 'upper(word)'")
-        self.text = text
-
-    def __repr__(self) -> str:
-        return f"expr({self.text!r})"
-
-
-def expr(text: str) -> Expr:
-    """A SQL expression for ``each``, ``filter``, ``map``, ``flat_map``: ``expr("upper(word)")``.
-
-    It stays native to Spark and needs no session to be written down. Its type
-    is found by Spark when a session is there (one is started if need be),
-    unless the outputs name it: ``.each(expr("length(word)"), "n int")``.
-    """
-    return Expr(text)
-
-
 # --- describing a function ---------------------------------------------------------------
 
 
@@ -109,7 +83,8 @@ def describe(function: object, operation: str, call_site: str) -> UserFunction:
         raise TopologyError(
             f"{operation} needs a function",
             found=repr(function),
-            expected="a callable; or a Column or trident.expr(...), which names its columns itself (no input fields)",
+            expected="a callable; or a Column or trident.expr(...), which names its columns itself: "
+            "without input fields",
         )
     inner = _inner(function)
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):

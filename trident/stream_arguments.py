@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import FieldError
+from trident.deferred import DeferredColumn
 from trident.nodes import Names, field_names
-from trident.signatures import Expr
 from trident.types import check_distinct
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Outputs = Union[str, Iterable[str], StructType]
-Columnar = Union["Column", Expr]
+Columnar = Union["Column", DeferredColumn]
 NOT_GIVEN: Any = object()
 
 

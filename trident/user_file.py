@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import EnvironmentProblem, TopologyError, TridentError
+from trident.coordinators.errors import TopologyError, TridentError
 
 if TYPE_CHECKING:
     from trident.config import TridentConfig
@@ -73,12 +73,36 @@ def _run(path: Path) -> types.ModuleType:
     before = set(sys.modules)
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
-    except TridentError:
+    except TridentError as error:
+        if not isinstance(error, TopologyError) or error.message.startswith(str(path)):
+            raise
+        error.message = f"{_where(path, error)}: {error.message}"
+        error.args = (error.message,)
         raise
     except (Exception, SystemExit) as error:
+        if _wanted_a_session(error):
+            raise TopologyError(
+                f"{_where(path, error)}: a Column of pyspark.sql.functions is made in Spark, and no Spark session is "
+                "there while the file is read",
+                action="write `from trident import functions as F` instead: the same functions, which need no session. "
+                'Or give SQL, as in trident.expr("amount > 0"). Or make the session first: '
+                "trident.configure_spark(SparkSession.builder).getOrCreate()",
+            ) from error
         raise TopologyError(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
     _pickle_by_value(_neighbours(path.parent, before))
     return module
+
+
+def _wanted_a_session(error: BaseException) -> bool:
+    """Whether PySpark was asked for what only a session can give: it raises an empty AssertionError, or this."""
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        return False
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return type(error) is AssertionError and bool(frames) and "pyspark" in Path(frames[-1].filename).parts
 
 
 def _where(path: Path, error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,8 +101,6 @@ def test_they_become_the_columns_that_pyspark_makes(spark):
 
 
 def plain(column) -> str:
-    import re
-
     return re.sub(r"\b([a-z])_\d+\b", r"\1", str(column))  # PySpark numbers the parameters of functions
 
 
@@ -170,6 +169,13 @@ def test_streams_take_them_wherever_they_take_columns(spark):
         stream.where(F.col("n").cast(3))
 
 
+README = """\
+from trident import FixedBatchSpout, TridentTopology
+topology = TridentTopology("readme")
+orders = topology.new_stream("orders", FixedBatchSpout("order_id long, country string", [[(1, "de")]]))
+payments = topology.new_stream("payments", FixedBatchSpout("order_id long, amount double, paid_at timestamp", [[]]))
+"""
+
 FILE = """\
 from {home} import functions as F
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
@@ -186,11 +192,12 @@ def test_a_file_with_columns_is_planned_without_a_jvm_and_pysparks_own_are_expla
         ("explodes", "pyspark.sql", 'F.explode("n")'), ("wrong", "trident", 'F.col("m") > 0'),
     ):  # fmt: skip
         Path(tmp_path, f"{name}.py").write_text(FILE.format(home=home, condition=condition))
+    blocks = re.findall(r"```python\n(.*?)```", Path(__file__).parents[1].joinpath("README.md").read_text(), re.DOTALL)
+    Path(tmp_path, "readme.py").write_text(README + next(block for block in blocks if "functions as F" in block))
     script = """
-import sys
 from pyspark import SparkContext
 from trident.user_file import load_topology
-for name in ("good", "own", "explodes", "wrong"):
+for name in ("good", "readme", "own", "explodes", "wrong"):
     try:
         print(load_topology(name + ".py")[0].name)
     except Exception as error:
@@ -198,8 +205,8 @@ for name in ("good", "own", "explodes", "wrong"):
 assert SparkContext._gateway is None
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    good, own, explodes, wrong = done.stdout.splitlines()
-    assert good == "plain"
+    good, readme, own, explodes, wrong = done.stdout.splitlines()
+    assert (good, readme) == ("plain", "readme")
     for line, name in ((own, "own"), (explodes, "explodes")):
         assert f"{name}.py:5: a Column of pyspark.sql.functions is made in Spark" in line
         assert "from trident import functions as F" in line and "trident.expr(" in line and "configure_spark" in line

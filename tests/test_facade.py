@@ -28,7 +28,8 @@ RemovableMapState RichBolt RichSpout SnapshotGet Snapshottable SnapshottableMap 
 SpoutKind SqliteMap SqliteQueue State StateFactory StateUpdater StaticMap Stream StructuredStreamSpout Sum
 TakingCoordinator TopologyQuery TransactionAttempt TransactionalValue TridentConfig TridentError TridentSpout
 TridentState TridentTopology TrueFilter Tuple TupleCollectionGet TupleFailure TupleQuery TupleTopology Upsert
-WindowedStream arrow_function configure_spark errors expr functions non_transactional opaque pandas_function read transactional
+WindowedStream arrow_function configure_spark errors expr functions non_transactional opaque pandas_function read
+transactional
 """.split()
 
 

@@ -75,11 +75,18 @@ def test_workers_are_this_interpreter(spark):
 
 
 def test_nothing_is_printed_but_what_the_program_prints(spark, tmp_path):
-    """Neither Ivy's pages nor Spark's warnings, at a start and at a job."""
+    """Neither Ivy's pages nor Spark's warnings, at a start and at a job, nor when a session is put in another's place.
+
+    That an expression was looked at on local[*] must not decide where the topology runs.
+    """
     code = f"""
+from trident import FixedBatchSpout, TridentTopology, expr
 from trident.session import make_session
+TridentTopology("t").new_stream("s", FixedBatchSpout("n long", [])).where(expr("n > 1"))
 spark = make_session("quiet", {{"spark.master": "local[1]", "spark.driver.memory": "512m",
                                "spark.sql.warehouse.dir": {str(tmp_path)!r}}})
+assert spark.sparkContext.master == "local[1]", spark.sparkContext.master
+assert make_session("again", {{"spark.master": "local[2]"}}) is spark  # it is in use
 print(spark.range(3).count())
 spark.stop()
 """
@@ -105,9 +112,34 @@ def test_a_session_that_lacks_a_setting_is_refused_by_its_name(spark, conf, valu
         check_session(lacking)
 
 
-def test_a_fifo_session_is_refused(spark):
-    with pytest.raises(SparkSessionProblem, match=r"spark\.scheduler\.mode"):
+def test_a_fifo_session_is_taken_with_a_warning(spark):
+    """As Delta's own configure_spark_with_delta_pip makes it, and managed notebooks: results do not depend on it."""
+    with pytest.warns(UserWarning, match=r"spark\.scheduler\.mode is FIFO.*trident\.configure_spark"):
         check_session(_View(spark, "spark.scheduler.mode", "FIFO"))
+
+
+def test_one_interpreter_may_be_written_in_several_ways(tmp_path, monkeypatch):
+    for name in ("one", "other"):
+        folder = tmp_path / name
+        (folder / "bin").mkdir(parents=True)
+        (folder / "pyvenv.cfg").write_text("")
+        for interpreter in ("python", "python3"):
+            (folder / "bin" / interpreter).symlink_to(os.path.realpath(sys.executable))
+    (tmp_path / "linked").symlink_to(tmp_path / "one")
+    (tmp_path / "python").symlink_to(tmp_path / "one" / "bin" / "python")  # runs, but not in the environment
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    one = str(tmp_path / "one")
+    ways = [f"{one}/bin/python", f"{one}/bin/python3", f"{one}/../one/bin/python", "../one/bin/python",
+            str(tmp_path / "linked/bin/python")]  # fmt: skip
+    for found in ways:
+        for own in ways:
+            monkeypatch.setattr(sys, "executable", own)
+            assert session._same_python(found), (found, own)
+            assert not session._same_python(str(tmp_path / "other/bin/python"))
+            assert not session._same_python(str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert session._same_python(os.path.realpath(tmp_path / "python"))
 
 
 def test_another_interpreter_for_workers_is_refused(spark, tmp_path, monkeypatch):

@@ -229,9 +229,9 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
 
     session = current_session()
     if session is None:
-        from trident.session import make_session
+        from trident.session import session_to_ask
 
-        session = make_session("trident")
+        session = session_to_ask()
     empty = session.createDataFrame([], schema)
     try:
         with _untold():

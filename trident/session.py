@@ -177,6 +177,7 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     from pyspark.sql import SparkSession
 
     settings = {"spark.master": "local[*]", **{key: str(value) for key, value in (config or {}).items()}}
+    _leave_other_than(settings)
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder.config(key, value)
@@ -184,6 +185,30 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     with _secrets_hidden():
         spark = builder.getOrCreate()
     return check_session(spark)
+
+
+def session_to_ask() -> SparkSession:
+    """A session made only to ask Spark of an expression, while a topology is written and no settings are known yet.
+
+    The next :func:`make_session` takes it over if it has the settings wanted then, and else puts another in its place.
+    """
+    global _to_ask
+    _to_ask = make_session("trident")
+    return _to_ask
+
+
+_to_ask: SparkSession | None = None
+
+
+def _leave_other_than(settings: Mapping[str, str]) -> None:
+    """Stops the session that was made to ask, when it lacks a setting: a context keeps the master it has."""
+    global _to_ask
+    asked, _to_ask = _to_ask, None
+    if asked is None or asked.sparkContext._jsc is None:
+        return
+    conf = asked.sparkContext.getConf()
+    if any(conf.get(key) != value for key, value in settings.items()):
+        asked.stop()
 
 
 @contextmanager
@@ -215,9 +240,6 @@ def check_session(spark: SparkSession) -> SparkSession:
     if catalog != DELTA_CATALOG:
         raise _lacks("spark.sql.catalog.spark_catalog", catalog, DELTA_CATALOG)
     context = spark.sparkContext
-    mode = context.getConf().get("spark.scheduler.mode", "FIFO")
-    if mode != "FAIR":
-        raise _lacks("spark.scheduler.mode", mode, "FAIR")
     try:
         spark._jvm.java.lang.Class.forName(
             "io.delta.kernel.defaults.engine.DefaultEngine",
@@ -232,6 +254,15 @@ def check_session(spark: SparkSession) -> SparkSession:
             found=context.pythonExec,
             expected=sys.executable,
             action="set it before the session is made, or use trident.configure_spark(builder)",
+        )
+    mode = context.getConf().get("spark.scheduler.mode", "FIFO")
+    if mode != "FAIR":
+        # Commits are put in order by the coordinator, whatever Spark runs first: this costs time alone.
+        warnings.warn(
+            f"the Spark session's spark.scheduler.mode is {mode}: batches in flight wait for each other's tasks, and "
+            "for a MERGE, instead of sharing the cores; results are the same. It cannot be changed any more; a session "
+            "made with trident.configure_spark(builder) has FAIR",
+            stacklevel=2,
         )
     if str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "false":
         warnings.warn(
@@ -407,9 +438,21 @@ def _lacks(conf: str, found: str | None, expected: str) -> SparkSessionProblem:
 def _same_python(worker: str) -> bool:
     """Whether a worker's interpreter is of this interpreter's environment."""
     found = shutil.which(worker)
-    # bin/python and bin/python3 of one environment are one; resolving the link
-    # would make all environments of one Python the same.
-    return found is not None and os.path.abspath(os.path.dirname(found)) == os.path.dirname(sys.executable)
+    return found is not None and _environment(found) == _environment(sys.executable)
+
+
+def _environment(interpreter: str) -> str:
+    """The folder of the environment that an interpreter runs in; two ways to write one path give the same.
+
+    As Python itself finds it: a virtual environment by the ``pyvenv.cfg`` beside the interpreter or above it, without
+    following the interpreter's own link (which would make all environments of one Python the same); else the
+    installation that the link leads to. bin/python and bin/python3 are one.
+    """
+    path = os.path.abspath(interpreter)
+    folder = os.path.dirname(path)
+    if any(os.path.exists(os.path.join(one, "pyvenv.cfg")) for one in (folder, os.path.dirname(folder))):
+        return os.path.realpath(folder)
+    return os.path.dirname(os.path.realpath(path))
 
 
 def _require_java() -> None:

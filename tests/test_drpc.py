@@ -28,10 +28,12 @@ from trident import (
     Count,
     DeltaAppend,
     DeltaMapState,
+    FilterNull,
     FixedBatchSpout,
     MapGet,
     MemoryMapState,
     SnapshotGet,
+    Split,
     SqliteMap,
     StaticMap,
     Sum,
@@ -66,10 +68,6 @@ from trident.states.memory_map import MemoryMap
 from trident.types import parse_type
 
 TOKEN = "a-token-of-the-tests"
-
-
-def split(text: str) -> Iterator[str]:
-    yield from text.split()
 
 
 def sleep(secs: str) -> str:
@@ -279,8 +277,9 @@ def served_topology(folder: Path) -> TridentTopology:
     everything = everything.state_query(counts, "word", MapGet(), "in_table")
     everything.state_query(in_memory, SnapshotGet(), "in_memory").state_query(other, SnapshotGet(), "other")
     topology.new_drpc_stream("once", "word string").state_query(once, "word", MapGet(), "n")
-    asked = topology.new_drpc_stream("words").each("args", split, "word").state_query(counts, "word", MapGet(), "n")
-    asked.filter(expr("n is not null")).aggregate("n", Sum(), "sum")
+    # The word query of Trident's tutorial: one number for the request, whatever it was grouped by.
+    asked = topology.new_drpc_stream("words").each("args", Split(), "word").group_by("word")
+    asked.state_query(counts, "word", MapGet(), "n").each("n", FilterNull()).aggregate("n", Sum(), "sum")
     sizes = topology.new_static_state(StaticMap({("small",): [1, 2, 3]}))
     topology.new_drpc_stream("sizes", "of string").state_query(sizes, "of", MapGet(), "size array<long>")
     topology.new_drpc_stream("slow", "secs string").map(sleep, "secs")

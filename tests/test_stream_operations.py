@@ -565,10 +565,11 @@ def test_shuffle_spreads_few_rows_of_many_partitions_evenly(spark) -> None:
 
 def test_partition_aggregate_per_group(spark) -> None:
     rows = [("a", 1), ("b", 2), ("a", 3), (None, 4), ("a", 5), (None, 6)]
-    grouped = numbers().group_by("k").partition_aggregate("n", Sum(), "s")
+    grouped = numbers().group_by("k").partition_aggregate("n", Sum(), "s").to_stream()
     asked(spark, grouped, rows, [("a", 4), ("b", 2), ("a", 5), (None, 10)], 2)
     asked(spark, grouped, [], [], 2)
     placed = numbers().partition_by("k").parallelism_hint(4).group_by("k").partition_aggregate("n", Gathers(), "all")
+    placed = placed.to_stream()
     asked(spark, placed, rows, [("a", "1 3 5"), ("b", "2"), (None, "4 6")], 3)
 
 

@@ -80,8 +80,15 @@ class Results:
     rows: list[Any]
     ends: Sequence[int]
 
+    def one_each(self) -> bool:
+        """Whether each call gave exactly one result, however it was given: returned, yielded, or in a list."""
+        return all(end == row for row, end in enumerate(self.ends, 1))
+
     def index(self) -> list[int] | None:
-        """The input row of each result; None when each row gave exactly one."""
+        """The input row of each result; None when each row is known to have given exactly one.
+
+        Where a function's annotation does not say so there is an index, also when each gave one: see ``one_each``.
+        """
         ends = self.ends
         if isinstance(ends, range):
             return None

@@ -1,4 +1,8 @@
-"""A stream with the fields that its rows are grouped by."""
+"""A stream with the fields that its rows are grouped by.
+
+What keeps the grouping and what ends it is as in Storm's GroupedStream: an
+aggregate and a state query end it, ``each`` and ``partition_aggregate`` keep it.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +59,12 @@ class GroupedStream:
             return columns.column_aggregate(self._stream, self._keys, as_columns(inputs, aggregator, outputs, *more))
         return self.aggregate(inputs, aggregator, outputs)
 
-    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
-        """One row per group of each Spark partition: the keys, then the outputs.
+    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "GroupedStream":
+        """One row per group of each Spark partition: the keys, then the outputs; the grouping stays.
 
         Args: as in :meth:`Stream.aggregate`.
         """
-        return partition_aggregate(self._stream, self._keys, *shifted(inputs, aggregator, outputs))
+        return self._still(partition_aggregate(self._stream, self._keys, *shifted(inputs, aggregator, outputs)))
 
     def chained_agg(self) -> ChainedAggregation:
         """Several aggregates per group; see :class:`ChainedAggregation`."""
@@ -101,9 +105,13 @@ class GroupedStream:
 
     def state_query(
         self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN
-    ) -> "GroupedStream":
-        """As :meth:`Stream.state_query`; the grouping stays."""
-        return self._still(self._stream.state_query(state, inputs, query, outputs))
+    ) -> "Stream":
+        """As :meth:`Stream.state_query`, and ends the grouping: what follows is over the whole batch or request.
+
+        As in Trident, where ``group_by`` here only says which rows ask together.
+        ``group_by`` behind it begins another grouping.
+        """
+        return self._stream.state_query(state, inputs, query, outputs)
 
     def name(self, name: str) -> "GroupedStream":
         """As :meth:`Stream.name`."""

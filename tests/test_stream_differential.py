@@ -514,7 +514,8 @@ def grouped_by_partition(world: World, both: Both) -> Both:
     stream = both.stream.partition_by(*names).parallelism_hint(world.pick([1, 2, 3]))
     return both.then(
         f"partition_by({names}).group_by({names}).partition_aggregate({text})",
-        stream.group_by(*names).partition_aggregate(inputs, made, outputs).to_stream(), both.batch.aggregate([one], names),
+        stream.group_by(*names).partition_aggregate(inputs, made, outputs).to_stream(),
+        both.batch.aggregate([one], names),
         {**{name: both.kinds[name] for name in names}, **kinds},
     )  # fmt: skip
 

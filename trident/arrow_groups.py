@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from trident.arrow_failures import Label, fail
-from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
+from trident.arrow_ops import Frame, Meter, call_rows, not_one_row, output_arrays
 from trident.arrow_values import Values
 from trident.states.plain_values import frozen
 
@@ -198,8 +198,10 @@ class Groups:
 
             arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
             index = results.index()
-            if self.found and (index is not None or len(results.rows) != len(chunk)):
-                fail(self.label, ValueError("complete must give exactly one row: a state keeps one for each key"), {})
+            if self.found and not results.one_each():
+                ends = list(results.ends)
+                at = next(row for row, (start, end) in enumerate(zip([0, *ends], ends)) if end - start != 1)
+                fail(self.label, not_one_row(ends[at] - (ends[at - 1] if at else 0)), row_at(at))
             kept = keys if index is None else [keys[group] for group in index]
             for position, (name, kind) in enumerate(zip(self.keys, key_types)):
                 arrays[name] = pa.array([key[position] for key in kept], kind)

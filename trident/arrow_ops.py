@@ -175,6 +175,30 @@ def _gather_any(calls: Iterable[Any], rows: list[Any], ends: list[int], several:
         ends.append(len(rows))
 
 
+def one_row(result: Any, many: bool | None, several: bool) -> Any:
+    """The only row that one call of an aggregator's ``complete`` gave, for a state that keeps one for each key.
+
+    Args:
+        result: of the call.
+        many, several: as of ``call_rows``.
+
+    Raises:
+        ValueError: it gave none, or more.
+    """
+    rows: list[Any] = []
+    if many is False:
+        rows = [] if result is None else [result]
+    else:
+        (_gather_many if many else _gather_any)([result], rows, [], several)
+    if len(rows) != 1:
+        raise not_one_row(len(rows))
+    return rows[0]
+
+
+def not_one_row(count: int) -> ValueError:
+    return ValueError(f"complete gave {count} rows for a key: a state keeps exactly one for each")
+
+
 def output_arrays(
     label: Label,
     results: Results,

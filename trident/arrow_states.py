@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trident.arrow_failures import Label, fail
 from trident.arrow_groups import _NOTHING, Folds
-from trident.arrow_ops import Frame, Meter, call_rows, output_arrays
+from trident.arrow_ops import Frame, Meter, call_rows, one_row, output_arrays
 from trident.coordinators.errors import Halted
 from trident.states.map_states import BufferedMap
 from trident.states.plain_values import frozen
@@ -212,6 +212,7 @@ class UpdateMap:
         deleted: of "put": the field that says that a key is removed.
         marker: the field that marks the row which is none; see OnePartitionOp.
         place: the field that says which partition of the state the rows belong to; "": the only one.
+        many: of an aggregator's ``complete``: as in Rows.
         info: of the batch.
     """
 
@@ -227,6 +228,7 @@ class UpdateMap:
     deleted: str = ""
     marker: str = ""
     place: str = ""
+    many: bool | None = None
     info: BatchInfo | None = None
 
     @property
@@ -304,13 +306,7 @@ class UpdateMap:
         return update
 
     def _completed(self, value: Any) -> Any:
-        results = self.aggregator.complete(value)
-        if isinstance(results, (list, Iterator)):
-            results = list(results)
-            if len(results) != 1:
-                raise ValueError(f"complete gave {len(results)} rows: a state keeps exactly one for each key")
-            results = results[0]
-        return results
+        return one_row(self.aggregator.complete(value), self.many, len(self.outputs) > 1)
 
     def _by_updater(self, state: Any, config: Mapping[str, Any], index: int, tuples: list[tuple]) -> list[Any]:
         collector = Collector()

@@ -274,6 +274,7 @@ class _LateMaker(_Maker):
             Label(node.operation, node.location), binding.name, binding.state, binding.aggregator, mode, keys, inputs,
             tuple(field.name for field in outputs), tuple(arrow_type(field.dataType) for field in outputs),
             "".join(deleted), "".join(marked), "".join(place),
+            node.aggregation.many if node.aggregation is not None else None,
         )  # fmt: skip
         self._push_python(step, late_sink_fields(node), (*keys, *inputs, *deleted, *marked, *place),
                           batch_id=True)  # fmt: skip

@@ -33,7 +33,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states import contradictions, delta_log
 from trident.states.binding import LAST, StateBinding
 from trident.states.control import DOMAIN, ControlRecord, decode_control
-from trident.states.dead_letters import BESIDE, tables_beside
+from trident.states.dead_letters import BESIDE, same_name, tables_beside
 from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.evolution import add_columns, columns_only_added
 from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
@@ -228,6 +228,8 @@ class DeltaCommitter:
 
     def _check_owner(self, path: Path, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._topology, self._group)
+        if owner[0] != own[0] and path.name.endswith(("__dead_letters", "__messages")):
+            raise same_name(path, self._topology, control.topology)
         if owner != own:
             raise ForeignTable(
                 f"the table {path} belongs to another topology or batch group",

@@ -8,14 +8,14 @@ part only in transactions that have rows for them.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trident.coordinators.errors import TableError
+from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.binding import StateBinding
 from trident.states.control import DOMAIN
@@ -78,6 +78,35 @@ def _spark_schema(schema: pa.Schema) -> "StructType":
     return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
 
 
+def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBinding]) -> None:
+    """Tables beside the states have a name of two parts, and the parts may have "__" in them too.
+
+    Topology ``a`` with stream ``x__y`` and topology ``a__x`` with stream ``y`` both mean ``a__x__y__messages``.
+
+    Raises:
+        ForeignTable: a topology of this warehouse has a table under that name, naming both.
+    """
+    for binding in bindings:
+        owner = _owner(warehouse / binding.name) if binding.kind in BESIDE else None
+        if owner is not None and owner[0] != topology:
+            raise same_name(warehouse / binding.name, topology, owner[0])
+
+
+def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
+    """Two topologies mean one table by what are different names for them."""
+    kind = path.name.rpartition("__")[2] if path.name.endswith("__messages") else "dead_letters"
+    mine, theirs = (repr(path.name[len(one) + 2 : -len(kind) - 2]) for one in (topology, owner))
+    of = "stream" if kind == "messages" else "batch group"
+    return ForeignTable(
+        f"topology {topology!r} with {of} {mine} and topology {owner!r} with {of} {theirs} mean the same table "
+        f"{path.name}: a table of {kind.replace('_', ' ')} is named after both",
+        found=f"a table of {owner!r} at {path}",
+        expected="names that do not meet: without '__' they never do",
+        action=f"give this topology or its {'stream' if kind == 'messages' else 'streams'} another name, or another "
+        "warehouse",
+    )
+
+
 def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESIDE) -> list[tuple[Path, str]]:
     """The folders of a topology's tables of these kinds, each with the batch group that writes it.
 
@@ -92,6 +121,12 @@ def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESID
             if owner is not None and owner[0] == topology:
                 found.append((path, owner[1]))
     return found
+
+
+def belongs_to(path: Path, topology: str) -> bool:
+    """Whether a table beside the states is this topology's, and not one that has the same name by another division."""
+    owner = _owner(path)
+    return owner is not None and owner[0] == topology
 
 
 def _owner(path: Path) -> tuple[str, str] | None:

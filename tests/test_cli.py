@@ -207,6 +207,28 @@ def test_status_prints_one_or_all(tmp_path):
     assert output.index("line-count: ") < output.index("word-count: ")
 
 
+@pytest.mark.parametrize(
+    ("role", "mode", "error", "started", "code"),
+    [
+        ("leader", "running", None, None, 0),
+        ("leader", "paused", None, None, 0),
+        ("stopped", "stopped", None, None, 5),
+        ("leader", "running", None, "1", 5),  # its process is gone
+        ("failed", "gave up", "8 tries", None, 1),
+        ("failed", "running", "ended", None, 1),
+        ("halted", "halted", "a table is gone", None, 3),
+    ],
+)
+def test_the_exit_code_of_status_says_whether_it_runs(tmp_path, role, mode, error, started, code):
+    groups = (GroupStatus("lines", 17, mode),)
+    more = {"process_started": started} if started else {}
+    status = TopologyStatus("word-count", "a1", "r1", 1, role, error, groups=groups, **more)
+    StatusWriter(status_path(tmp_path, "word-count")).update(status)
+    trident("status", "word-count", "--warehouse", str(tmp_path), code=code)
+    put_status(tmp_path, "line-count")
+    trident("status", "--warehouse", str(tmp_path), code=code)
+
+
 def test_status_is_json_for_programs(tmp_path):
     import json
 
@@ -302,7 +324,7 @@ def test_every_error_of_the_tree_has_a_documented_exit_code():
 
 def test_the_embedded_server_is_started_shown_and_stopped(tmp_path):
     warehouse = ["--set", f"warehouse={tmp_path}"]
-    assert "not running" in trident("zookeeper", "status", *warehouse, code=0)
+    assert "not running" in trident("zookeeper", "status", *warehouse, code=5)
     started = trident("zookeeper", "start", *warehouse, code=0)
     try:
         address = started.removeprefix("running at ").strip()

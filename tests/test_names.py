@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 
+from tests.message_helpers import Messages
 from tests.topology_helpers import starter
 from trident import (
     Count,
@@ -39,13 +40,14 @@ from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
     FieldError,
+    ForeignTable,
     Halted,
     SourceError,
     TableError,
     TopologyError,
 )
 from trident.coordinators.group_store import partition_znode
-from trident.coordinators.records import Decision, decode, encode
+from trident.coordinators.records import RESERVED_NAMES, Decision, decode, encode
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import Create, Delete, ZooKeeper
 from trident.coordinators.zookeeper import check_name as check_znode_name
@@ -53,7 +55,10 @@ from trident.dead_letter_admin import dead_letters, replay
 from trident.planner import plan
 from trident.spout_executors import OpaquePartitionedTridentSpoutExecutor, _usable
 from trident.states.backed_map import opaque
+from trident.states.control import ControlRecord
+from trident.states.dead_letters import check_names_apart, tables_beside
 from trident.states.descriptor import StateDescriptor, load_descriptor
+from trident.states.earlier_life import groups_with_manifests
 from trident.states.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.names import check_inside, check_name
 from trident.states.redis_map import RedisMap
@@ -70,7 +75,8 @@ NASTY = [
     "a,b", "a=b", "a+b", "a@b", "a#b", "a!b",
 ]  # fmt: skip
 # A state's name is a table's too: no "-", and "__" is the framework's. Two folders are.
-NASTY_FOR = {"topology": [*NASTY, "states", "zookeeper"], "stream": NASTY, "state": [*NASTY, "a-b", "a__b"],
+TAKEN = ["states", "zookeeper", "live", "identity", "incarnation"]
+NASTY_FOR = {"topology": [*NASTY, *TAKEN[:2]], "stream": [*NASTY, *TAKEN[2:]], "state": [*NASTY, "a-b", "a__b"],
              "function": NASTY}  # fmt: skip
 GOOD = ["a", "A1", "word_count", "a-b", "con", "NUL", "select", "a" * 100]
 
@@ -83,7 +89,7 @@ def test_every_nasty_name_is_refused(kind: str) -> None:
     for name in NASTY_FOR[kind]:
         with pytest.raises(TopologyError) as caught:
             check_name(kind, name)
-        assert repr(name) in str(caught.value) and caught.value.expected or name in ("states", "zookeeper")
+        assert repr(name) in str(caught.value) and caught.value.expected or name in TAKEN
 
 
 @pytest.mark.parametrize("kind", sorted(NASTY_FOR))
@@ -127,6 +133,55 @@ def test_a_topology_with_a_nasty_name_cannot_be_built(what: str) -> None:
     for name in NASTY_FOR[kind]:
         with pytest.raises(TopologyError):
             build(name)
+
+
+def test_no_stream_has_the_name_of_a_znode_of_the_frameworks() -> None:
+    for name in RESERVED_NAMES:
+        with pytest.raises(TopologyError, match=f"stream name '{name}' is taken by the framework.*identity, inc"):
+            TridentTopology("t").new_stream(name, spout())
+
+
+@pytest.mark.parametrize("inside", ["manifests", "states", "boundaries", "ledgers"])
+def test_two_streams_whose_folders_would_be_one_are_refused(inside: str) -> None:
+    for one, other in (("streams", inside), (inside, "streams")):
+        made = TridentTopology("t")
+        made.new_stream(one, spout())
+        with pytest.raises(TopologyError, match=f"'streams' and '{inside}' cannot be in one topology"):
+            made.new_stream(other, spout())
+    made = TridentTopology("t")
+    for name in ("manifests", "states", "boundaries"):
+        made.new_stream(name, spout())
+
+
+def test_a_stream_named_manifests_is_not_taken_for_a_batch_group(tmp_path: Path) -> None:
+    (tmp_path / "_trident/top/streams/manifests/replays").mkdir(parents=True)
+    assert groups_with_manifests(tmp_path, "top") == []
+    ManifestStore(tmp_path, "top", "streams").write(
+        Manifest("top", "streams", "inc", TransactionAttempt(1, 0), None, (), {})
+    )
+    assert groups_with_manifests(tmp_path, "top") == ["streams"]
+
+
+@pytest.mark.parametrize("kind", ["messages", "dead_letters"])
+def test_two_topologies_never_meet_in_one_table_beside_their_states(kind: str, tmp_path: Path) -> None:
+    """a and x__y, a__x and y: both are named before anything runs, without Spark and without ZooKeeper."""
+    folder = tmp_path / f"a__x__y__{kind}" / "_delta_log"
+    folder.mkdir(parents=True)
+    control = ControlRecord("a__x", "y", "inc", 3, 0, "d", 1, 1).encode()
+    action = {"domainMetadata": {"domain": "trident", "configuration": control, "removed": False}}
+    (folder / f"{0:020d}.json").write_text(json.dumps(action))
+
+    def made(topology: str, stream: str) -> TridentTopology:
+        one = TridentTopology(topology)
+        one.new_stream(stream, Messages("line string", {1: "a"}.items())).partition_persist(DeltaAppend("lines"))
+        return one
+
+    with pytest.raises(ForeignTable) as caught:
+        made("a", "x__y").start(config=TridentConfig(warehouse=tmp_path, zookeeper="nobody:1"))
+    for word in ("'a'", "'x__y'", "'a__x'", "'y'", f"a__x__y__{kind}", "without '__' they never do"):
+        assert word in str(caught.value)
+    check_names_apart(tmp_path, "a__x", plan(made("a__x", "y"), tracking=True)[0].bindings)
+    assert tables_beside(tmp_path, "a") == [] and len(tables_beside(tmp_path, "a__x")) == 1
 
 
 # -- the command line and what looks after a topology ------------------------

@@ -2,7 +2,9 @@
 
 Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
 3 HALT (a person must look), 4 ZooKeeper unreachable, or it refuses a
-certificate or a password. Beside these 70 for an error of the framework itself
+certificate or a password. ``status`` and ``zookeeper status`` end with 5 when
+what they tell of does not run, ``status`` also with 1 or 3 when that is how it
+ended. Beside these 70 for an error of the framework itself
 and 130 for an interrupted command. An error is
 its message alone; ``--verbose`` adds the traceback.
 """
@@ -41,8 +43,14 @@ EXIT_ATTEMPT_CAP = 1
 EXIT_BAD_INPUT = 2
 EXIT_HALT = 3
 EXIT_ZOOKEEPER_UNREACHABLE = 4
+EXIT_NOT_RUNNING = 5
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
+
+# What `status` ends with; of several topologies the first of these that is one's.
+_EXIT_OF_CONDITION = {
+    "halted": EXIT_HALT, "failed": EXIT_ATTEMPT_CAP, "gone": EXIT_NOT_RUNNING, "stopped": EXIT_NOT_RUNNING,
+}  # fmt: skip
 
 # What else is in the folder <warehouse>/_trident, beside the topologies'.
 _NOT_TOPOLOGIES = ("states", "zookeeper")
@@ -180,8 +188,12 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
 @_warehouse_option
 @_command
 def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
-    """Print the status of topology NAME, or of all in the warehouse, and how old it is."""
-    from trident.status import format_status, read_status, topologies_with_status
+    """Print the status of topology NAME, or of all in the warehouse, and how old it is.
+
+    Exit code 0 when it runs (as far as can be seen from here), 1 when it gave up or failed, 3 when it is halted, 5 when
+    it was stopped or its process is gone; of several the gravest. 2 when nobody knows it.
+    """
+    from trident.status import condition, format_status, read_status, topologies_with_status
 
     warehouse = _config(settings).warehouse
     names = [name] if name else topologies_with_status(warehouse)
@@ -190,9 +202,14 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
             f"the warehouse {warehouse} has no topology",
             action="start one, or name its warehouse with --set warehouse=…",
         )
+    conditions = set()
     for one in names:
         found = read_status(warehouse, one)
+        conditions.add(condition(found))
         click.echo(json.dumps(found.to_json()) if as_json else format_status(found))
+    for bad, code in _EXIT_OF_CONDITION.items():
+        if bad in conditions:
+            sys.exit(code)
 
 
 @main.command()
@@ -364,13 +381,14 @@ def stop_server(settings: tuple[str, ...]) -> None:
 @_warehouse_option
 @_command
 def server_status(settings: tuple[str, ...]) -> None:
-    """Say whether the server runs, and where."""
+    """Say whether the server runs, and where. Exit code 5 when it does not run."""
     from trident.coordinators.embedded import EmbeddedZooKeeper
 
     folder = _server_folder(settings)
     endpoint = EmbeddedZooKeeper.status(folder)
     if endpoint is None:
         click.echo(f"not running ({folder})")
+        sys.exit(EXIT_NOT_RUNNING)
     else:
         click.echo(f"running at 127.0.0.1:{endpoint.port}, pid {endpoint.server_pid} ({folder})")
 

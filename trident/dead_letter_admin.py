@@ -15,7 +15,7 @@ from trident.own_zookeeper import own_zookeeper
 from trident.query import spark_settings
 from trident.replays import ReplayRequests, request_replay
 from trident.session import make_session
-from trident.states.dead_letters import MESSAGES, tables_beside
+from trident.states.dead_letters import MESSAGES, belongs_to, tables_beside
 from trident.states.names import check_name
 
 if TYPE_CHECKING:
@@ -173,10 +173,6 @@ def _warehouse(name: str, config: TridentConfig) -> Path:
     return warehouse
 
 
-def _is_table(path: Path) -> bool:
-    return (path / "_delta_log").is_dir()
-
-
 def _read(spark: "SparkSession", path: Path) -> "DataFrame":
     return spark.read.format("delta").load(str(path))
 
@@ -188,7 +184,8 @@ def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[st
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for folder in (warehouse / "_trident" / name / "streams").glob("*"):
         path = warehouse / MESSAGES.format(topology=name, stream=folder.name)
-        if _is_table(path):
+        # By its name alone it may be another topology's: see check_names_apart.
+        if belongs_to(path, name):
             rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
             for row in rows:
                 found.setdefault((folder.name, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))

@@ -64,6 +64,7 @@ from trident.states.background_compactor import BackgroundCompactor
 from trident.states.committer import DeltaCommitter
 from trident.states.compactor import Compactor
 from trident.states.contradictions import repair_command
+from trident.states.dead_letters import check_names_apart
 from trident.states.descriptor import load_descriptor
 from trident.states.earlier_life import check_group_is_new, check_no_earlier_life
 from trident.states.kernel import KernelEngine
@@ -171,6 +172,7 @@ def start_topology(
             expected="a path such as ./trident-warehouse",
         )
     check_topology(topology, config, master_of(spark, config))
+    check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))

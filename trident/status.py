@@ -286,6 +286,23 @@ def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
+def condition(status: TopologyStatus) -> str:
+    """What became of the topology, in one word, as its last status says.
+
+    Returns:
+        "halted", "failed" (it gave up, or ended with another error), "stopped" (asked to), "gone" (its process
+        ended without a word), or "running": also where its process cannot be seen from here.
+    """
+    modes = {group.mode for group in status.groups}
+    if "halted" in modes or status.role == "halted":
+        return "halted"
+    if "gave up" in modes or (status.role in ("stopped", "failed") and status.error is not None):
+        return "failed"
+    if status.role in ("stopped", "failed") or modes == {"stopped"}:
+        return "stopped" if status.error is None else "failed"
+    return "gone" if status.process_is_alive() is False else "running"
+
+
 def _health(status: TopologyStatus) -> str:
     modes = {group.mode for group in status.groups}
     if "halted" in modes or status.role == "halted":

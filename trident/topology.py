@@ -20,7 +20,7 @@ from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.state_kinds import check_append, state_kind
 from trident.states.binding import StateBinding
-from trident.states.names import check_name
+from trident.states.names import check_name, check_streams_apart
 from trident.stream import Stream
 from trident.types import check_distinct, nullable
 
@@ -72,6 +72,7 @@ class TridentTopology:
         check_name("stream", tx_id)
         if tx_id in self._sources:
             raise TopologyError(f"the topology has a stream {tx_id!r} already", action="choose another tx_id")
+        check_streams_apart([*self._sources, tx_id])
         schema = None if isinstance(spout, type) else getattr(spout, "output_schema", None)
         if not isinstance(schema, StructType) or not _is_spout(spout):
             raise TopologyError(

@@ -5,8 +5,8 @@ What JSON has no notation for is text, in both directions alike:
 =====================  =======================================================
 type                   text
 =====================  =======================================================
-timestamp              ISO 8601; answers in UTC with an offset; an argument
-                       without an offset is local time of the process
+timestamp              ISO 8601 with an offset: an answer's is UTC; an
+                       argument without one is refused
 timestamp_ntz, date    ISO 8601
 decimal                its digits, such as "12.50"
 binary                 base64
@@ -15,12 +15,18 @@ NaN, infinities        "NaN", "Infinity", "-Infinity"
 
 Numbers and booleans may be text in arguments too ("5", "true"): a path has
 nothing else. A struct is an object with its fields, or a list in their order.
+
+Nothing is changed on the way without a word: a number that its type would
+round to infinity, a point in time that Spark cannot hold, and two keys of a map
+or an object that are the same are refused.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal, InvalidOperation
@@ -51,6 +57,36 @@ from trident.coordinators.errors import WrongArguments
 _BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 
 
+class _Unfit(ValueError):
+    """A value that is not taken, with what the caller is told of it."""
+
+
+def read_json(text: str) -> Any:
+    """JSON, as ``json.loads`` has it, where nothing in it is lost.
+
+    Raises:
+        ValueError: it is none, an object has a name twice, or a number is too large for a double.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_float=_finite)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object with the name {twice[:100]!r} twice")
+    return made
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:100]}, which is too large for a double")
+    return number
+
+
 def arguments(function: str, schema: StructType, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """The arguments of a request, in the order and the types of its fields.
 
@@ -79,10 +115,11 @@ def arguments(function: str, schema: StructType, given: Sequence[Any], named: Ma
 def _argument(function: str, name: str, kind: DataType, value: Any) -> Any:
     try:
         return converted(value, kind)
-    except (ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, InvalidOperation) as problem:
+        told = f": {problem}" if isinstance(problem, _Unfit) else ""
         raise WrongArguments(
             f"argument {name!r} of function {function!r} has another type",
-            found=f"{type(value).__name__} {repr(value)[:100]}", expected=kind.simpleString(),
+            found=f"{type(value).__name__} {repr(value)[:100]}{told}", expected=kind.simpleString(),
         ) from None  # fmt: skip
 
 
@@ -99,13 +136,13 @@ def converted(value: Any, kind: DataType) -> Any:
     if type(kind) in _BITS:
         return _whole(value, _BITS[type(kind)])
     if isinstance(kind, (FloatType, DoubleType)):
-        return float(_not_bool(value, (int, float, str, Decimal)))
+        return _number(_not_bool(value, (int, float, str, Decimal)), isinstance(kind, FloatType))
     if isinstance(kind, DecimalType):
         return _decimal(value, kind)
     if isinstance(kind, BooleanType):
         return {"true": True, "false": False}[value.strip().lower()] if isinstance(value, str) else _of(bool, value)
     if isinstance(kind, (TimestampType, TimestampNTZType)):
-        return _moment(value, isinstance(kind, TimestampNTZType))
+        return _moment(value, kind)
     if isinstance(kind, DateType):
         if isinstance(value, datetime):
             raise TypeError
@@ -117,7 +154,10 @@ def converted(value: Any, kind: DataType) -> Any:
         return [converted(item, kind.elementType) for item in _of((list, tuple), value)]
     if isinstance(kind, MapType):
         items = _of(dict, value).items()
-        return {converted(key, kind.keyType): converted(item, kind.valueType) for key, item in items}
+        made = {converted(key, kind.keyType): converted(item, kind.valueType) for key, item in items}
+        if len(made) < len(items):
+            raise _Unfit("two of its keys are the same")
+        return made
     if isinstance(kind, StructType):
         return _struct(value, kind)
     return value
@@ -153,12 +193,37 @@ def _decimal(value: Any, kind: DecimalType) -> Decimal:
     return exact
 
 
-def _moment(value: Any, without_zone: bool) -> datetime:
+def _number(value: Any, single: bool) -> float:
+    number = float(value)
+    given_infinite = isinstance(value, (float, Decimal)) and not math.isfinite(value)
+    if isinstance(value, str):
+        given_infinite = value.strip().lstrip("+-").lower() in ("inf", "infinity")
+    if math.isinf(number) and not given_infinite:
+        raise _Unfit("too large")
+    if single and math.isfinite(number):
+        try:
+            struct.pack("<f", number)
+        except OverflowError:
+            raise _Unfit("too large") from None
+    return number
+
+
+def _moment(value: Any, kind: DataType) -> datetime:
+    """A time as it is, if Spark's whole microseconds can say it."""
     # Python 3.10 does not read the Z.
     moment = datetime.fromisoformat(value.strip().replace("Z", "+00:00")) if isinstance(value, str) else value
-    if without_zone and _of(datetime, moment).tzinfo is not None:
-        raise ValueError
-    return _of(datetime, moment)
+    has_offset = _of(datetime, moment).tzinfo is not None
+    if isinstance(kind, TimestampNTZType):
+        if has_offset:
+            raise _Unfit("it has an offset")
+        return moment
+    if isinstance(value, str) and not has_offset:
+        raise _Unfit("it has no offset, such as Z or +02:00")
+    try:
+        kind.fromInternal(kind.toInternal(moment))  # Python cannot read the first day of the year 1 back
+        return moment.astimezone(timezone.utc) if has_offset else moment
+    except (ValueError, OverflowError, OSError):
+        raise _Unfit("before January 2 of the year 1, or after the year 9999") from None
 
 
 def _struct(value: Any, kind: StructType) -> tuple[Any, ...]:

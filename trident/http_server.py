@@ -14,7 +14,8 @@ An answer is
 ``{"function", "request_id", "as_of": {group: txid}, "rows": [{field: value}]}``
 (values: :mod:`trident.drpc_values`), a refusal ``{"error": text}`` with status
 400 (the arguments), 401 (the token), 403 (a page of another site), 404 (no such
-function), 500 (a user's function raised), 503 (this process does not lead,
+function), 413 and 431 (too large), 500 (a user's function raised, or the answer
+is too large), 503 (this process does not lead,
 enough requests run already, or states change faster than they can be read) or
 504 (not answered in time).
 
@@ -48,7 +49,6 @@ from typing import Any, Protocol
 
 from pyspark.sql.types import StructType
 from waitress import wasyncore
-from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
@@ -65,17 +65,19 @@ from trident.coordinators.errors import (
 )
 from trident.drpc import _AT_ONCE, TIMEOUT_SECS, Answer, find_plan
 from trident.drpc_plan import DrpcPlan
-from trident.drpc_values import as_json
+from trident.drpc_values import as_json, read_json
+from trident.http_limits import BoundedServer
 
 log = logging.getLogger("trident.http")
 # What does not run a function is answered by the threads that requests leave.
 _THREADS = _AT_ONCE + 4
-# Callers keep their connections open, so there are many more than requests; 1,024 files is a usual limit of a process.
-_CONNECTIONS_MAX = 512
 _BODY_BYTES_MAX = 1 << 20
+# The rows of an answer, as JSON: it waits in memory until the client has read it.
+_ANSWER_BYTES_MAX = 8 << 20
 _DEPTH_MAX = 100
 _TIMEOUT_SECS_MAX = 300.0
 _RETRY_AFTER_SECS = 1
+_JSON = "application/json; charset=utf-8"
 _STOP_SECS = 2.0
 # RFC 9112 3.2: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~%!$&'()*+,;=-]*))(?::[0-9]*)?")
@@ -139,11 +141,7 @@ class HttpServer:
             )  # fmt: skip
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._map: dict[int, Any] = {}
-        self._server = create_server(
-            _Application(token, front), map=self._map, sockets=[self._listener], threads=_THREADS, ident=None,
-            connection_limit=_CONNECTIONS_MAX, max_request_body_size=_BODY_BYTES_MAX,
-            clear_untrusted_proxy_headers=True,
-        )  # fmt: skip
+        self._server = BoundedServer(_Application(token, front), self._listener, self._map, _THREADS, _BODY_BYTES_MAX)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="trident-http", daemon=True)
         self._thread.start()
@@ -172,6 +170,10 @@ class AddressInUse(TridentError):
 
 class AnswerNotWritable(TridentError):
     """An answer holds a value that Python or JSON has no notation for."""
+
+
+class AnswerTooLarge(AnswerNotWritable):
+    """An answer would take too much memory until it is read."""
 
 
 def _listen(address: str) -> socket.socket:
@@ -300,10 +302,8 @@ class _Application:
                 if isinstance(problem, TridentError) or not _is_of_values(problem):
                     raise
                 raise _not_writable(function) from problem
-            rows = [_row_as_json(function, row, result) for row in answer]
-            return _json(
-                {"function": function, "request_id": answer.request_id, "as_of": answer.as_of, "rows": rows}
-            )  # fmt: skip
+            about = {"function": function, "request_id": answer.request_id, "as_of": answer.as_of}
+            return _answered(function, about, answer, result)
         finally:
             self._slots.release()
 
@@ -337,7 +337,7 @@ def _refused_without_token(request: Request, host: str) -> Response | None:
 def _body(request: Request) -> Any:
     try:
         text = request.get_data().decode()
-        given = json.loads(text) if request.is_json else text
+        given = read_json(text) if request.is_json else text
         _check_json(given)
         return given
     except RecursionError:
@@ -394,6 +394,24 @@ def _row_as_json(function: str, row: Sequence[Any], result: StructType) -> dict[
     return written
 
 
+def _answered(function: str, about: dict[str, Any], answer: Sequence[Any], result: StructType) -> Response:
+    """The answer row by row: never more of it in memory than an answer may have."""
+    rows, size = [], 0
+    for row in answer:
+        rows.append((b", " if rows else b"") + _as_bytes(_row_as_json(function, row, result)))
+        size += len(rows[-1])
+        if size > _ANSWER_BYTES_MAX:
+            raise AnswerTooLarge(
+                f"the answer of function {function!r} is too large for HTTP",
+                found=f"more than {_ANSWER_BYTES_MAX} bytes of JSON in {len(rows)} of {len(answer)} rows",
+                expected=f"at most {_ANSWER_BYTES_MAX} bytes",
+                action="ask for less at once, aggregate in the function, or read the state with trident.read",
+            )
+    # {"function": …, "as_of": …, "rows": [ … ]}, in the pieces that there are: joined it would be there twice.
+    pieces = [_as_bytes(about)[:-1], b', "rows": [', *rows, b"]}\n"]
+    return Response(pieces, 200, content_type=_JSON)
+
+
 def _is_of_values(problem: Exception) -> bool:
     """Whether Spark has answered, and PySpark has no Python value for what it said."""
     return any(frame.name == "fromInternal" for frame in traceback.extract_tb(problem.__traceback__))
@@ -408,9 +426,12 @@ def _not_writable(function: str, where: str = "") -> AnswerNotWritable:
 
 
 def _json(value: Any, status: int = 200) -> Response:
+    return Response(_as_bytes(value) + b"\n", status, content_type=_JSON)
+
+
+def _as_bytes(value: Any) -> bytes:
     # A lone surrogate, which UTF-8 has no bytes for, becomes \udXXX: so JSON writes it too.
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
-    return Response(text + b"\n", status, content_type="application/json; charset=utf-8")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
 
 
 def _error(status: int, text: str) -> Response:

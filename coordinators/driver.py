@@ -314,10 +314,7 @@ class GroupDriver:
 
     def _committed(self) -> dict[str, dict[str, Any]]:
         """The metadata of opaque partitions as of the last advanced transaction."""
-        return {
-            tx_id: {partition: metadata for partition, (_, metadata) in found.items()}
-            for tx_id, found in self._store.opaque_metadata.items()
-        }
+        return self._store.partition_values
 
     def _cancel(self, attempt: TransactionAttempt) -> None:
         self._runner.cancel(attempt)
@@ -374,6 +371,8 @@ class GroupDriver:
             # The transaction before has advanced: what reads states reads them as of it.
             work.processed = self._runner.resolve(attempt, work.processed, self._timeout_of(work))
             work.duration_ms.update(work.processed.duration_ms)
+            # Before it is decided: what cannot be stored then would never be.
+            self._store.check_advance(attempt.txid, self._opaque(work))
             work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record)
         except Exception as error:
             self._fail(attempt, error)

@@ -5,7 +5,7 @@
     /<topology>/<group>/coordinator          GroupRecord
     /<topology>/<group>/decided              Decision, while there is one
     /<topology>/<tx_id>/coordinator/<txid>   pinned spout metadata
-    /<topology>/<tx_id>/user/<partition>/<txid>   metadata of opaque partitions
+    /<topology>/<tx_id>/partitions/<page>    metadata of opaque partitions (opaque_metadata.py)
 
 Every write is one multi: the check of the fence, the coordinator znode *set*
 with its expected znode version, and the rest. That each of them sets the
@@ -18,17 +18,19 @@ coordinator znode, a decision too, puts all writes of a group in one order:
   happened. Leader unchanged: nobody but this store has written, so that
   version v means "did not happen" and v + 1 with our bytes "did happen".
 
+The record has a digest of each stream's pins and partitions (positions.py):
+loading compares, and a leader's load halts where one is missing or older.
+
 The state in memory follows a write only once it is known to have happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote, unquote
 
-from trident.coordinators import faults
+from trident.coordinators import faults, positions
 from trident.coordinators.errors import (
     BatchError,
     ConfigError,
@@ -41,11 +43,22 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.leadership import Fence
+from trident.coordinators.opaque_metadata import OpaqueMetadata, PageChanges
+from trident.coordinators.positions import Misplaced, digest_of
 from trident.coordinators.records import RESERVED_NAMES, Decision, GroupRecord, Marker, TableMark, decode, encode
 from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
+from trident.coordinators.transactional_state import GONE, Changes, RotatingTransactionalState
 from trident.coordinators.transactions import TransactionAttempt
-from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
+from trident.coordinators.zookeeper import (
+    Create,
+    Delete,
+    MultiRefused,
+    Op,
+    SetData,
+    ZooKeeper,
+    check_multi,
+    check_name,
+)
 
 BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins its metadata")
 DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
@@ -54,6 +67,10 @@ RECORD = faults.register("zk.record", "the multis that create the group's record
 
 DECISION_BYTES_MAX = 64 * 1024
 _RETRY_SECS = 0.05
+# In the multi of an advance, for what is known only when the tables are published: their new marks.
+_ADVANCE_RESERVE_BYTES = 50_000
+# How often what is read without a fence is read again because a leader wrote meanwhile.
+_LOAD_TRIES = 5
 
 
 class SupersededAttempt(BatchError):
@@ -74,6 +91,9 @@ class GroupStore:
 
     After Deposed, OutcomeUnknown or a foreign write the store writes nothing more.
     """
+
+    # Whether a leader's load halts where positions are not those of the record; a repair's goes on.
+    _halts_where_misplaced = True
 
     def __init__(
         self, zk: ZooKeeper, topology: str, group: str, tx_ids: Iterable[str], fence: Fence | None = None,
@@ -98,7 +118,10 @@ class GroupStore:
         self._znode_version = -1
         self._decision: Decision | None = None
         self._pins: dict[str, RotatingTransactionalState] = {}
-        self._partitions: dict[str, dict[str, RotatingTransactionalState]] = {}
+        self._partitions: dict[str, OpaqueMetadata] = {}
+        self._digests: dict[str, dict[int, str]] = {}
+        self._partition_digests: dict[str, str] = {}
+        self.misplaced: list[Misplaced] = []  # as found by load()
         self._ensured: set[str] = set()
         self._session_number = zk.session_number
         self._broken: str | None = "load() was not called"
@@ -132,9 +155,17 @@ class GroupStore:
         """Of opaque partitions: tx_id -> partition -> (txid that stored it, metadata)."""
         with self._lock:
             return {
-                tx_id: {name: (states.txids[-1], states.value(states.txids[-1])) for name, states in found.items()}
+                tx_id: {name: (entry.txid, entry.metadata) for name, entry in found.values().items()}
                 for tx_id, found in self._partitions.items()
             }
+
+    @property
+    def partition_values(self) -> dict[str, dict[str, Any]]:
+        """Of opaque partitions: tx_id -> partition -> metadata."""
+        return {
+            tx_id: {partition: metadata for partition, (_, metadata) in found.items()}
+            for tx_id, found in self.opaque_metadata.items()
+        }
 
     def load(self) -> tuple[GroupRecord | None, Decision | None, dict[str, dict[int, Any]]]:
         """Read everything: (record, decision, pins), None where there is none.
@@ -145,23 +176,54 @@ class GroupStore:
         Raises:
             CorruptZnode: a znode cannot be read or contradicts another.
             Deposed: they contradict each other because another coordinator leads now.
+            Halted: under a lease only: a stream's position is missing, or not the one that the record was
+                written with. Without one :attr:`misplaced` says so.
             ZooKeeperUnreachable: it could not be read.
         """
         with self._lock:
             self._broken = "load() did not finish"
             self._session_number = self._zk.session_number
-            self._zk.sync(self._record_path)
-            found = self._zk.get(self._record_path)
-            decided = self._zk.get(self._decided_path)
-            self._record = decode(self._record_path, found[0], GroupRecord) if found else None
-            self._znode_version = found[1].znode_version if found else -1
-            self._decision = decode(self._decided_path, decided[0], Decision) if decided else None
-            self._check_decision()
-            for tx_id in self.tx_ids:
-                self._pins[tx_id] = self._rotating(self._pins_path(tx_id), tx_id)
-                self._partitions[tx_id] = self._load_partitions(tx_id)
+            for _ in range(_LOAD_TRIES):
+                self._read_everything()
+                if not self.misplaced or not self._written_meanwhile():
+                    break
+            if self.misplaced and self._fence is not None and self._halts_where_misplaced:
+                raise positions.contradiction(self.topology, self.group, self.misplaced)
             self._broken = None
-            return self._record, self._decision, self.pins
+            return self._record, self._decision, {tx_id: pins.list_states() for tx_id, pins in self._pins.items()}
+
+    def _read_everything(self) -> None:
+        self._zk.sync(self._record_path)
+        found = self._zk.get(self._record_path)
+        decided = self._zk.get(self._decided_path)
+        self._record = decode(self._record_path, found[0], GroupRecord) if found else None
+        self._znode_version = found[1].znode_version if found else -1
+        self._decision = decode(self._decided_path, decided[0], Decision) if decided else None
+        self._check_decision()
+        for tx_id in self.tx_ids:
+            self._pins[tx_id] = pins = RotatingTransactionalState(
+                self._zk, self._pins_path(tx_id), owner=f"spout {tx_id}"
+            )
+            pins.load()
+            self._partitions[tx_id] = partitions = OpaqueMetadata(
+                self._zk, self._zk.path(self.topology, tx_id), owner=f"spout {tx_id}"
+            )
+            partitions.load()
+            self._digests[tx_id] = {txid: digest_of(value) for txid, value in pins.list_states().items()}
+            self._partition_digests[tx_id] = _digest_of_partitions(partitions)
+        record = self._record
+        self.misplaced = list(positions.compare(record, self._digests, self._partition_digests)) if record else []
+        # What is missing stays missed: another write must not make it right.
+        for tx_id in self.tx_ids if record else ():
+            self._digests[tx_id] = dict((record.pins or {}).get(tx_id, self._digests[tx_id]))
+            self._partition_digests[tx_id] = (record.partitions or {}).get(tx_id, self._partition_digests[tx_id])
+
+    def _written_meanwhile(self) -> bool:
+        """Whether the record was written while the rest was read: then the two do not belong together."""
+        if self._fence is not None:
+            self._fence.verify(self._zk)  # whoever writes beside this leader has deposed it
+        now = self._zk.exists(self._record_path)
+        return (now.znode_version if now else -1) != self._znode_version
 
     def _check_decision(self) -> None:
         decision, record = self._decision, self._record
@@ -177,16 +239,6 @@ class GroupStore:
                 found=f"a decision of attempt {decision.attempt}",
                 expected=f"a begun attempt at the current transaction, {current}",
             )
-
-    def _rotating(self, path: str, tx_id: str) -> RotatingTransactionalState:
-        states = RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
-        states.load()
-        return states
-
-    def _load_partitions(self, tx_id: str) -> dict[str, RotatingTransactionalState]:
-        root = self._zk.path(self.topology, tx_id, "user")
-        loaded = {unquote(name): self._rotating(f"{root}/{name}", tx_id) for name in self._zk.children(root)}
-        return {partition: states for partition, states in loaded.items() if states.txids}
 
     def _pins_path(self, tx_id: str) -> str:
         return self._zk.path(self.topology, tx_id, "coordinator")
@@ -208,12 +260,13 @@ class GroupStore:
                 path = self._zk.path(self.topology, tx_id) if tx_id == self.group else self._pins_path(tx_id)
                 self._ensure(path)
             self._ensure(self._zk.path(self.topology, self.group))
-            left = [*self._pins.values(), *(one for found in self._partitions.values() for one in found.values())]
-            cleared = [states.changes() for states in left]
-            for states, changes in zip(left, cleared):
+            cleared: list[Changes | PageChanges] = [found.replace({}) for found in self._partitions.values()]
+            for states in self._pins.values():
+                changes = states.changes()
                 states.remove_after_in(changes, 0)
+                cleared.append(changes)
+            self._digests = {tx_id: {} for tx_id in self.tx_ids}
             self._write(RECORD, record, [], cleared)
-            self._partitions = {tx_id: {} for tx_id in self.tx_ids}
 
     def begin(
         self,
@@ -250,7 +303,8 @@ class GroupStore:
                 attempts={**record.attempts, attempt.txid: attempt.attempt_id},
                 parents={**record.parents, attempt.txid: parent[1] if parent else None},
             )
-            pinned, edits = {}, []
+            pinned: dict[str, Any] = {}
+            edits = []
             for tx_id, metadata in pins.items():
                 states = self._of_stream(tx_id)
                 changes = states.changes()
@@ -365,16 +419,31 @@ class GroupStore:
                 tables={**record.tables, **tables},
             )
             ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
-            edits = []
+            edits: list[Changes | PageChanges] = []
             for states in self._pins.values():
                 changes = states.changes()
                 states.cleanup_before_in(changes, txid)
                 edits.append(changes)
-            new, more_ops, more_edits = self._opaque_changes(txid, opaque_metadata or {})
-            self._write(ADVANCE, after, [*ops, *more_ops], [*edits, *more_edits])
+            moved = self._moved(txid, opaque_metadata or {})
+            for changes in moved:
+                self._ensure(changes.root)
+            self._write(ADVANCE, after, ops, [*edits, *moved])
             self._decision = None
-            for tx_id, partition, states in new:
-                self._partitions[tx_id][partition] = states
+
+    def check_advance(self, txid: int, opaque_metadata: Mapping[str, Mapping[str, Any]]) -> None:
+        """Whether the advance of a transaction will fit into one write; for before it is decided.
+
+        Once it is decided and published there would be nothing left to do about it.
+
+        Raises:
+            ValueTooLarge: it will not; with the streams whose metadata it is.
+        """
+        with self._lock:
+            moved = self._moved(txid, opaque_metadata)
+            if moved:
+                ops: list[Op] = [SetData(self._record_path, encode(self.record), self._znode_version)]
+                ops += [op for changes in moved for op in changes.ops]
+                check_multi(ops, f" to advance transaction {txid}", _ADVANCE_RESERVE_BYTES)
 
     def _check_advance(self, record: GroupRecord, marker: Marker, published: bool) -> None:
         decided = self._decision.attempt if self._decision else None
@@ -388,27 +457,10 @@ class GroupStore:
         if record.attempts.get(marker.txid, -1) < marker.attempt_id:
             raise StaleState(f"attempt {marker.attempt} cannot advance", found=dict(record.attempts), expected="begun")
 
-    def _opaque_changes(
-        self, txid: int, given: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[list[tuple[str, str, RotatingTransactionalState]], list[Op], list[Changes]]:
-        new, ops, edits = [], [], []
-        for tx_id, of_partition in given.items():
+    def _moved(self, txid: int, given: Mapping[str, Mapping[str, Any]]) -> list[PageChanges]:
+        for tx_id in given:
             self._of_stream(tx_id)
-            root = self._zk.path(self.topology, tx_id, "user")
-            self._ensure(root)
-            for partition, metadata in of_partition.items():
-                path = f"{root}/{partition_znode(partition)}"
-                states = self._partitions[tx_id].get(partition)
-                if states is None:
-                    states = RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
-                    new.append((tx_id, partition, states))
-                    if self._zk.exists(path) is None:
-                        ops.append(Create(path))
-                changes = states.changes()
-                states.put_in(changes, txid, metadata)
-                states.cleanup_before_in(changes, txid)
-                edits.append(changes)
-        return new, ops, edits
+        return [self._partitions[tx_id].change(txid, of_partition) for tx_id, of_partition in given.items()]
 
     def put_tables(self, tables: Mapping[str, TableMark], removed: Iterable[str] = ()) -> None:
         """Change table marks outside of a transaction: adopting a new table, detaching one."""
@@ -457,8 +509,14 @@ class GroupStore:
             raise OutcomeUnknown(f"it is not known whether {path} exists") from problem
         self._ensured.add(path)
 
-    def _write(self, point: str, after: GroupRecord, ops: list[Op], edits: list[Changes]) -> None:
+    def _write(
+        self, point: str, after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]
+    ) -> None:
         assert self._fence is not None
+        digests, partition_digests = self._digests_after(edits)
+        after = replace(
+            after, pins={**(after.pins or {}), **digests}, partitions={**(after.partitions or {}), **partition_digests}
+        )
         data = encode(after)
         request: list[Op] = []
         self._fence.check_op(request)
@@ -477,8 +535,28 @@ class GroupStore:
             self._broken = f"{type(problem).__name__}: {problem}"
             raise
         self._record, self._znode_version = after, self._znode_version + 1
+        self._digests, self._partition_digests = digests, partition_digests
         for changes in edits:
             changes.applied()
+
+    def _digests_after(
+        self, edits: Iterable[Changes | PageChanges]
+    ) -> tuple[dict[str, dict[int, str]], dict[str, str]]:
+        """Of what is stored once these writes have happened."""
+        pins = {tx_id: dict(digests) for tx_id, digests in self._digests.items()}
+        partitions = dict(self._partition_digests)
+        for changes in edits:
+            for tx_id in self.tx_ids:
+                if isinstance(changes, PageChanges):
+                    if changes.of(self._partitions[tx_id]):
+                        partitions[tx_id] = _digest_of_partitions(changes)
+                elif self._pins[tx_id].is_changed_by(changes):
+                    for txid, value in self._pins[tx_id].outcome(changes).items():
+                        if value is GONE:
+                            pins[tx_id].pop(txid, None)
+                        else:
+                            pins[tx_id][txid] = digest_of(value)
+        return pins, partitions
 
     def _until_done(self, send: Callable[[], None], data: bytes) -> None:
         while True:
@@ -524,9 +602,9 @@ class GroupStore:
         )
 
 
-def partition_znode(partition: str) -> str:
-    """The znode of a source's partition: its name is the source's, so that it may have a ``/`` or a blank in it."""
-    return quote(partition, safe="@:=+,")
+def _digest_of_partitions(of: OpaqueMetadata | PageChanges) -> str:
+    values = {partition: entry.metadata for partition, entry in of.values().items()}
+    return digest_of(values) if values else ""
 
 
 def check_stream_name(name: str) -> str:

@@ -24,6 +24,9 @@ from trident.coordinators.transactions import TransactionAttempt
 SCHEMA = 1
 # The framework's own znodes beside those of a topology's batch groups and streams.
 RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
+# Of a field that a version before this one did not write: a stored record may be without it.
+MAY_BE_MISSING = "may be missing"
+_MAY_BE_MISSING = {MAY_BE_MISSING: True}
 
 Txid = Annotated[int, Meta(ge=1)]
 AttemptId = Annotated[int, Meta(ge=0)]
@@ -72,6 +75,11 @@ class GroupRecord:
         last_published: the last transaction that has a control record; a
             batch without any effect advances without one.
         tables: table id -> what our last commit left there.
+        pins: tx_id -> txid -> a digest of the pin; see :mod:`trident.coordinators.positions`.
+        partitions: tx_id -> a digest of the metadata of its opaque partitions.
+
+    The last two are not part of what a record is compared by. They are
+    None in a record of a version that did not write them.
     """
 
     incarnation: Name
@@ -81,6 +89,8 @@ class GroupRecord:
     last: Marker | None = None
     last_published: Marker | None = None
     tables: Mapping[Name, TableMark] = field(default_factory=dict)
+    pins: Mapping[Name, Mapping[Txid, str]] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
+    partitions: Mapping[Name, str] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
 
     def problem(self) -> str | None:
         """What contradicts itself in this record, or None."""
@@ -185,6 +195,9 @@ def encode(record: Any) -> bytes:
             type: a defect of the caller, which must not reach ZooKeeper.
     """
     fields = msgspec.to_builtins(record, str_keys=True, enc_hook=_plain)
+    for known in dataclasses.fields(record):
+        if known.metadata.get(MAY_BE_MISSING) and fields[known.name] is None:
+            del fields[known.name]
     text = json.dumps({"schema": SCHEMA, **fields}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     data = text.encode()
     try:
@@ -204,7 +217,10 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
     _refuse_a_streams(path, data, what)
     fields = _fields(path, data, what)
     # The defaults of a record are for Python code; stored, every key is there.
-    missing = [known.name for known in dataclasses.fields(kind) if known.name not in fields]  # type: ignore[arg-type]
+    missing = [
+        known.name for known in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if known.name not in fields and not known.metadata.get(MAY_BE_MISSING)
+    ]  # fmt: skip
     if missing:
         raise CorruptZnode(path, found=_shown(data), expected=f"a {what} with the key `{missing[0]}`")
     try:

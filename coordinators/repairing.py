@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
 from trident.coordinators.errors import StaleState
 from trident.coordinators.group_store import RECORD, GroupStore
 from trident.coordinators.leadership import Lease
+from trident.coordinators.opaque_metadata import PageChanges
 from trident.coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper
@@ -54,6 +54,8 @@ def greatest_epoch(zk: ZooKeeper, topology: str) -> int:
 class RepairStore(GroupStore):
     """A group's state, with what only a repair may do to it. Call load() first."""
 
+    _halts_where_misplaced = False
+
     @property
     def exists(self) -> bool:
         """Whether the group has a record."""
@@ -82,16 +84,43 @@ class RepairStore(GroupStore):
                 self._ensure(self._zk.path(self.topology, tx_id))
             self._ensure(self._zk.path(self.topology, self.group))
             ops = [*self._registration(incarnation, identity), *self._decided(decision)]
-            edits: list[Changes] = []
+            edits: list[Changes | PageChanges] = []
             for tx_id, states in self._pins.items():
                 if tx_id != self.group:
                     self._ensure(self._pins_path(tx_id))
                 edits.append(_replaced(states, pins.get(tx_id, {})))
+            self._digests = {tx_id: {} for tx_id in self.tx_ids}
             for tx_id in self.tx_ids:
-                more, new = self._partitions_replaced(tx_id, opaque.get(tx_id, {}), opaque_txid)
-                ops, edits = [*ops, *more], [*edits, *new]
+                wanted = opaque.get(tx_id, {})
+                if wanted:
+                    self._ensure(self._partitions[tx_id].root)
+                edits.append(self._partitions[tx_id].replace(wanted, opaque_txid))
             self._write(RECORD, record, ops, edits)
             self._decision = decision
+
+    def put_positions(
+        self, pins: Mapping[str, Mapping[int, Any]], opaque: Mapping[str, Mapping[str, Any]], opaque_txid: int = 1
+    ) -> None:
+        """Replaces the pins, or the partitions' metadata, of some streams, and the digests in the record, together.
+
+        Args:
+            pins: tx_id → all of its pins by txid.
+            opaque: tx_id → partition → metadata, stored under ``opaque_txid``.
+
+        Raises: as every write of :class:`GroupStore`.
+        """
+        with self._lock:
+            self._writable()
+            edits: list[Changes | PageChanges] = []
+            for tx_id, of_stream in pins.items():
+                if tx_id != self.group:
+                    self._ensure(self._pins_path(tx_id))
+                edits.append(_replaced(self._of_stream(tx_id), of_stream))
+                self._digests[tx_id] = {}
+            for tx_id, of_partition in opaque.items():
+                self._ensure(self._partitions[tx_id].root)
+                edits.append(self._partitions[tx_id].replace(of_partition, opaque_txid))
+            self._write(RECORD, self.record, [], edits)
 
     def abandon(self, decision: Decision) -> None:
         """Deletes a decision of which nothing is published; its attempt id is not used again.
@@ -124,23 +153,6 @@ class RepairStore(GroupStore):
     def _decided(self, decision: Decision | None) -> list[Op]:
         ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
         return [*ops, Create(self._decided_path, encode(decision))] if decision else ops
-
-    def _partitions_replaced(
-        self, tx_id: str, wanted: Mapping[str, Any], txid: int
-    ) -> tuple[list[Op], list[Changes]]:
-        root = self._zk.path(self.topology, tx_id, "user")
-        ops: list[Op] = []
-        edits = []
-        known = self._partitions[tx_id]
-        if wanted:
-            self._ensure(root)
-        for partition in sorted({*known, *wanted}):
-            path = f"{root}/{quote(partition, safe='@:=+,')}"
-            states = known.get(partition) or RotatingTransactionalState(self._zk, path, owner=f"spout {tx_id}")
-            if partition not in known and self._zk.exists(path) is None:
-                ops.append(Create(path))
-            edits.append(_replaced(states, {txid: wanted[partition]} if partition in wanted else {}))
-        return ops, edits
 
 
 def _replaced(states: RotatingTransactionalState, values: Mapping[int, Any]) -> Changes:

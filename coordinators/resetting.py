@@ -16,12 +16,11 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed
 from trident.coordinators.leadership import current_holder, holder_is_gone
 from trident.coordinators.records import RESERVED_NAMES, Holder, decode, encode
-from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper
+from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, parts_of
 
 RESET = faults.register("zk.reset", "the multis that forget a topology")
 # With a dot in it: no stream and no batch group can have this name.
 _MARK = "reset.unfinished"
-_OPS_MAX = 2_000
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
         ops.append(_mark(zk, mark, unfinished))
     try:
         zk.multi(ops, RESET)
-        for start in range(0, len(rest), _OPS_MAX):
-            zk.multi([*map(Delete, rest[start : start + _OPS_MAX])], RESET)
+        for part in parts_of([*map(Delete, rest)]):
+            zk.multi(part, RESET)
     except MultiRefused as refusal:
         raise Deposed(
             f"topology {topology!r} is running, or was started meanwhile",

@@ -22,6 +22,9 @@ from trident.coordinators.errors import OutcomeUnknown, StaleState
 from trident.coordinators.records import decode_txid, decode_value, encode_value
 from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, check_name
 
+GONE: Any = object()
+"""Instead of a value: it is deleted."""
+
 Initializer = Callable[[int, Any], Any]
 """(txid, value of the greatest txid below, or None) -> the new value."""
 
@@ -70,6 +73,14 @@ class Changes:
     def visible(self, stored: dict[str, _Entry]) -> bool:
         """Whether what is stored is what these changes lead to."""
         return all(stored.get(key) == entry for key, entry in self._after.items())
+
+    def of(self, state: TransactionalState) -> bool:
+        """Whether these are writes to that map."""
+        return self._state is state
+
+    def outcome(self) -> dict[str, Any]:
+        """key -> the value after them, or :data:`GONE`; of the keys that they touch."""
+        return {key: GONE if entry is None else entry.value for key, entry in self._after.items()}
 
     def _now(self, key: str) -> _Entry | None:
         return self._after[key] if key in self._after else self._state.entry(key)
@@ -297,6 +308,14 @@ class RotatingTransactionalState:
     def changes(self) -> Changes:
         """An empty set of changes to this map."""
         return Changes(self._state)
+
+    def is_changed_by(self, changes: Changes) -> bool:
+        """Whether these are writes to this map."""
+        return changes.of(self._state)
+
+    def outcome(self, changes: Changes) -> dict[int, Any]:
+        """txid -> the value after these changes, or :data:`GONE`; of the txids that they touch."""
+        return {int(key): value for key, value in changes.outcome().items()}
 
     def has(self, txid: int) -> bool:
         """Whether a txid has a value (which may be None)."""

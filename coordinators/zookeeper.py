@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Union
@@ -54,6 +54,7 @@ VALUE_BYTES_MAX = 512 * 1024
 # The servers' default jute.maxbuffer is 1,048,575 bytes for a whole request.
 MULTI_BYTES_MAX = 1_000_000
 _OP_OVERHEAD_BYTES = 96
+_OPS_AT_ONCE = 2_000
 _CLOSE_SECS_MAX = 3.0
 _REVIVE_SECS_MIN, _REVIVE_SECS_MAX = 0.5, 30.0
 
@@ -716,7 +717,6 @@ def _not_allowed(path: str, problem: Exception, hosts: str = "ZooKeeper") -> Coo
 
 
 def _check_sizes(ops: Sequence[Op]) -> None:
-    total = 0
     for op in ops:
         value = op.value if isinstance(op, (Create, SetData)) else b""
         if len(value) > VALUE_BYTES_MAX:
@@ -726,12 +726,56 @@ def _check_sizes(ops: Sequence[Op]) -> None:
                 expected=f"at most {VALUE_BYTES_MAX:,} bytes",
                 action="keep the data elsewhere and only a reference to it in the metadata",
             )
-        total += len(op.path.encode()) + len(value) + _OP_OVERHEAD_BYTES
-    if total > MULTI_BYTES_MAX:
-        largest = max(ops, key=lambda op: len(op.value) if isinstance(op, (Create, SetData)) else 0)
+    check_multi(ops)
+
+
+def check_multi(ops: Sequence[Op], what: str = "", reserve: int = 0) -> None:
+    """Whether writes that belong together fit into one request.
+
+    Args:
+        ops: of the multi.
+        what: what they do, for the message.
+        reserve: bytes that must be left, for what is not known yet.
+
+    Raises:
+        ValueTooLarge: they do not; with whose they are.
+    """
+    total, by_owner = 0, dict[str, int]()
+    for op in ops:
+        size = multi_bytes([op])
+        total += size
+        owner = getattr(op, "owner", "") or "coordination"
+        by_owner[owner] = by_owner.get(owner, 0) + size
+    if total > MULTI_BYTES_MAX - reserve:
+        most = sorted(by_owner.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{owner} {size:,}" for owner, size in most[:5])
         raise ValueTooLarge(
-            f"{len(ops)} writes that belong together are too large for ZooKeeper; the largest is"
-            f" {getattr(largest, 'owner', '') or 'a znode'} (znode {largest.path})",
-            found=f"{total:,} bytes",
-            expected=f"at most {MULTI_BYTES_MAX:,} bytes",
+            f"{len(ops)} writes that belong together{what} are too large for ZooKeeper",
+            found=f"{total:,} bytes: {shown}" + (", …" if len(most) > 5 else ""),
+            expected=f"at most {MULTI_BYTES_MAX - reserve:,} bytes over all streams of a batch group",
+            action="keep positions in the metadata, not data; have fewer partitions in a batch; or keep streams that"
+            " need not meet in batch groups, or topologies, of their own",
         )
+
+
+def multi_bytes(ops: Sequence[Op]) -> int:
+    """About how many bytes operations take in a request; never fewer than they do."""
+    return sum(
+        len(op.path.encode()) + (len(op.value) if isinstance(op, (Create, SetData)) else 0) + _OP_OVERHEAD_BYTES
+        for op in ops
+    )
+
+
+def parts_of(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Runs of writes that need not happen together, each of which fits into one request."""
+    part: list[Op] = []
+    size = 0
+    for op in ops:
+        more = multi_bytes([op])
+        if part and (size + more > MULTI_BYTES_MAX // 2 or len(part) >= _OPS_AT_ONCE):
+            yield part
+            part, size = [], 0
+        part.append(op)
+        size += more
+    if part:
+        yield part

@@ -7,6 +7,7 @@ said. ``TRIDENT_REPAIR=all`` runs the whole list.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -19,14 +20,14 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
+from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, connected, fold, topology
 from tests.repair_sources import Sources
 from trident import admin, cli
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
 from trident.coordinators.leadership import Fence
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import Delete, SetData, ZooKeeper, ZooKeeperConfig
 from trident.repair import repair
 from trident.status import format_status, read_status
 
@@ -77,6 +78,50 @@ def goes_on(world: World, batches: int = 5) -> None:
     world.run(batches)
     assert world.holds() == (fold(batches), fold(batches))
     assert world.repair().findings == []
+
+
+# --- positions of streams --------------------------------------------------------------------------------
+
+
+def without(world: World, path: str) -> None:
+    """A znode is gone, or somebody has deleted it."""
+    with connected(world.hosts, world.root) as zk:
+        zk.multi([Delete(zk.path("top", *path.split("/")))])
+
+
+@pytest.mark.parametrize("pending", [False, pytest.param(True, marks=full)])
+def test_a_missing_pin_halts_and_is_rebuilt_from_the_manifest(world: World, pending: bool) -> None:
+    if pending:  # the fourth transaction is decided, and its coordinator gone
+        stuck(world, 0)
+    without(world, f"lines/coordinator/{3 + pending}")
+    check_said(world.fails(), "pin of transaction", "'lines' is missing")
+    found = world.dry_run().findings
+    assert [finding.kind for finding in found] == ["positions lost"] and found[0].chosen
+    assert world.repair(apply=True).left == []
+    goes_on(world)
+
+
+@full
+def test_a_missing_pin_in_a_record_of_the_version_before_is_told_by_the_manifest(world: World) -> None:
+    with connected(world.hosts, world.root) as zk:
+        path = zk.path("top", "lines", "coordinator")
+        data, found = zk.get(path)
+        fields = {key: value for key, value in json.loads(data).items() if key not in ("pins", "partitions")}
+        zk.multi([SetData(path, json.dumps(fields).encode(), found.znode_version)])
+    without(world, "lines/coordinator/3")
+    check_said(world.fails(), "pin of transaction 3", "'lines' is missing")
+    assert world.repair(apply=True).left == []
+    goes_on(world)
+
+
+@full
+def test_a_position_that_no_manifest_has_is_not_guessed(world: World) -> None:
+    without(world, "lines/coordinator/3")
+    for manifest in (world.warehouse / "_trident" / "top" / "lines" / "manifests").iterdir():
+        manifest.unlink()
+    (finding,) = world.repair(apply=True).left
+    assert finding.kind == "positions lost" and "nothing is guessed" in finding.refusal
+    check_said(world.fails(), "is missing")
 
 
 def the_repair(world: World, kind: str, **choices: object) -> None:

@@ -29,15 +29,16 @@ IMPURE = {
     "secrets", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", *SPARK_AND_DELTA,
 }  # fmt: skip
 # `trident repair` decides without I/O, on facts: trident/repair_look.py finds them, trident/repair.py does what is decided.
-REPAIR = ["decided", "facts", "foreign", "plan", "rebuild", "steps", "whole"]
+REPAIR = ["decided", "facts", "foreign", "plan", "positions", "rebuild", "steps", "whole"]
 REPAIR_MAY_USE = {
-    "coordinators.records", "states.control", "states.manifest", "states.plain_watch",
+    "coordinators.positions", "coordinators.records", "states.control", "states.manifest", "states.plain_watch",
     *(f"trident.repair_{name}" for name in REPAIR),
 }  # fmt: skip
 PURE = {
     **{f"trident/repair_{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
     "coordinators/backoff.py": set(),
+    "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
     "coordinators/transactions.py": set(),
     "coordinators/errors.py": set(),
     "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},

@@ -46,7 +46,7 @@ from trident.coordinators.errors import (
     TableError,
     TopologyError,
 )
-from trident.coordinators.group_store import partition_znode
+from trident.coordinators.opaque_metadata import partition_znode
 from trident.coordinators.records import RESERVED_NAMES, Decision, decode, encode
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import Create, Delete, ZooKeeper

@@ -110,8 +110,8 @@ def test_every_znode_is_its_creators(life: Life, own: ZooKeeper) -> None:
     assert {shape(path) for path in found} >= {
         "", "secured", "secured/identity", "secured/incarnation", "secured/live",
         "secured/lines", "secured/lines/leader", "secured/lines/coordinator", "secured/lines/coordinator/N",
-        "secured/numbers", "secured/numbers/leader", "secured/numbers/coordinator", "secured/numbers/user/N",
-        "secured/numbers/user/N/N",
+        "secured/numbers", "secured/numbers/leader", "secured/numbers/coordinator", "secured/numbers/partitions",
+        "secured/numbers/partitions/N",
     }  # fmt: skip
     assert [path for path in found if path.endswith("/decided")]
     identities = {(31, "sasl", "trident"), (31, "x509", "CN=client")}

@@ -54,6 +54,7 @@ from trident.embedded_keeper import EmbeddedKeeper
 from trident.expressions import current_session
 from trident.one_host import check_topology
 from trident.planner import GroupPlan, plan
+from trident.positions_check import check_by_manifest
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
 from trident.session import check_session, make_session
@@ -708,6 +709,8 @@ class TopologyQuery:
                 action=f"{repair_command(self.name)} shows what can be done and changes nothing; to begin again: "
                 f"`trident reset {self.name}`",
             )
+        else:
+            check_by_manifest(store, self._warehouse)
         committer = DeltaCommitter(
             self._engine, self._warehouse, self._topology.name, plan_.name, self._incarnation, fence.epoch,
             plan_.bindings, lambda: fence.verify(self._zk),

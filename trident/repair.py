@@ -33,6 +33,7 @@ from trident.repair_steps import (
     AbandonDecision,
     Choices,
     Finding,
+    PutPositions,
     Restore,
     SetMarks,
     Step,
@@ -152,6 +153,9 @@ class _Repair:
             return f"ZooKeeper now says of {len(step.marks) + len(step.forget)} table(s) of {step.group} what they are"
         if isinstance(step, WriteRecord):
             return self._write(step)
+        if isinstance(step, PutPositions):
+            self._store(step.group).put_positions(step.pins, step.opaque, step.opaque_txid)
+            return f"the positions of {', '.join(sorted({*step.pins, *step.opaque}))} are in ZooKeeper again"
         assert isinstance(step, AbandonDecision)
         self._store(step.group).abandon(step.decision)
         return f"the decision of transaction {step.decision.txid} is given up; its next attempt begins anew"

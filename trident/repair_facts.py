@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trident.coordinators.positions import Misplaced
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.control import ControlRecord
 from trident.states.manifest import Manifest
@@ -124,6 +125,8 @@ class GroupFacts:
         manifests: by attempt.
         leftovers: txid → the greatest attempt id that was ever seen of it: in manifests and staged folders.
         tx_ids: the group's streams, as far as known.
+        pins: tx_id → txid → metadata, as ZooKeeper has them.
+        misplaced: positions in ZooKeeper that are not those of the record.
     """
 
     name: str
@@ -133,6 +136,8 @@ class GroupFacts:
     manifests: tuple[ManifestFacts, ...] = ()
     leftovers: Mapping[int, int] = field(default_factory=dict)
     tx_ids: tuple[str, ...] = ()
+    pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    misplaced: tuple[Misplaced, ...] = ()
 
 
 @dataclass(frozen=True)

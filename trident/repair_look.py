@@ -20,6 +20,7 @@ from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.positions_check import misplaced_by_manifest
 from trident.repair_facts import (
     APPEND,
     BESIDE,
@@ -130,7 +131,9 @@ class _Look:
         found = ManifestStore(self.warehouse, self.topology, self.group).found()
         if tx_ids is None:
             tx_ids = tuple(sorted(found[-1][1].spouts)) if found else ()
-        record, decision, _ = GroupStore(self.zk, self.topology, self.group, tx_ids).load()
+        store = GroupStore(self.zk, self.topology, self.group, tx_ids)
+        record, decision, pins = store.load()
+        misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
         manifests = tuple(
             ManifestFacts(decided, manifest, self._missing(manifest)) for decided, manifest in found
@@ -138,7 +141,7 @@ class _Look:
         leftovers: dict[int, int] = {}
         for txid, attempt_id in [*((one.txid, one.attempt_id) for one, _ in found), *self._folders(tables)]:
             leftovers[txid] = max(leftovers.get(txid, 0), attempt_id)
-        return GroupFacts(self.group, record, decision, tables, manifests, leftovers, tx_ids)
+        return GroupFacts(self.group, record, decision, tables, manifests, leftovers, tx_ids, pins, tuple(misplaced))
 
     def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         missing = {}

@@ -73,7 +73,17 @@ class AbandonDecision:
     decision: Decision
 
 
-Step = Restore | SetMarks | WriteRecord | AbandonDecision
+@dataclass(frozen=True)
+class PutPositions:
+    """Write the pins, or the partitions' metadata, of some streams again, with their digests."""
+
+    group: str
+    pins: Mapping[str, Mapping[int, Any]]
+    opaque: Mapping[str, Mapping[str, Any]]
+    opaque_txid: int
+
+
+Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions
 
 
 @dataclass(frozen=True)

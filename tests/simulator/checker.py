@@ -50,7 +50,7 @@ class Checker:
         self._greatest: dict[int, int] = {}  # txid -> the greatest attempt id that ever began
         self._pins: dict[tuple[str, int], Any] = {}
         self._pins_of: dict[Attempt, dict[str, Any]] = {}  # as of its begin
-        self._opaque: dict[tuple[str, str], set[int]] = {}
+        self._opaque: dict[str, set[int]] = {}
         self._emitted: dict[Attempt, dict[str, list[Any]]] = {}
         self._advanced: dict[int, Attempt] = {}
         self._advanced_by: dict[int, Any] = {}
@@ -97,7 +97,7 @@ class Checker:
 
     def _is_state(self, path: str) -> bool:
         tail = path[len(ROOT) + 1 :].split("/")[1:]
-        return bool(tail) and tail[0] in ("coordinator", "decided", "user")
+        return bool(tail) and tail[0] in ("coordinator", "decided", "partitions")
 
     def _parsed(self, changes: Mapping[str, bytes | None], path: str, otherwise: Any) -> Any:
         if path not in changes:
@@ -110,12 +110,12 @@ class Checker:
             parts = path[len(ROOT) + 1 :].split("/")
             if len(parts) == 3 and parts[1] == "coordinator":
                 self._on_pin((parts[0], int(parts[2])), parsed(data)["value"] if data else None)
-            elif len(parts) == 4 and parts[1] == "user":
-                stored = self._opaque.setdefault((parts[0], parts[2]), set())
-                (stored.add if data else stored.discard)(int(parts[3]))
+            elif len(parts) == 3 and parts[1] == "partitions":
+                stored = self._opaque.setdefault(parts[0], set())
+                (stored.add if data else stored.discard)(int(parts[2]))
 
-        for key, stored in self._opaque.items():
-            self._claim(len(stored) <= 1, f"{key}: the metadata of {sorted(stored)} are kept")
+        for name, stored in self._opaque.items():
+            self._claim(len(stored) <= 1, f"{name}: of two partitions the pages {sorted(stored)} are kept")
 
     def _on_pin(self, key: tuple[str, int], value: Any) -> None:
         name, txid = key

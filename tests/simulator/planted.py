@@ -95,7 +95,8 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
              "base = list(self._positions.values())[-1] if self._positions else None"),
     ),
     "the decision is forgotten at a restart": (
-        Edit(STORE + "load", "self._decision = decode(self._decided_path, decided[0], Decision) if decided else None",
+        Edit(STORE + "_read_everything",
+             "self._decision = decode(self._decided_path, decided[0], Decision) if decided else None",
              "self._decision = None"),
     ),
     "the committer spout is told before the tables": (

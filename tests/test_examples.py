@@ -94,7 +94,11 @@ def test_08_windows(run: Run) -> None:
 def test_06_joins(run: Run) -> None:
     out = run("06_joins.py")
     assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out
-    assert "open: o2, o4, o5" in out
+    assert "open in their batch: o2, o4, o5, o9" in out
+    within, ever = out.split("paid, whenever:")
+    assert "o2" not in within.split("every order")[0] and "|      o2|bob|  cash|" in ever, "paid a batch later"
+    assert "|      o9|eve|  card|" in ever and "o4" not in ever.split("open")[0], "paid a batch before"
+    assert ever.count("|      o1|") == 1, "a pair meets once"
 
 
 def test_09_split_and_merge(run: Run) -> None:

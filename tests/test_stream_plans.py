@@ -77,6 +77,7 @@ class Sides:
         return len(state)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::trident.SameBatchOnlyWarning")
 TOPOLOGIES: dict[str, Callable[[TridentTopology], Any]] = {}
 SNAPSHOTS: dict[str, str] = {}
 
@@ -150,6 +151,7 @@ group points
   2: stream points -> user bigint, n bigint   [test_stream_plans.py:n]
   3 of 1: filter(is_long) -> user bigint, name string   [test_stream_plans.py:n]
   4 of 3 and 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
+     note: only rows of one transaction meet: streams 'users' and 'points' are independent
   5 of 4: project(name, n) -> name string, n bigint   [test_stream_plans.py:n]
   6 of 5: partition_persist(rows) -> name string, n bigint   [test_stream_plans.py:n]
   7 of 4: persistent_aggregate(totals, Sum) -> user bigint, total bigint   [test_stream_plans.py:n]
@@ -175,6 +177,7 @@ group points
   1: stream users -> user bigint, name string   [test_stream_plans.py:n]
   2: stream points -> user bigint, n bigint   [test_stream_plans.py:n]
   3 of 1 and 2: join(user) -> user bigint, name string, n bigint   [test_stream_plans.py:n]
+     note: only rows of one transaction meet: streams 'users' and 'points' are independent
   4 of 3: project(name, n) -> name string, n bigint   [test_stream_plans.py:n]
   5 of 4: partition_persist(rows) -> name string, n bigint   [test_stream_plans.py:n]
   6 of 3: persistent_aggregate(totals, Sum) -> user bigint, total bigint   [test_stream_plans.py:n]
@@ -218,6 +221,7 @@ group left
   2: stream right -> k bigint, c bigint   [test_stream_plans.py:n]
   3 of 1: project(k, a) -> k bigint, a string   [test_stream_plans.py:n]
   4 of 3 and 2: multi_reduce(Sides) -> k bigint, n bigint   [test_stream_plans.py:n]
+     note: only rows of one transaction meet: streams 'left' and 'right' are independent
   5 of 4: partition_persist(out) -> k bigint, n bigint   [test_stream_plans.py:n]
   from stream left to 3:
     Spark: select k, a

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from trident.redis_list_queue import RedisListQueue
     from trident.redis_list_spout import RedisListSpout
     from trident.rich_spouts import RichSpout, SpoutCollector
+    from trident.same_batch import SameBatchOnlyWarning
     from trident.session import configure_spark
     from trident.spouts import (
         Backlog,
@@ -159,6 +160,7 @@ _HOME = {
     "RemovableMapState": "trident.states.user_states",
     "RichBolt": "trident.tuple_bolts",
     "RichSpout": "trident.rich_spouts",
+    "SameBatchOnlyWarning": "trident.same_batch",
     "SnapshotGet": "trident.state_queries",
     "Snapshottable": "trident.states.user_states",
     "SnapshottableMap": "trident.states.map_states",
@@ -268,6 +270,7 @@ __all__ = [
     "RemovableMapState",
     "RichBolt",
     "RichSpout",
+    "SameBatchOnlyWarning",
     "SnapshotGet",
     "Snapshottable",
     "SnapshottableMap",

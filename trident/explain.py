@@ -35,6 +35,7 @@ from trident.lowering import (
 from trident.nodes import Node, PersistNode, SourceNode
 from trident.planner import GroupPlan, plan
 from trident.results import ResultNode
+from trident.same_batch import notes
 
 if TYPE_CHECKING:
     from trident.topology import TridentTopology
@@ -65,6 +66,7 @@ def _nodes(group: "GroupPlan | DrpcPlan") -> Iterator[str]:
         origin = f" of {parents}" if parents else ""
         file, _, line = node.location.rpartition(":")
         yield f"{number}{origin}: {node.operation} -> {_fields(node)}   [{os.path.basename(file)}:{line}]"
+        yield from (f"   note: {note}" for note in notes(node))
 
 
 def _fields(node: Node) -> str:

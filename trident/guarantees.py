@@ -93,7 +93,7 @@ def table() -> list[tuple[str, ...]]:
 def warn_if_not_exactly_once(node: "PersistNode", topology: "TridentTopology") -> None:
     """Warns, at the user's line, when a stream's spout and a state cannot give exactly-once together."""
     state = state_kind_of(node.binding.state)
-    for source in _sources(node):
+    for source in sources_of(node):
         found = guarantee(kind_of(source.spout), state)
         if found is not Guarantee.EXACTLY_ONCE:
             file, _, line = node.location.rpartition(":")
@@ -114,7 +114,8 @@ def _text(topology: str, source: Any, node: "PersistNode", state: StateKind, fou
     return f"topology {topology!r}: {pair} together are {found.value}; exactly once would be {better}"
 
 
-def _sources(node: "Node") -> Iterator[Any]:
+def sources_of(node: "Node") -> Iterator[Any]:
+    """The SourceNodes above a node."""
     from trident.nodes import SourceNode
 
     seen: set[Any] = set()

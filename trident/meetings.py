@@ -19,6 +19,7 @@ from trident.coordinators.errors import FieldError, OutputTypeError, TopologyErr
 from trident.lowering import ANCHORS_FIELD, WHOLE
 from trident.meeting_ops import JoinOp, TaggedUnionOp, UnionOp
 from trident.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
+from trident.same_batch import warn_if_independent
 from trident.signatures import (
     call_site,
     check_arity,
@@ -239,6 +240,7 @@ def join(
         types=_join_types(type, len(streams)),
     )  # fmt: skip
     topology._add(node)
+    warn_if_independent(node, node.operation)
     return Stream(topology, node)
 
 
@@ -417,6 +419,7 @@ def multi_reduce(
         reduces=aggregation,
     )  # fmt: skip
     topology._add(node)
+    warn_if_independent(node, node.operation)
     return Stream(topology, node)
 
 

@@ -241,6 +241,9 @@ class Stream:
     ) -> "Stream":
         """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
 
+        Rows of two transactions never meet: what that means for streams of
+        independent spouts is said at :meth:`TridentTopology.join`.
+
         Args:
             other: of the same topology.
             on: the keys: one choice for both, or ``["a", "b"]`` where they have other names in the other stream.

@@ -175,7 +175,10 @@ class TridentTopology:
         The fields are the keys, then the sides' other fields in order. A row is
         made of every combination of the sides' rows with equal keys; null is
         equal to null, as in a group (filter before, where that is not wanted).
-        Rows of two transactions never meet.
+        Rows of two transactions never meet, and none is kept for a later one: of
+        streams of independent spouts a pair is found only if both rows happen to be
+        in one transaction. That warns (:class:`SameBatchOnlyWarning`). To find all
+        pairs keep both sides in a state: docs/stream-api.md, "Joining over batches".
 
         Args:
             streams: two or more, of this topology; one may be there twice.
@@ -196,7 +199,8 @@ class TridentTopology:
 
         Grouped streams give the results of each group behind its keys (those of
         the first stream); others one result over the whole batch, also an empty
-        one. (In Trident it would be per task: what meets there is chance.)
+        one. (In Trident it would be per task: what meets there is chance.) Of
+        streams of independent spouts it warns, as :meth:`join` does.
 
         Args:
             streams: all grouped or none.

@@ -25,8 +25,15 @@ class Upsert:
         order_by: a field: of the rows of one key in a batch the one with the
             greatest value is the last; nulls come first. None takes the order in
             which the batch has them: that of the source, as long as nothing in
-            between moves rows among Spark partitions. Between batches the later
-            transaction always wins.
+            between moves rows among Spark partitions.
+
+    WARNING: ``order_by`` orders within a batch only. Between batches the later
+    transaction always wins, whatever the value in that field: an older change
+    that arrives in a later batch replaces a newer one. So it is no substitute for
+    ``MERGE … WHEN MATCHED AND s.ts > t.ts`` unless the source keeps the changes of a
+    key in order over its batches. Where it does not, keep the greatest value in the
+    state itself: ``persistent_aggregate`` with an Aggregator that has ``resume``
+    (docs/from-structured-streaming.md, "Changes that arrive out of order").
     """
 
     keys: Union[str, Sequence[str]]

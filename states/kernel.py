@@ -35,6 +35,7 @@ from trident.states.kernel_files import LiveFile, add_action, commit_lock, live_
 from trident.states.log_entries import entry_signature
 from trident.states.staged import StagedFile
 from trident.states.torn_entries import settle_newest_entry
+from trident.states.whole_files import require_whole_log
 
 __all__ = [
     "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
@@ -248,6 +249,7 @@ class KernelEngine:
             return (builder if version is None else builder.atVersion(version)).build(self.java)
 
         with faults.fault_point(LOAD):
+            require_whole_log(path, version)
             java = guard(path, build)
         snapshot = TableSnapshot(self, java, path, java.getVersion())
         if RETENTION_PROPERTY in snapshot.properties:

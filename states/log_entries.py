@@ -87,6 +87,11 @@ def read_commit(path: str, version: int) -> Commit:
         ) from None
     except (OSError, ValueError) as error:
         raise TableError(f"log entry {version} of table {path} cannot be read", found=error) from error
+    if not actions:
+        raise TableError(
+            f"log entry {version} of table {path} is empty", found="no action", expected="the actions of a commit",
+            action="bring the file back from a back-up: the rows that it names would be missing without a word",
+        )  # fmt: skip
     try:
         return _commit(version, actions)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -23,6 +23,7 @@ from trident.states.keyed_tables import check_own, greatest_txid
 from trident.states.log_merge import broadcast_if_small, log_rows, quoted, same_key, table_rows
 from trident.states.stored import Stored
 from trident.states.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
+from trident.states.whole_files import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,11 +98,13 @@ class StatePins:
         self, spark: "SparkSession", table: TableFiles, before: dict[tuple[str, ...], "DataFrame"]
     ) -> "DataFrame":
         """The table's rows; what was scanned before is a frame already."""
-        paths, scans = list(table.files), []
-        for start in range(0, max(len(paths), 1), PATHS_PER_SCAN):
-            part = paths[start : start + PATHS_PER_SCAN]
-            key = (table.path, table.schema_json, *part)
+        files, scans = list(table.files.values()), []
+        for start in range(0, max(len(files), 1), PATHS_PER_SCAN):
+            part = files[start : start + PATHS_PER_SCAN]
+            key = (table.path, table.schema_json, *[file.path for file in part])
             known = before.get(key)
+            if known is not None:  # else the scan looks
+                require_whole(f"table {table.path}", table.path, part)
             self._scans[key] = scan(spark, table.path, table.schema_json, part) if known is None else known
             scans.append(self._scans[key])
         return reduce(lambda a, b: a.union(b), scans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,8 @@ def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
         path = root / file.path
         try:
             with faults.fault_point(VERIFY):
-                size = os.stat(path).st_size
+                status = os.stat(path)
+                size = status.st_size if stat.S_ISREG(status.st_mode) else -1
         except FileNotFoundError:
             raise StagedFileMissing(
                 f"the staged file {path} is gone",
@@ -158,7 +160,7 @@ def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
         if size != file.size:
             raise StagedFileMissing(
                 f"the staged file {path} is not the one that was staged",
-                found=f"{size} bytes",
+                found=f"{size} bytes" if size >= 0 else "something that is not a file",
                 expected=f"{file.size} bytes",
                 action="bring it back from a back-up; nothing else can complete a decided batch",
             )

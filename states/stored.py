@@ -118,7 +118,7 @@ def plain_frame(
     """A plain table at its version, and the bytes of its files (None when unknown)."""
     try:
         files = _files_of(engine, plain)
-        return scan(spark, plain.path, plain.schema_json, [file.path for file in files]), _size(files)
+        return scan(spark, plain.path, plain.schema_json, files), _size(files)
     except NotFollowed:
         return load_frame(spark, plain), None
 
@@ -127,7 +127,7 @@ def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[
     """A log at its version, of which only rows above ``merged`` are wanted, and bytes as :func:`plain_frame`."""
     try:
         files = _files_above(log, merged)
-        return scan(spark, log.path, log.schema_json, [file.path for file in files]), _size(files)
+        return scan(spark, log.path, log.schema_json, files), _size(files)
     except NotFollowed:
         return load_frame(spark, log), None
 

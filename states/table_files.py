@@ -23,6 +23,7 @@ from trident.states import delta_log, log_entries
 from trident.states.control import DOMAIN, ControlRecord, decode_control
 from trident.states.kernel import KernelEngine
 from trident.states.kernel_files import LiveFile
+from trident.states.whole_files import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,26 +108,28 @@ class TableFiles:
         log_entries.follow(self.files, commit)
 
 
-def scan(spark: "SparkSession", root: str, schema_json: str, paths: Sequence[str]) -> "DataFrame":
+def scan(spark: "SparkSession", root: str, schema_json: str, files: Sequence[LiveFile]) -> "DataFrame":
     """The rows of some files of a table of ours.
 
     Args:
         spark: the session that the result is used in.
         root: the table's root, on a local disk.
         schema_json: of the table; null in a column that a file does not have.
-        paths: relative to the root; few.
+        files: of the table; few.
 
     Raises:
         NotFollowed: Spark cannot be told such a path.
+        TableError: a file is not there, or has another length than the log says.
     """
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(schema_json))
-    if not paths:
+    if not files:
         return spark.createDataFrame([], schema)
-    full = [f"{root}/{path}" for path in paths]
+    full = [f"{root}/{file.path}" for file in files]
     if any(_PATTERN & set(path) for path in full):
         raise NotFollowed(f"Spark takes a path of table {root} for a pattern")
+    require_whole(f"table {root}", root, files)
     scans = [
         spark.read.schema(schema).parquet(*full[start : start + PATHS_PER_SCAN])
         for start in range(0, len(full), PATHS_PER_SCAN)

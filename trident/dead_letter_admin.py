@@ -17,6 +17,7 @@ from trident.replays import ReplayRequests, request_replay
 from trident.session import make_session
 from trident.states.dead_letters import MESSAGES, belongs_to, tables_beside
 from trident.states.names import check_name
+from trident.states.whole_files import require_whole_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,6 +175,7 @@ def _warehouse(name: str, config: TridentConfig) -> Path:
 
 
 def _read(spark: "SparkSession", path: Path) -> "DataFrame":
+    require_whole_log(str(path))
     return spark.read.format("delta").load(str(path))
 
 

@@ -214,17 +214,25 @@ class DeltaChanges:
         )
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
+        empty = True
         try:
             with open(self._entry(version), encoding="utf-8") as lines:
                 for line in lines:
                     if line.strip():
                         yield json.loads(line)
+                        empty = False
         except FileNotFoundError:
             raise self.cleaned(version, "what it added is not known") from None
         except (OSError, ValueError) as error:
             raise SourceError(
                 f"log entry {version} of the Delta table {self.table} cannot be read", found=error
             ) from error
+        if empty:
+            raise SourceError(
+                f"log entry {version} of the Delta table {self.table} is empty", found="no action",
+                expected="the actions of a commit",
+                action="bring the file back from a back-up: the rows that it names would be missing without a word",
+            )  # fmt: skip
 
     def _of_checkpoint(self, names: list[str]) -> tuple[dict | None, dict | None]:
         """The metadata and protocol of a checkpoint; of one in parts either may be in any of them."""

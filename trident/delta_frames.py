@@ -12,7 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError, TableError
+from trident.states.whole_files import require_whole_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,6 +122,10 @@ class DeltaFrames:
     def _snapshot(self, version: int) -> Any:
         found = self._snapshots.get(version)
         if found is None:
+            try:
+                require_whole_log(self._table, version)
+            except TableError as error:
+                raise SourceError(error.message) from error
             try:
                 found = self._delta_log().getSnapshotAt(version, self._none(), self._none(), False)
             except Exception as error:  # Delta's, of many types

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from trident.anchors import sums_by_root
 from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 from trident.coordinators import faults
+from trident.coordinators.errors import TableError
 from trident.rows import parquet_reader
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class BatchLedger:
     def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
         from pyspark.sql import functions as F
 
+        for path in [*newest, *others]:
+            if not path.is_file() or not path.stat().st_size:  # Spark would leave it out, and acknowledge what it tells
+                raise TableError(
+                    f"a file of the ledger of a tracked batch is not what was written: {path}",
+                    found="no file with anything in it", expected="a Parquet file",
+                    action="the batch is tried again; check the disk",
+                )  # fmt: skip
         reader = parquet_reader(self._spark, _DDL)
         told = F.struct("operation", "location", "error", "traceback", "place")
         rows = reader.parquet(*map(str, newest))

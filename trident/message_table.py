@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trident.spouts import SpoutContext
 from trident.states.dead_letters import MESSAGES
+from trident.states.whole_files import require_whole_log
 
 
 class Settled:
@@ -59,6 +60,7 @@ def settled_messages(
     settled, attempts = Settled(remember_secs), {}
     if not (path / "_delta_log").is_dir():
         return settled, attempts
+    require_whole_log(str(path))
     rows = context.spark.read.format("delta").load(str(path))
     newest = rows.agg(F.max(F.unix_micros("settled_at"))).head()[0]
     if newest is None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trident.coordinators import faults
 from trident.coordinators.errors import BatchTimeout, SourceError
@@ -25,6 +25,7 @@ from trident.signatures import translate_failure
 from trident.spouts import Emitted, Json, SpoutContext
 from trident.states.parquet_files import FileTarget
 from trident.states.staging import attempt_folder
+from trident.states.whole_files import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 EMIT = faults.register("spout.emit", "the Spark job in which the partitions of a spout are emitted")
 # Files of up to so many bytes are worth one Spark partition: several small batches fill the cores.
 _SMALL_BYTES = 8 << 20
+
+
+class EmittedFile(NamedTuple):
+    """A file that a task has reported."""
+
+    path: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Emission:
         metadata: partition → its new metadata, in the order of the partitions.
         files: paths of the Parquet files, in the same order.
         size: of the files, bytes.
+        parts: the files relative to the stream's folder, with their sizes.
         rows: in them.
         folder: that holds them, relative to the stream's folder.
     """
@@ -51,6 +60,7 @@ class Emission:
     size: int = 0
     rows: int = 0
     folder: str = ""
+    parts: Sequence[EmittedFile] = ()
 
 
 @dataclass
@@ -106,6 +116,7 @@ class PartitionEmission:
             {request.partition: found[request.partition] for request in requests},
             tuple(str(self._root / report.path) for report in files), sum(report.size for report in files),
             sum(report.num_records for report in files), folder,
+            tuple(EmittedFile(report.path, report.size) for report in files),
         )  # fmt: skip
 
     def _collect(self, attempt: TransactionAttempt, frame: "DataFrame", timeout_secs: float | None) -> list[Any]:
@@ -147,6 +158,8 @@ class PartitionEmission:
         spark, schema = self.context.spark, self.spout.output_schema
         if not emission.files:
             return Emitted([], partitions=1)
+        what = f"an emitted batch of stream {self.context.tx_id}"
+        require_whole(what, str(self._root), emission.parts, "the batch is emitted again; check the disk")
         frame = parquet_reader(spark, schema).parquet(*emission.files)
         return Emitted(frame, partitions=1 if emission.size <= _SMALL_BYTES else None)
 

@@ -32,6 +32,7 @@ from trident.spout_host import TridentSpoutHost
 from trident.spouts import Emitted, Json, SpoutKind
 from trident.states.staging import StagingTarget, stage
 from trident.states.user_tasks import BatchInfo
+from trident.states.whole_files import require_whole
 from trident.tracked_batches import TrackedBatches
 from trident.window_spec import Unit
 
@@ -294,6 +295,7 @@ class SparkBatchRunner:
         if not files:
             return self._spark.createDataFrame([], schema)
         reader = parquet_reader(self._spark, schema)
+        require_whole("a batch between its two halves", str(root), files, "the batch is tried again; check the disk")
         paths = [str(root / file.path) for file in files]
         if self._plan.lowered.late_order and len(paths) > 1:
             # Spark would sort the files by size; their order is that of the batch.

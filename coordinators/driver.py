@@ -31,10 +31,12 @@ from trident.coordinators.errors import (
     Deposed,
     Halted,
     OutcomeUnknown,
+    SessionEnded,
     StaleState,
 )
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.master import CoordinatorState, Limits, Mode
+from trident.coordinators.patience import Patience
 from trident.coordinators.ports import (
     BatchRunner,
     Beginning,
@@ -65,6 +67,7 @@ class _Work:
     timeout_factor: int
     started: float
     began_at: float
+    timeout_secs: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     processed: ProcessedBatch | None = None
     prepared: PreparedBatch | None = None
@@ -80,7 +83,7 @@ class GroupDriver:
         store: the group's ZooKeeper state, fenced by the lease.
         spouts, runner, committer, observer: the ports.
         limits: of the coordinator.
-        message_timeout_secs: bounds processing; None = unbounded.
+        message_timeout_secs: bounds processing (see ``coordinators/patience.py``); None = unbounded.
         threads: where its threads and clocks come from.
         explain: says of an error what is behind it (a full disk); gives it back when it does not know more.
     """
@@ -92,7 +95,8 @@ class GroupDriver:
     ) -> None:  # fmt: skip
         self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
-        self._observer, self._limits, self._timeout = observer, limits, message_timeout_secs
+        self._observer, self._limits = observer, limits
+        self._message_timeout_secs, self._patience = message_timeout_secs, Patience(message_timeout_secs, {})
         self._explain = explain
         self._state = master.initial(limits)
         self._inbox: queue.SimpleQueue[master.Event] = threads.inbox()
@@ -128,6 +132,7 @@ class GroupDriver:
         """Reads ZooKeeper and goes on from what is there."""
         record, decision = self._store.record, self._store.decision
         decided = decision.attempt if decision else None
+        self._patience = Patience(self._message_timeout_secs, record.attempts)
         if decision is not None:
             self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
@@ -244,7 +249,8 @@ class GroupDriver:
             self._asked_at = self._threads.monotonic()
             self._begin_pool.submit(self._ask_ready, command)
         elif isinstance(command, master.Begin):
-            self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)
+            work = self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)
+            work.timeout_secs = self._patience.secs(command.attempt, command.timeout_factor)
             self._begin_pool.submit(self._begin, command)
         elif isinstance(command, master.EmitBatch):
             self._batch_pool.submit(self._process, command.attempt)
@@ -281,6 +287,8 @@ class GroupDriver:
         try:
             ready = self._spouts.is_ready(command.txid)
         except Exception as error:
+            if self._ends_driver(error):
+                return
             self.unready = (self.unready[0] if self.unready else asked, error)
             self._heard(None, error)
             ready = False
@@ -299,7 +307,7 @@ class GroupDriver:
         try:
             pins = self._store.pins
             initialized = self._spouts.initialize(
-                Beginning(attempt, command.parent, pins, self._committed(), command.shrink, self._timeout_of(work))
+                Beginning(attempt, command.parent, pins, self._committed(), command.shrink, work.timeout_secs)
             )
             wanted = initialized.pinned
             before = {tx_id: pins.get(tx_id, {}).get(attempt.txid) for tx_id in wanted}
@@ -320,9 +328,6 @@ class GroupDriver:
         self._runner.cancel(attempt)
         self._spouts.cancel(attempt)
 
-    def _timeout_of(self, work: _Work) -> float | None:
-        return None if self._timeout is None else self._timeout * work.timeout_factor
-
     def _process(self, attempt: TransactionAttempt) -> None:
         work = self._work.get(attempt)
         if work is None:
@@ -333,7 +338,7 @@ class GroupDriver:
             return
         started = self._threads.monotonic()
         try:
-            work.processed = self._runner.process(attempt, work.metadata, self._timeout_of(work))
+            work.processed = self._runner.process(attempt, work.metadata, work.timeout_secs)
         except Exception as error:
             self._fail(attempt, error)
             return
@@ -369,7 +374,7 @@ class GroupDriver:
         started = self._threads.monotonic()
         try:
             # The transaction before has advanced: what reads states reads them as of it.
-            work.processed = self._runner.resolve(attempt, work.processed, self._timeout_of(work))
+            work.processed = self._runner.resolve(attempt, work.processed, work.timeout_secs)
             work.duration_ms.update(work.processed.duration_ms)
             # Before it is decided: what cannot be stored then would never be.
             self._store.check_advance(attempt.txid, self._opaque(work))
@@ -422,6 +427,8 @@ class GroupDriver:
             self._store.advance(marker, published=command.published, tables=tables, opaque_metadata=self._opaque(work))
 
         if self._until_done(work, "advance", advance, None):
+            if work.processed is not None:
+                self._patience.advanced(command.attempt, work.timeout_factor)
             self._report(command.attempt, work, command.published)
             self._work.pop(command.attempt, None)
             if command.attempt.txid >= self._first_txid:
@@ -479,6 +486,13 @@ class GroupDriver:
         # An unknown outcome of a queue's or a map's write is an error like any other: it is tried again.
         if isinstance(error, Deposed) or (isinstance(error, OutcomeUnknown) and self._store.is_broken):
             log.warning("deposed: %s", error)
+            self._stopping.set()
+            self.tell(master.LostLeadership())
+            return True
+        ended = error if isinstance(error, SessionEnded) else self._explain(error)
+        if isinstance(ended, SessionEnded):
+            # Trying again is of no use, and nobody need look: what is decided is finished by the next start.
+            self.error = self.last_error = ended
             self._stopping.set()
             self.tell(master.LostLeadership())
             return True

@@ -10,6 +10,7 @@
     ├── EnvironmentProblem       this machine or session lacks something
     │   ├── JavaProblem          no JDK, or one that is too old
     │   ├── SparkSessionProblem  the Spark session lacks a setting
+    │   ├── SessionEnded         the Spark session was stopped, or its JVM is gone
     │   └── StorageProblem       a disk is full, a folder cannot be written
     ├── SourceError              a source's data is missing, unreadable or has changed
     ├── BatchError               one attempt at a batch failed; it may be tried again
@@ -98,6 +99,10 @@ class JavaProblem(EnvironmentProblem):
 
 class SparkSessionProblem(EnvironmentProblem):
     """The Spark session lacks a setting, which the message names exactly."""
+
+
+class SessionEnded(EnvironmentProblem):
+    """The Spark session under a running topology was stopped, or its JVM is gone; nothing more can run on it."""
 
 
 class StorageProblem(EnvironmentProblem):

@@ -315,3 +315,23 @@ class Lease:
             return decode(self._live_path, found[0], Holder).token == self.holder.token
         except CorruptZnode:
             return False
+
+
+class Successor:
+    """Whether somebody leads by now, for a process that has released its lease and has something left to do."""
+
+    def __init__(self, zk: ZooKeeper, topology: str, threads: Threads = THREADS) -> None:
+        self._zk, self._live_path, self._threads = zk, zk.path(topology, "live"), threads
+        self._looked_at, self._leads = float("-inf"), False
+
+    def leads(self) -> bool:
+        """Asked as often as one likes: ZooKeeper is asked ten times a second at most. Once True it stays so."""
+        now = self._threads.monotonic()
+        if not self._leads and now - self._looked_at >= _GONE_POLL_SECS:
+            self._looked_at = now
+            try:
+                found = self._zk.get(self._live_path) if self._zk.connected else None
+                self._leads = found is not None and decode(self._live_path, found[0], Holder).token not in _ended_tokens
+            except (ZooKeeperUnreachable, CorruptZnode):
+                pass  # nobody can lead without ZooKeeper
+        return self._leads

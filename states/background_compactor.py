@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import CommitConflict, Deposed, Halted
@@ -15,6 +16,8 @@ log = logging.getLogger("trident.compactor")
 
 _BACKOFF_SECS_MIN = 0.5
 _BACKOFF_SECS_MAX = 60.0
+# How often a stop looks whether it is to give up, and how long a MERGE that is cancelled may take to end.
+_LOOK_SECS, _CANCEL_SECS = 0.1, 10.0
 
 
 class BackgroundCompactor:
@@ -77,8 +80,15 @@ class BackgroundCompactor:
         """What ended the thread, None while it works."""
         return self._fatal
 
-    def stop(self, compact: bool = True, timeout_secs: float = 60.0) -> bool:
+    def stop(
+        self, compact: bool = True, timeout_secs: float = 60.0, give_up: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Ends the thread; with ``compact`` every table is first merged up to the last advanced txid.
+
+        Args:
+            compact: whether to merge.
+            timeout_secs: how long the merging may take.
+            give_up: asked meanwhile; True ends the merging before its time.
 
         Returns:
             Whether that was done within the time. If not, the running MERGE is
@@ -91,18 +101,31 @@ class BackgroundCompactor:
         if thread is None:
             return not compact
         deadline = time.monotonic() + timeout_secs
-        if compact:
-            thread.join(timeout_secs)
-        while not compact and thread.is_alive() and time.monotonic() < deadline:
+        while compact and thread.is_alive() and time.monotonic() < deadline and not give_up():
+            thread.join(_LOOK_SECS)
+        in_time = not thread.is_alive() or not compact
+        self._final = self._final and in_time
+        deadline = time.monotonic() + _CANCEL_SECS
+        while thread.is_alive() and time.monotonic() < deadline:
             # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
             self._cancel()
             thread.join(0.2)
         if thread.is_alive():
-            self._final = False
-            self._cancel()
-            thread.join(10.0)
             return False
-        return not compact or (self._fatal is None and not any(self._failures.values()))
+        return not compact or (in_time and self._fatal is None and not any(self._failures.values()))
+
+    def behind(self, topology: str) -> list[str]:
+        """Which plain tables lack transactions that have advanced, and what to do, in a line for each; never raises."""
+        texts = []
+        for compactor in self._compactors:
+            with suppress(Exception):  # for people only
+                lacking = self._advanced - compactor.merged_upto()
+                if lacking > 0:
+                    texts.append(
+                        f"the plain table {compactor.state.name} is {lacking} transaction{'s' * (lacking != 1)} behind;"
+                        f" run `trident compact {topology}`"
+                    )
+        return texts
 
     def _cancel(self) -> None:
         for compactor in self._compactors:

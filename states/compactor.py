@@ -206,6 +206,11 @@ class Compactor:
             return plan, plain, log_snapshot
         raise Halted(f"state {self.state.name} cannot be merged: {disagreement}") from disagreement
 
+    def merged_upto(self) -> int:
+        """The last transaction that is in the plain table, as it is now."""
+        control = self._control(self._engine.load(self.log))
+        return merged_upto(self.state, self._open_plain(), control.starts_at)
+
     def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
         """Carries out a plan; the guard makes that safe however old the plan is."""
         started = time.monotonic()

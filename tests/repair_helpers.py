@@ -69,7 +69,9 @@ class World:
         )  # fmt: skip
 
     def start(self, batches: int, made: TridentTopology | None = None, **settings: Any) -> TopologyQuery:
-        query = start_topology(made or topology(batches), self.spark, self.config, max_attempts=2, **settings)
+        query = start_topology(
+            made or topology(batches), self.spark, self.config, standby=True, max_attempts=2, **settings
+        )
         self.queries.append(query)
         return query
 

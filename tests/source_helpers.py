@@ -39,7 +39,7 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, warehouse: Path) ->
             "warehouse": str(warehouse), "zookeeper": zk_server, "zookeeper_root": zk_root,
             "zookeeper_session_timeout_secs": 4, **IN_ONE_PROCESS, **settings,
         }  # fmt: skip
-        query = start_topology(topology, spark, **given)
+        query = start_topology(topology, spark, **{"standby": True, **given})
         queries.append(query)
         return query
 

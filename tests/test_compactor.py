@@ -424,21 +424,20 @@ def test_an_error_in_the_background_is_told_and_tried_again(counts):
     assert plain(counts) == counts.expected("counts", 1)
 
 
-def test_stopping_does_not_wait_for_ever(counts, monkeypatch):
+@pytest.mark.parametrize("given_up", [False, True])
+def test_stopping_does_not_wait_for_ever(counts, monkeypatch, given_up: bool):
     publish_words(counts, [1])
+    monkeypatch.setattr("trident.states.background_compactor._CANCEL_SECS", 0.3)
     background = BackgroundCompactor([compactor_of(counts)], poll_secs=0.05)
     faults.arm("compact.merge:hang")
     background.start(advanced=1)
-    join, waited = background._thread.join, []
-
-    def shortened(secs):
-        waited.append(secs)
-        join(secs / 50)
-
-    monkeypatch.setattr(background._thread, "join", shortened)
     try:
-        assert not background.stop(compact=True, timeout_secs=5.0)
-        assert waited == [5.0, 10.0], "for the MERGE, then for its being cancelled"
+        began = time.monotonic()
+        assert not background.stop(True, 60.0 if given_up else 0.3, lambda: given_up)
+        assert time.monotonic() - began < 20, "its time, or nobody wants it any more; then for its being cancelled"
+        assert background.behind("words") == [
+            "the plain table counts is 1 transaction behind; run `trident compact words`"
+        ]
     finally:
         faults.disarm()
 

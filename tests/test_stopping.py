@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from tests.zk_fixtures import eventually
-from trident import DeltaAppend, TridentTopology
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
+from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
-from trident.coordinators.errors import CoordinationError, SourceError, TridentError
+from trident.coordinators.errors import AttemptCapReached, CoordinationError, SourceError, TridentError
 from trident.schemas import as_schema
 from trident.spouts import Backlog, SpoutKind
 from trident.status import read_status
@@ -164,3 +166,83 @@ def test_the_pool_runs_in_order_and_leaves_a_thread_behind() -> None:
     assert pool.submit(done.append, 5).cancelled()
     go_on.set()
     assert pool.shutdown(timeout_secs=10) and stuck.done()
+
+
+# --- the last MERGE, and who may lead meanwhile ---------------------------------------------------
+
+
+def counted(batches: int = 2) -> TridentTopology:
+    made = TridentTopology("counted")
+    stream = made.new_stream("words", FixedBatchSpout("word string", [[("a",), ("b",)]] * batches))
+    stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    return made
+
+
+def counts(query: Any) -> dict[str, int]:
+    return {row.word: row.n for row in query.snapshot("counts").collect()}
+
+
+def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any, tmp_path: Path) -> None:
+    armed("compact.merge:hang")
+    first = start.run(counted())
+    standby = start(counted(3))
+    first.request_stop()
+    began = time.monotonic()
+    standby.process_all_available(WAIT_SECS)
+    assert time.monotonic() - began < 8, "the MERGE alone would have taken a minute"
+    assert counts(standby) == {"a": 3, "b": 3}
+    assert first.stop(WAIT_SECS), "the MERGE is given up: the successor merges"
+    assert read_status(tmp_path / "warehouse", "counted").run_id == standby.run_id, "the leader's, not ours"
+    faults.disarm()
+    assert standby.stop(WAIT_SECS)
+    assert plain(tmp_path) == {"a": 3, "b": 3}
+
+
+def plain(folder: Path) -> dict[str, int]:
+    table = deltalake.DeltaTable(str(folder / "warehouse" / "counts")).to_pyarrow_table()
+    return dict(zip(table["word"].to_pylist(), table["n"].to_pylist()))
+
+
+def test_a_table_that_stays_behind_is_said_in_a_line(start: Starter, armed: Any, caplog: Any) -> None:
+    armed("compact.merge:hang")
+    query = start.run(counted(), merge_at_stop_secs=0.5)
+    assert query.stop(30)
+    said = [one.getMessage() for one in caplog.records if "behind" in one.getMessage()]
+    assert said == ["counted: the plain table counts is 2 transactions behind; run `trident compact counted`"]
+
+
+# --- one query of a topology in a process ----------------------------------------------------------
+
+
+def test_a_second_start_in_one_process_names_the_query_that_runs(start: Starter, caplog: Any) -> None:
+    first = start.run(counted())
+    said = r"counted runs in this process.*<TopologyQuery counted: leader.*replace=True"
+    with pytest.raises(TridentError, match=said):
+        start(counted(), standby=False)
+    assert first.is_leader, "it is left alone"
+    second = start.run(counted(3), standby=False, replace=True)
+    said = [one.getMessage() for one in caplog.records if "stopped and replaced" in one.getMessage()]
+    assert len(said) == 1 and first.run_id[:8] in said[0] and not first.is_active
+    assert counts(second) == {"a": 3, "b": 3}
+
+
+def test_a_with_block_stops_the_query_and_lets_exceptions_through(start: Starter) -> None:
+    with start(counted()) as query:
+        query.process_all_available(WAIT_SECS)
+    assert not query.is_active and "<TopologyQuery counted: stopped, current txid 3" in repr(query)
+    with pytest.raises(KeyError), start(counted()) as query:
+        raise KeyError("mine")
+    assert not query.is_active
+    with pytest.raises(AttemptCapReached), start(topology(Moody(emit_batch=raises)), max_attempts=1) as query:
+        query._done.wait(WAIT_SECS)
+
+
+def test_what_a_query_and_a_topology_show_of_themselves(start: Starter) -> None:
+    made = counted()
+    assert repr(TridentTopology("empty")) == "<TridentTopology empty: nothing in it yet>"
+    assert repr(made) == "<TridentTopology counted: streams words (FixedBatchSpout), states counts (keyed)>"
+    assert "<th style='text-align:left'>states</th>" in made._repr_html_()
+    query = start.run(made)
+    assert repr(query).startswith("<TopologyQuery counted: leader, mode running, current txid 3")
+    query._errors["words"] = ("<script>", 1.0)
+    assert "last error <script>" in repr(query) and "&lt;script&gt;" in query._repr_html_()

@@ -65,7 +65,7 @@ def campaign(
         def start(topology: TridentTopology) -> TopologyQuery:
             return start_topology(
                 topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-                zookeeper_session_timeout_secs=4, max_spout_pending=2, **IN_ONE_PROCESS,
+                zookeeper_session_timeout_secs=4, max_spout_pending=2, standby=True, **IN_ONE_PROCESS,
             )  # fmt: skip
 
         def depose() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.zk_fixtures import eventually
 from trident.coordinators.driver import GroupDriver
-from trident.coordinators.errors import OutcomeUnknown
+from trident.coordinators.errors import OutcomeUnknown, SessionEnded
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.master import Limits, Mode
@@ -62,12 +62,14 @@ class Surroundings:
     cancel = commit = success = failed = event = nothing
 
 
-def driver_of(zk: Any, record: GroupRecord, around: Surroundings) -> GroupDriver:
+def driver_of(
+    zk: Any, record: GroupRecord, around: Surroundings, explain: Any = lambda error: error
+) -> GroupDriver:
     lease = Leadership(zk, "taken", ["lines"]).acquire()
     store = GroupStore(zk, "taken", "lines", ["lines"], lease.fences["lines"])
     store.load()
     store.create(record)
-    return GroupDriver(store, around, around, around, around, Limits(max_spout_pending=PENDING), None)
+    return GroupDriver(store, around, around, around, around, Limits(max_spout_pending=PENDING), None, explain)
 
 
 @pytest.mark.parametrize("waits_in", ["process", "prepare"])
@@ -123,6 +125,28 @@ def test_an_unknown_outcome_costs_the_lease_only_when_it_is_zookeepers(zk: Any, 
         driver.stop()
         assert driver.wait(10) and driver.state.mode is Mode.STOPPED
     driver.close()
+
+
+def test_a_session_that_is_gone_ends_the_driver_at_once_and_without_a_word_about_attempts(zk: Any) -> None:
+    """What Spark raises then is all sorts of things; the next start goes on, so it is no HALT and no attempt cap."""
+
+    class Gone(Surroundings):
+        heard: ClassVar[list[Any]] = []
+
+        def process(self, attempt: TransactionAttempt, *_: Any) -> ProcessedBatch:
+            self.processing.append(attempt.txid)
+            raise AttributeError("'NoneType' object has no attribute 'setJobGroup'")
+
+        def failed(self, *args: Any) -> None:
+            self.heard.append(args)
+
+    around = Gone(1)
+    gone = SessionEnded("the Spark session was stopped")
+    driver = driver_of(zk, GroupRecord("life", 1), around, lambda error: gone)
+    driver.start()
+    assert driver.wait(10) and driver.error is gone and driver.state.mode is Mode.DEPOSED
+    driver.close()
+    assert not around.heard and len(set(around.processing)) == len(around.processing), "nothing is tried again"
 
 
 def test_a_driver_that_is_abandoned_meanwhile_ends(zk: Any) -> None:

@@ -25,7 +25,7 @@ class Starter:
         self.queries: list[TopologyQuery] = []
 
     def __call__(self, topology: TridentTopology, **settings: Any) -> TopologyQuery:
-        query = start_topology(topology, self._spark, **{**self._settings, **settings})
+        query = start_topology(topology, self._spark, **{"standby": True, **self._settings, **settings})
         self.queries.append(query)
         return query
 

@@ -4,7 +4,7 @@ Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
 3 HALT (a person must look), 4 ZooKeeper unreachable, or it refuses a
 certificate or a password. ``status`` and ``zookeeper status`` end with 5 when
 what they tell of does not run, ``status`` also with 1 or 3 when that is how it
-ended. Beside these 70 for an error of the framework itself
+ended. Beside these 70 for an error of the framework itself, or a JVM that has died,
 and 130 for an interrupted command. An error is
 its message alone; ``--verbose`` adds the traceback.
 """
@@ -31,6 +31,7 @@ from trident.coordinators.errors import (
     ForeignTable,
     IdentityMismatch,
     SchemaMismatch,
+    SessionEnded,
     SourceError,
     StorageProblem,
     TopologyError,
@@ -64,6 +65,8 @@ def exit_code(error: BaseException) -> int:
     # A recovery that met a full disk too often is given up like a batch.
     if isinstance(error, (AttemptCapReached, BatchError, StorageProblem)):
         return EXIT_ATTEMPT_CAP
+    if isinstance(error, SessionEnded):
+        return EXIT_INTERNAL  # a service is started again
     # The bare classes are refusals: "it is running", "there is no such topology".
     if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):
         return EXIT_BAD_INPUT
@@ -95,7 +98,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             if verbose:
                 traceback.print_exception(error)
             code = exit_code(error)
-            if code == EXIT_INTERNAL:
+            if code == EXIT_INTERNAL and not isinstance(error, TridentError):
                 click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)
                 click.echo("Run it again with --verbose for the traceback.", err=True)
             else:

@@ -86,8 +86,9 @@ class TridentConfig:
     message_timeout_secs: float | None = _setting(
         30.0,
         seconds(zero=False, optional=True),
-        "How long the processing of an attempt may take, from its first Spark task on; doubles with each attempt"
-        " that timed out. `none`: for ever.",
+        "How long the processing of an attempt may take, from its first Spark task on; fourfold until the process's"
+        " first transaction has advanced; doubles with each attempt that timed out, and the next transactions keep what"
+        " one came to need. `none`: for ever.",
         section=_RUN,
         unit="s",
     )

@@ -33,6 +33,7 @@ from trident.coordinators.errors import (
     Halted,
     OutcomeUnknown,
     SchemaMismatch,
+    SessionEnded,
     SourceError,
     StagedFileMissing,
     TableError,
@@ -41,7 +42,7 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.leadership import Holder, Leadership, Lease
+from trident.coordinators.leadership import Holder, Leadership, Lease, Successor
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
@@ -52,12 +53,16 @@ from trident.drpc import TIMEOUT_SECS, Answer, DrpcRequests
 from trident.drpc_front import DrpcFront
 from trident.embedded_keeper import EmbeddedKeeper
 from trident.expressions import current_session
+from trident.interrupts import prepare
 from trident.one_host import check_topology
 from trident.planner import GroupPlan, plan
 from trident.positions_check import check_by_manifest
 from trident.progress import ProgressLog, make_display
 from trident.runner import SparkBatchRunner
+from trident.running import add, make_room, place_of
 from trident.session import check_session, make_session
+from trident.session_end import session_end
+from trident.shown import as_html, as_line, query_facts
 from trident.spout_executors import SpoutExecutor, make_executor
 from trident.spout_host import RecoverySpouts, TridentSpoutHost
 from trident.spouts import SpoutContext
@@ -144,7 +149,7 @@ def master_of(spark: "SparkSession | None", config: TridentConfig) -> str:
 
 def start_topology(
     topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
-    *, show_progress: bool = False, **settings: Any,
+    *, show_progress: bool = False, replace: bool = False, standby: bool = False, **settings: Any,
 ) -> "TopologyQuery":  # fmt: skip
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
 
@@ -154,6 +159,8 @@ def start_topology(
         config: the settings; None takes the defaults and the environment.
         show_progress: also when the setting ``progress`` was left at its
             default: a library prints nothing unless asked.
+        replace: stops the query of this topology that runs in this process.
+        standby: it is to wait behind that one for its turn.
         **settings: single settings on top of config.
 
     Raises:
@@ -162,6 +169,7 @@ def start_topology(
         SparkSessionProblem, JavaProblem: the session or the machine lacks something.
         ZooKeeperUnreachable: nobody answered within the connect timeout.
         IdentityMismatch: another topology has this name.
+        TridentError: a query of this topology runs in this process already.
     """
     config = (config or TridentConfig()).replace(**settings)
     plans = plan(topology, tracking=config.ackers > 0)
@@ -174,12 +182,16 @@ def start_topology(
         )
     check_topology(topology, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
+    place = place_of(topology.name, config, warehouse)
+    make_room(place, replace=replace, standby=standby)
     (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
     query = TopologyQuery(topology, plans, spark, config, warehouse, show_progress)
     query._start()
+    add(place, query)
+    prepare()
     return query
 
 
@@ -235,7 +247,8 @@ class _RunningGroup:
 class TopologyQuery:
     """A topology that runs in this process; the counterpart of PySpark's StreamingQuery.
 
-    Made by ``TridentTopology.start``. All methods may be called from any thread.
+    Made by ``TridentTopology.start``. All methods may be called from any thread. As a context manager it is stopped
+    at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
 
     def __init__(
@@ -245,7 +258,7 @@ class TopologyQuery:
         self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
         self._warehouse = warehouse
         self._engine = KernelEngine(spark)
-        self._explain = FailureExplainer(written_folders(spark, warehouse))
+        self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
         self._zk: ZooKeeper | None = None
         self._registration: Registration | None = None
         self._keeper: EmbeddedKeeper | None = None
@@ -262,10 +275,13 @@ class TopologyQuery:
         self._paused = False
         self._error: BaseException | None = None
         self._final_groups: tuple[GroupStatus, ...] = ()
+        self._to_merge: list[_RunningGroup] = []  # closed in good order
+        self._successor: Successor | None = None
         self._errors: dict[str, tuple[str, float]] = {}
         self._mode = "starting"
         shown = show_progress or config.origin("progress") != "default"
         display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
+        self._shows = display is not None
         self._progress = ProgressLog(topology.name, "", self._run_id, display)
         self._has_led = False
         self._recovering, self._failed_recoveries = False, 0
@@ -280,6 +296,21 @@ class TopologyQuery:
         self._backlogs = threading.Thread(target=self._ask_backlogs, name="trident-backlog", daemon=True)
 
     # --- what a user asks ---------------------------------------------------------------------
+
+    def __enter__(self) -> "TopologyQuery":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Whoever was interrupted does not wait for a MERGE.
+        self.stop(compact=kind is None or issubclass(kind, Exception))
+        if kind is None:
+            self._raise_error()
+
+    def __repr__(self) -> str:
+        return as_line("TopologyQuery", self.name, query_facts(self))
+
+    def _repr_html_(self) -> str:
+        return as_html("TopologyQuery", self.name, query_facts(self))
 
     @property
     def name(self) -> str:
@@ -430,12 +461,12 @@ class TopologyQuery:
         Returns:
             whether it has ended.
         """
-        self._compact_at_end = self._compact_at_end and compact
-        self.request_stop()
+        self.request_stop(compact)
         return self._done.wait(timeout_secs)
 
-    def request_stop(self) -> None:
+    def request_stop(self, compact: bool = True) -> None:
         """What :meth:`stop` does, without waiting for it."""
+        self._compact_at_end = self._compact_at_end and compact
         self._stop_requested.set()
         for group in list(self._groups):
             group.driver.stop()
@@ -559,12 +590,16 @@ class TopologyQuery:
                         raise
                 finally:
                     lease.release()
+                self._merge_last()
                 if failures := self._failed_recoveries + self._lost_recovering:
                     self._stop_requested.wait(self._limits().backoff_secs(failures))
         except Exception as error:
             self._error = self._explain(error)
             log.debug("the topology ended", exc_info=True)
         finally:
+            if isinstance(self._error, SessionEnded):
+                log.error("%s has ended: %s", self.name, self._error)
+            self._each([partial(group.compactor.stop, compact=False) for group in self._to_merge])
             self._end()
 
     def _end(self) -> None:
@@ -573,9 +608,7 @@ class TopologyQuery:
             return
         halted = isinstance(self._error, Halted)
         self._mode = "halted" if halted else "failed" if self._error else "stopped"
-        parts: list[Callable[[], Any]] = [self._status_writer.close, self._front.end, self._progress.close]
-        if self._has_led:  # a standby must not write over the leader's
-            parts.insert(0, lambda: self._status_writer.update(self._make_status()))
+        parts: list[Callable[[], Any]] = [self._write_last_status, self._front.end, self._progress.close]
         parts += [part.close for part in (self._keeper, self._zk) if part is not None]
         ending = threading.Thread(target=self._each, args=(parts,), name="trident-ending", daemon=True)
         try:
@@ -586,13 +619,23 @@ class TopologyQuery:
             with self._changed:
                 self._changed.notify_all()
 
+    def _write_last_status(self) -> None:
+        # A standby must not write over the leader's, nor whoever has a successor already.
+        if self._has_led and not (self._successor is not None and self._successor.leads()):
+            self._status_writer.update(self._make_status())
+            self._status_writer.close()
+        else:
+            self._status_writer.discard()
+
     def _each(self, parts: Sequence[Callable[[], Any]]) -> None:
         """Calls them all, whatever they raise."""
         for part in parts:
             try:
                 part()
             except Exception as error:
-                log.warning("ending %s: %s: %s", self.name, type(error).__name__, error)
+                expected = session_end(self._spark) is not None  # what is to be cancelled there is gone
+                level = logging.DEBUG if expected else logging.WARNING
+                log.log(level, "ending %s: %s: %s", self.name, type(error).__name__, error)
 
     def _leave_behind(self) -> None:
         """Ends it without what still runs: a write that does not return, a hook of the user's that hangs."""
@@ -606,6 +649,10 @@ class TopologyQuery:
         for group in list(self._groups):
             self._each([group.driver.abandon, group.runner.close])
         self._end()
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """What is behind an error: the session's end, a full disk; the error itself when nothing more is known."""
+        return session_end(self._spark, ask=True) or self._explain_storage(error)
 
     def _may_recover_later(self, error: Exception) -> bool:
         """Whether what ended a recovery may pass: a disk that is full or does not answer, a table that is busy.
@@ -836,6 +883,9 @@ class TopologyQuery:
                 for group in groups:
                     group.driver.abandon()
                 return
+            gone = session_end(self._spark)
+            if gone is not None:
+                raise gone
             ended = [group for group in groups if group.driver.wait(0.02 if self._stop_requested.is_set() else 0.1)]
             for group in ended:
                 if group.driver.error is not None:
@@ -859,14 +909,35 @@ class TopologyQuery:
         for group in groups:
             group.driver.wait()
             group.driver.close()
-            # Not where the lease was lost: there the successor merges.
-            in_good_order = group.driver.state.mode is Mode.STOPPED
-            compact = in_good_order and self._compact_at_end and self._config.merge_at_stop_secs > 0
-            merge_secs = self._config.merge_at_stop_secs if compact else _END_SECS
-            self._leave_at = time.monotonic() + merge_secs + 2 * _END_SECS  # the MERGE has a time of its own
-            group.compactor.stop(compact=compact, timeout_secs=merge_secs)
-            self._leave_at = None
             group.host.close()
+            # In good order: where the lease was lost the successor merges.
+            wanted = self._compact_at_end and self._config.merge_at_stop_secs > 0
+            if group.driver.state.mode is Mode.STOPPED and wanted:
+                self._to_merge.append(group)
+            else:
+                self._each([partial(group.compactor.stop, compact=False)])
+
+    def _merge_last(self) -> None:
+        """Brings the plain tables up to date, once another may lead; the one that does merges instead.
+
+        A hand-over must not wait for a MERGE. Two that merge at once can neither lose nor double a row
+        (docs/semantics.md 11), so all that matters here is not to be in the successor's way.
+        """
+        if not self._to_merge or self._zk is None:
+            return
+        successor = self._successor = Successor(self._zk, self.name)
+        self._mode = "merging"
+        until = time.monotonic() + self._config.merge_at_stop_secs
+        while self._to_merge:
+            compactor = self._to_merge.pop(0).compactor
+            left = max(0.0, until - time.monotonic())
+            self._leave_at = time.monotonic() + left + 2 * _END_SECS  # it has a time of its own
+            done = compactor.stop(True, left, successor.leads)
+            if not done and not successor.leads():
+                for text in compactor.behind(self.name):
+                    self._notice(text)
+        if successor.leads():
+            self._event("another process leads, and merges what waits")
 
     # --- small things ------------------------------------------------------------------------------
 
@@ -883,6 +954,13 @@ class TopologyQuery:
     def _event(self, text: str) -> None:
         log.info(text)
         self._progress.event(text)
+
+    def _notice(self, text: str) -> None:
+        """Something that a person is to see, with a display or without one."""
+        if self._shows:
+            self._event(text)
+        else:
+            log.warning("%s: %s", self.name, text)
 
     def _pulse_status(self) -> None:
         """Status and display once in a while, off every critical path."""
@@ -902,6 +980,8 @@ class TopologyQuery:
         if self._leading.is_set():
             in_flight = sum(len(group.driver.state.live) for group in self._groups)
             self._progress.activity(in_flight, self._backlog())
+            self._status_writer.update(self._make_status())
+        elif self._mode == "merging" and self._successor is not None and not self._successor.leads():
             self._status_writer.update(self._make_status())
 
     def _ask_backlogs(self) -> None:

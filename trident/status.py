@@ -87,7 +87,8 @@ class TopologyStatus:
     later. Leave them out and the writer's own are taken.
 
     Attributes:
-        role: "leader" or "standby", and at the end "stopped", "failed" or "halted".
+        role: "leader" or "standby"; "merging" while a leader that was stopped brings the plain tables up to date, and
+            at the end "stopped", "failed" or "halted".
         error: what ended the topology; None while it runs and when it was stopped.
     """
 
@@ -197,6 +198,14 @@ class StatusWriter:
                 self._timer = None
             if not self._same():
                 self._write()
+
+    def discard(self) -> None:
+        """As :meth:`close`, without writing: the file is another process's by now."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def _late(self) -> None:
         with self._lock:
@@ -309,6 +318,8 @@ def _health(status: TopologyStatus) -> str:
         return "HALTED: a person must look"
     if "gave up" in modes:
         return "gave up (attempt cap)"
+    if status.role == "merging" and status.process_is_alive() is not False:
+        return "stopped, and brings the plain tables up to date"
     if status.role in ("stopped", "failed") or modes == {"stopped"}:
         return "stopped" if status.error is None else "failed"
     alive = status.process_is_alive()

@@ -15,6 +15,7 @@ from trident.meetings import JoinType
 from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode
 from trident.persisting import TridentState
 from trident.rich_spouts import is_rich_spout
+from trident.shown import as_html, as_line, topology_facts
 from trident.signatures import call_site, check_serialisable
 from trident.spout_executors import is_batch_spout, kind_of
 from trident.spouts import OwnsTable, PartitionedTridentSpout, SpoutKind
@@ -55,7 +56,10 @@ class TridentTopology:
         self._open_chains: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"TridentTopology({self.name!r})"
+        return as_line("TridentTopology", self.name, topology_facts(self))
+
+    def _repr_html_(self) -> str:
+        return as_html("TridentTopology", self.name, topology_facts(self))
 
     def new_stream(self, tx_id: str, spout: "TridentSpout") -> Stream:
         """A stream of what a spout emits.
@@ -227,21 +231,31 @@ class TridentTopology:
         return explain(self)
 
     def start(
-        self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any
-    ) -> "TopologyQuery":
+        self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, *, replace: bool = False,
+        standby: bool = False, **overrides: Any,
+    ) -> "TopologyQuery":  # fmt: skip
         """Starts the topology and returns at once.
+
+        ``with topology.start() as query: …`` stops it at the end of the block. It shows no progress unless
+        ``progress="plain"`` (or ``"terminal"``) is given: ``query``, at the end of a notebook's cell, shows how far
+        it is.
 
         Args:
             spark: the session to run on; one is made when None.
             config: settings.
+            replace: a query of this topology that runs in this process, such as one that a notebook's cell has
+                forgotten to stop, is stopped first, which a line says.
+            standby: it waits for its turn behind the query that runs in this process; in other processes it always
+                does.
             overrides: single settings by name; they win over config.
 
         Raises:
             TopologyError: the topology has nothing to do.
+            TridentError: it runs in this process already; and as ``trident.query.start_topology``.
         """
         from trident.query import start_topology
 
-        return start_topology(self, spark, config, **overrides)
+        return start_topology(self, spark, config, replace=replace, standby=standby, **overrides)
 
     def run(
         self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, **overrides: Any

@@ -16,9 +16,14 @@ from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
+from trident.interrupts import prepare
 from trident.one_host import check_tuple_topology
+from trident.running import add
 from trident.session import check_session, make_session
+from trident.session_end import session_end
+from trident.shown import as_html, as_line, tuple_query_facts
 from trident.spouts import SpoutContext
+from trident.stuck_calls import stuck_calls
 from trident.tuple_plan import TuplePlan
 from trident.tuple_runner import RoundRunner, RoundStopped
 from trident.tuple_spouts import Fetched, Tracker, TupleFailure, make_tasks
@@ -64,13 +69,17 @@ def start_tuple_topology(
         ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
     query = TupleQuery(plan, spark, config, ackers)
     query._thread.start()
+    # Two of one name both work, each on what its own spouts give it: none is in the other's place.
+    add((topology.name, "tuples", query.run_id), query)
+    prepare()
     return query
 
 
 class TupleQuery:
     """A topology of spouts and bolts that runs in this process.
 
-    Made by ``TupleTopology.start``. All methods may be called from any thread.
+    Made by ``TupleTopology.start``. All methods may be called from any thread. As a context manager it is stopped
+    at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
 
     def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
@@ -89,6 +98,20 @@ class TupleQuery:
         self._thread = threading.Thread(target=self._run, name=f"trident-{plan.topology}", daemon=True)
 
     # --- what a user asks ---------------------------------------------------------------------
+
+    def __enter__(self) -> "TupleQuery":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop()
+        if kind is None:
+            self._raise_error()
+
+    def __repr__(self) -> str:
+        return as_line("TupleQuery", self.name, tuple_query_facts(self))
+
+    def _repr_html_(self) -> str:
+        return as_html("TupleQuery", self.name, tuple_query_facts(self))
 
     @property
     def name(self) -> str:
@@ -169,22 +192,48 @@ class TupleQuery:
         self._raise_error()
         return True
 
-    def stop(self, timeout_secs: float | None = None) -> None:
+    def stop(self, timeout_secs: float | None = None) -> bool:
         """Ends it: the round that runs is finished, or cancelled after five seconds.
 
         Messages that are not settled stay with their source; the next start
-        processes them. A spout that calls it does not wait.
+        processes them. A spout that calls it does not wait. It always ends: a call of a
+        spout that does not return within ``stop_timeout_secs`` is left behind, which a line in the log says.
 
         Args:
             timeout_secs: how long to wait for the end.
+
+        Returns:
+            whether it has ended.
         """
-        self._stop_requested.set()
+        self.request_stop()
         if threading.current_thread() is self._thread:
-            return
+            return False
+        began = time.monotonic()
+        until = None if timeout_secs is None else began + timeout_secs
         grace_secs = _GRACE_SECS if timeout_secs is None else min(_GRACE_SECS, timeout_secs / 2)
         if not self._done.wait(grace_secs):
             self._runner.stop()
-            self._done.wait(None if timeout_secs is None else timeout_secs - grace_secs)
+            leave_at = began + grace_secs + self._config.stop_timeout_secs
+            if not self._done.wait((leave_at if until is None else min(until, leave_at)) - time.monotonic()):
+                if until is not None and until < leave_at:
+                    return False
+                self._leave_behind()
+        return True
+
+    def request_stop(self, compact: bool = True) -> None:
+        """Asks for the end, without waiting for it; there is nothing to compact."""
+        self._stop_requested.set()
+
+    def _leave_behind(self) -> None:
+        """Has it ended without a call of a spout that does not return."""
+        calls = stuck_calls(lambda name: name == self._thread.name)
+        log.warning(
+            "%s: its stop goes on without %s; what is not acknowledged comes again at the next start", self.name,
+            " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
+        )  # fmt: skip
+        with self._changed:
+            self._done.set()
+            self._changed.notify_all()
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -260,13 +309,17 @@ class TupleQuery:
             self._messages_max = min(_ROUND_MESSAGES, self._messages_max * _LARGER)
 
     def _failed(self, fetched: Fetched, error: Exception) -> None:
+        gone = session_end(self._spark, ask=True)
+        if gone is not None:
+            self._tracker.fail_round(fetched.roots, str(gone))
+            raise gone from error
         self._failures += 1
         text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
         log.info("%s: %s", self.name, text)
         self._tracker.fail_round(fetched.roots, text)
         self._tracker.tell()
         self._messages_max = max(1, fetched.messages // _SMALLER)
-        if self._failures >= self._config.max_attempts or self._runner.session_ended:
+        if self._failures >= self._config.max_attempts:
             if isinstance(error, TridentError):
                 raise error
             raise BatchError(

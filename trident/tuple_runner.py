@@ -126,15 +126,6 @@ class RoundRunner:
         if job_group:
             cancel_group(self._context, job_group)
 
-    @property
-    def session_ended(self) -> bool:
-        """Whether the Spark session is gone, so that no round can run any more."""
-        java = self._context._jsc
-        try:
-            return java is None or java.sc().isStopped()
-        except Exception:  # the JVM does not answer any more
-            return True
-
     def _enter(self, number: int) -> None:
         with self._lock:
             if self._stopped:

@@ -1,0 +1,82 @@
+"""The queries that run in this process: whoever forgets one is told of it, not made to wait behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+from trident.config import TridentConfig
+from trident.coordinators.errors import TridentError
+
+log = logging.getLogger("trident.query")
+# A topology, as its processes meet: by its name, in one ZooKeeper, under one root.
+Place = tuple[str, str, str]
+
+
+class Query(Protocol):
+    """What a process has to know of a query."""
+
+    name: str
+    run_id: str
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def request_stop(self, compact: bool = True) -> None: ...
+
+    def stop(self, timeout_secs: float | None = None) -> Any: ...
+
+
+
+_lock = threading.Lock()
+_queries: dict[Place, list[Query]] = {}
+
+
+def place_of(name: str, config: TridentConfig, warehouse: Path) -> Place:
+    """Where a topology of this name contends for leadership."""
+    zookeeper = str(warehouse) if config.zookeeper == "embedded" else config.zookeeper
+    return name, zookeeper, config.zookeeper_root
+
+
+def make_room(place: Place, *, replace: bool, standby: bool) -> None:
+    """Sees to it that a start does not wait, without a word, for a query of this very process.
+
+    Args:
+        replace: stops the one that runs, and says so.
+        standby: a second one is wanted: it waits for its turn.
+
+    Raises:
+        TridentError: one runs, and neither was asked for; or it could not be stopped.
+    """
+    running = [] if standby else running_at(place)
+    for query in running:
+        if not replace:
+            raise TridentError(
+                f"{query.name} runs in this process already", found=repr(query),
+                expected="one query of it in a process",
+                action="call its query.stop() first, or start(replace=True), which does; start(standby=True) is for "
+                "one that is to wait for its turn",
+            )  # fmt: skip
+        log.warning("%s: the query that ran here (run %s) is stopped and replaced", query.name, query.run_id[:8])
+        query.request_stop(compact=False)
+        query.stop()
+
+
+def running_at(place: Place) -> list[Query]:
+    """The queries of a topology that have not ended."""
+    with _lock:
+        return [query for query in _queries.get(place, ()) if query.is_active]
+
+
+def add(place: Place, query: Query) -> None:
+    """A query runs, until it ends."""
+    with _lock:
+        _queries[place] = [other for other in _queries.get(place, ()) if other.is_active] + [query]
+
+
+def all_running() -> list[Query]:
+    """Every query of this process that has not ended."""
+    with _lock:
+        return [query for queries in _queries.values() for query in queries if query.is_active]

@@ -54,6 +54,7 @@ from typing import IO
 from trident.coordinators import processes
 from trident.coordinators.environment import without_secrets
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
+from trident.coordinators.stored_json import parse_stored, read_stored
 
 JAVA_MAJOR_MIN = 17
 IDLE_SECS = 600.0
@@ -307,7 +308,7 @@ def _signal(pid: int, start: str, number: int) -> None:
 
 def _read_endpoint(folder: Path) -> Endpoint | None:
     try:
-        found = Endpoint(**json.loads((folder / "endpoint.json").read_text(encoding="utf-8")))
+        found = Endpoint(**parse_stored(read_stored(folder / "endpoint.json")))
         # It says where to connect and which processes to end.
         numbers = (found.port, found.supervisor_pid, found.server_pid)
         texts = (found.supervisor_started, found.server_started)

@@ -49,6 +49,15 @@ happened" are different types: :class:`OutcomeUnknown` is never a failure.
 from __future__ import annotations
 
 
+def described(value: object) -> str:
+    """A value of a user's for an error: its repr, shortened; its type alone where it has no repr."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits, a __repr__ that raises: the error to be told is another one
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 class TridentError(Exception):
     """Root of every error raised by this framework.
 

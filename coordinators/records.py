@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from trident.coordinators.errors import ConfigError, CorruptZnode
+from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.coordinators.transactions import TransactionAttempt
 
 SCHEMA = 1
@@ -274,7 +275,7 @@ def decode_value(path: str, data: bytes) -> Any:
     Raises:
         CorruptZnode: it is not such a value.
     """
-    fields = _fields(path, data, "JSON value")
+    fields = _fields(path, data, "JSON value", halves=True)
     if fields.keys() != {"value"}:
         raise CorruptZnode(path, found=_shown(data), expected='{"schema":1,"value":…}')
     return fields["value"]
@@ -299,12 +300,10 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} cannot be stored")
 
 
-def _fields(path: str, data: bytes, what: str) -> dict[str, Any]:
+def _fields(path: str, data: bytes, what: str, halves: bool = False) -> dict[str, Any]:
     try:
-        fields = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as problem:
+        fields = parse_stored(data, halves=halves)
+    except Unreadable as problem:
         raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as JSON ({problem})") from problem
     if not isinstance(fields, dict):
         raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as a JSON object")
@@ -312,17 +311,6 @@ def _fields(path: str, data: bytes, what: str) -> dict[str, Any]:
     if type(schema) is not int or schema != SCHEMA:
         raise CorruptZnode(path, found=f"schema {schema!r}", expected=f'a {what} with "schema": {SCHEMA}')
     return fields
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key is given twice")
-    return result
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _unknown_keys(given: Any, known: Any, where: str = "$") -> str | None:

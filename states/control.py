@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import ForeignTable
 from trident.coordinators.records import TableMark
+from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 
 DOMAIN = "trident"
 _SCHEMA = 1
@@ -69,16 +70,20 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
             action="choose another state name, or pass adopt=True to take the table over",
         )
     try:
-        value = json.loads(text)
+        value = parse_stored(text)
         good = (
             isinstance(value, dict)
             and set(value) == set(_KEYS)
             and all(type(value[key]) is kind for key, kind in _KEYS.items())
             and value["schema"] == _SCHEMA
         )
-    except ValueError:
+    except Unreadable:
         good = False
     if not good:
-        raise ForeignTable(f"the control record of {path} cannot be read", found=text, expected=f"the keys {sorted(_KEYS)}")
+        raise ForeignTable(
+            f"the control record of {path} cannot be read", found=shown(text), expected=f"the keys {sorted(_KEYS)}",
+            action="somebody else has written the domain metadata of the table, or another version of this framework "
+            "has: bring the table back from a back-up",
+        )  # fmt: skip
     del value["schema"]
     return ControlRecord(**value)

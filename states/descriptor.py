@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.states.binding import COMBINE, LAST
 from trident.states.names import check_name
 
@@ -101,7 +102,7 @@ class StateDescriptor:
         """Keys and values, as readers get them."""
         from pyspark.sql.types import StructType
 
-        return StructType.fromJson(json.loads(self.schema_json))
+        return StructType.fromJson(parse_stored(self.schema_json))
 
     @property
     def merge_app(self) -> str:
@@ -182,23 +183,25 @@ def _file(warehouse: Path | str, name: str) -> Path:
 
 
 def _read(path: Path) -> StateDescriptor:
-    text = path.read_text(encoding="utf-8")
     names = {field.name for field in fields(StateDescriptor)}
     try:
-        value: Any = json.loads(text)
+        value: Any = parse_stored(read_stored(path))
         if isinstance(value, dict):
             value.setdefault("merging", COMBINE)  # files from before there was another
         if not isinstance(value, dict) or set(value) != names | {"schema"} or value["schema"] != SCHEMA:
-            raise ValueError(f"expected schema {SCHEMA} with the keys {sorted(names)}")
+            raise Unreadable(f"expected schema {SCHEMA} with the keys {sorted(names)}", shown(repr(value)))
         _check_types(value)
         del value["schema"]
-        return StateDescriptor(**value)
-    except (ValueError, TypeError) as error:
+        found = StateDescriptor(**value)
+        found.schema  # noqa: B018 (to know now that it can be read)
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TableError) as error:
         raise TableError(
-            f"the state descriptor {path} cannot be read",
-            found=f"{text[:200]!r} ({error})",
-            expected=f"a JSON object of schema {SCHEMA}",
-            action="start the topology that writes the state: it writes the file again",
+            f"the state descriptor {path} cannot be read: {error}",
+            found=getattr(error, "found", None),
+            expected=f"a JSON object of schema {SCHEMA} that describes a state",
+            action="bring the file back from a back-up of the warehouse; or move it away and start the topology that "
+            "has the state: it writes the file again",
         ) from error
 
 

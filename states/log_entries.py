@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from trident.coordinators.errors import TableError
+from trident.coordinators.stored_json import read_stored
 from trident.states.kernel_files import LiveFile, live_file, local_path
 
 _ENTRY = re.compile(r"(\d{20})\.json")
@@ -77,16 +78,20 @@ def read_commit(path: str, version: int) -> Commit:
     """
     file = entry_of(path, version)
     try:
-        with open(file, encoding="utf-8") as lines:
-            actions = [json.loads(line) for line in lines if line.strip()]
+        lines = read_stored(file).decode("utf-8").split("\n")
+        actions = [json.loads(line) for line in lines if line.strip()]
     except FileNotFoundError:
         raise TableError(
             f"the log of table {path} has no entry for version {version}",
             expected=os.path.basename(file),
             action="if it was cleaned up, raise delta.logRetentionDuration",
         ) from None
-    except (OSError, ValueError) as error:
-        raise TableError(f"log entry {version} of table {path} cannot be read", found=error) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise TableError(
+            f"log entry {version} of table {path} cannot be read: {error}", found=getattr(error, "found", None),
+            expected="a file of JSON objects, one a line, by Delta's protocol",
+            action="bring the table back from a back-up",
+        ) from error  # fmt: skip
     if not actions:
         raise TableError(
             f"log entry {version} of table {path} is empty", found="no action", expected="the actions of a commit",
@@ -153,7 +158,7 @@ def _parsed(text: str) -> object:
     """A domain's configuration: JSON by Delta's protocol, but other writers may store any text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.records import Decision
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.names import check_inside
 from trident.states.parquet_files import fsync
@@ -68,6 +69,9 @@ class ManifestTable:
     @classmethod
     def from_json(cls, value: Any) -> ManifestTable:
         path = check_inside("the folder of a table", value["path"])
+        texts = [value[key] for key in ("state", "kind", "table_id", "schema_hash")]
+        if not all(isinstance(one, str) for one in texts) or not isinstance(value["details"], dict):
+            raise TypeError("state, kind, table_id and schema_hash are texts, details an object")
         return cls(
             value["state"], value["kind"], path, value["table_id"], value["schema_hash"],
             tuple(StagedFile.from_json(file) for file in value["files"]), value["details"],
@@ -115,16 +119,23 @@ class Manifest:
             TableError: it is not a manifest of this schema.
         """
         try:
-            value = json.loads(data)
+            value = parse_stored(data)
             if value["schema"] != _SCHEMA:
                 raise TableError("the manifest is of another schema", found=value["schema"], expected=_SCHEMA)
-            return cls(
-                value["topology"], value["group"], value["incarnation"], TransactionAttempt(*value["attempt"]),
-                TransactionAttempt(*value["parent"]) if value["parent"] else None,
-                tuple(ManifestTable.from_json(table) for table in value["tables"]), value["spouts"],
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError) as error:
-            raise TableError("the manifest cannot be read", found=data[:200], expected=f"schema {_SCHEMA}") from error
+            named = [value[key] for key in ("topology", "group", "incarnation")]
+            attempts = [TransactionAttempt(*one) for one in (value["attempt"], value["parent"] or (1, 0))]
+            spouts = value["spouts"]
+            objects = all(isinstance(one, dict) for one in spouts.values())
+            if not objects or not all(isinstance(one, str) for one in named):
+                raise TypeError("topology, group and incarnation are texts, spouts are objects")
+            if not all(type(number) is int for attempt in attempts for number in attempt):
+                raise TypeError("attempts are whole numbers")
+            tables = tuple(ManifestTable.from_json(table) for table in value["tables"])
+            return cls(*named, attempts[0], attempts[1] if value["parent"] else None, tables, spouts)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TableError(
+                f"the manifest cannot be read: {error!r}", found=shown(data), expected=f"a manifest of schema {_SCHEMA}"
+            ) from error
 
 
 class ManifestStore:
@@ -171,7 +182,7 @@ class ManifestStore:
             )  # fmt: skip
         try:
             with faults.fault_point(READ):
-                data = path.read_bytes()
+                data = read_stored(path)
         except FileNotFoundError as error:
             raise Halted(
                 f"transaction {decision.txid} is decided but its manifest {path} is gone",
@@ -180,7 +191,7 @@ class ManifestStore:
                 action="bring the file back from a back-up of the warehouse, then start again; "
                 f"`trident repair {self._topology}` shows what else can be done and changes nothing",
             ) from error
-        except OSError as error:  # a disk that does not answer now may answer later: tried again
+        except (OSError, Unreadable) as error:  # a disk that does not answer now may answer later: tried again
             raise TableError(f"the manifest {path} cannot be read: {error}") from error
         digest = hashlib.sha256(data).hexdigest()
         if len(data) != decision.size or digest != decision.sha256:
@@ -208,10 +219,10 @@ class ManifestStore:
         """
         manifests = []
         for path in sorted(self._folder.glob("*.json")):
-            data = path.read_bytes()
             try:
+                data = read_stored(path)
                 manifest = Manifest.decode(data)
-            except TableError:
+            except (TableError, Unreadable, FileNotFoundError):
                 continue
             relative, digest = path.relative_to(self._warehouse).as_posix(), hashlib.sha256(data).hexdigest()
             decision = Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest)

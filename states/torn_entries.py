@@ -104,6 +104,6 @@ def _newest_torn(path: str) -> str | None:
         return None  # cleaned up meanwhile
     try:
         whole = bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = False
     return None if whole else os.path.basename(newest)

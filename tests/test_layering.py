@@ -18,10 +18,11 @@ FORBIDDEN = {
     "states": {"trident", "kazoo", "deltalake", *NOT_INSTALLED},
     "trident": {"deltalake", *NOT_INSTALLED},
 }
-# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points.
+# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; and the reader
+# of stored files, which both have.
 STATES_MAY_USE = {
     "coordinators.backoff", "coordinators.errors", "coordinators.transactions", "coordinators.faults",
-    "coordinators.records", "coordinators.ports",
+    "coordinators.records", "coordinators.ports", "coordinators.stored_json",
 }  # fmt: skip
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {

@@ -247,7 +247,7 @@ def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server:
         (outside / folder / "keep").write_text("keep")
     StateDescriptor(
         name="counts", kind="keyed", topology="top", group="g", incarnation="i", keys=("k",), value_fields=("n",),
-        schema_json="{}",
+        schema_json='{"type":"struct","fields":[]}',
     ).save(warehouse)  # fmt: skip
     links = {"counts": "counts", "counts__log": "log", "_trident/top": "top"}
     for link, target in links.items():

@@ -30,7 +30,7 @@ from trident.config_kinds import (
     text,
     whole,
 )
-from trident.coordinators.errors import ConfigError
+from trident.coordinators.errors import ConfigError, described
 
 ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.
@@ -432,7 +432,7 @@ def _accept(setting: Field, value: Any, origin: str) -> Any:
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"{origin}: {setting.name} has an impossible value",
-            found=_HIDDEN if setting.metadata["secret"] else repr(value),
+            found=_HIDDEN if setting.metadata["secret"] else described(value),
             expected=setting.metadata["kind"].expected,
         ) from None
 

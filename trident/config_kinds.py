@@ -13,6 +13,8 @@ from typing import Any
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?"
 HOSTS = rf"{_HOST}(?:\s*,\s*{_HOST})*(?:/[A-Za-z0-9_./-]+)?"
 _LISTEN = r"(?:(?:(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?[0-9]{1,5})?"
+# No file, host or user has it in its name: a NUL, and half of a surrogate pair that no byte stands for.
+_NOT_IN_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 ZNODE = r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+"
 
 
@@ -56,11 +58,15 @@ def seconds(*, zero: bool, optional: bool = False) -> Kind:
     def read(value: Any) -> float:
         if isinstance(value, str):
             value = float(value.strip())
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError
-        if value < 0 or (value == 0 and not zero):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError from None
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
             raise ValueError
-        return float(value)
+        return value
 
     expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
     return Kind(expected + (", or none" if optional else ""), read, optional)
@@ -100,7 +106,7 @@ def text(
     def read(value: Any) -> str:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value) or _NOT_IN_TEXT.search(value):
             raise ValueError
         return value
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import TridentError
+from trident.coordinators.stored_json import parse_stored, read_stored
 from trident.rich_spouts import Message
 from trident.states.stored_values import loads
 
@@ -71,9 +72,11 @@ class ReplayRequests:
         found = []
         for path in (state_folder / _FOLDER).glob("*.json"):
             try:
-                found += [letter["message"] for letter in json.loads(path.read_text(encoding="utf-8"))]
+                found += [letter["message"] for letter in parse_stored(read_stored(path))]
             except FileNotFoundError:
                 pass  # finished meanwhile
+            except (ValueError, KeyError, TypeError) as error:
+                log.error("the replay request %s cannot be read and is left alone: %s", path, error)
         return found
 
     def poll(self) -> Iterator[tuple[str, Message]]:
@@ -89,7 +92,7 @@ class ReplayRequests:
     def _read(self, name: str) -> list[Message]:
         path = self._folder / f"{name}.json"
         try:
-            letters = json.loads(path.read_text(encoding="utf-8"))
+            letters = parse_stored(read_stored(path))
             messages = [
                 Message(json.loads(letter["message"]), tuple(tuple(row) for row in loads(letter["tuples"])))
                 for letter in letters

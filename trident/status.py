@@ -20,10 +20,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+import msgspec
 
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.progress import describe_backlog
 
 STATUS_SCHEMA = 1
@@ -111,14 +114,18 @@ class TopologyStatus:
     @classmethod
     def from_json(cls, value: object) -> TopologyStatus:
         """Reads what :meth:`to_json` gave; ValueError says what does not fit."""
-        if not isinstance(value, dict) or value.get("schema") != STATUS_SCHEMA:
-            raise ValueError(f"expected schema {STATUS_SCHEMA}")
-        value = {key: item for key, item in value.items() if key != "schema"}
-        groups = tuple(
-            _record(GroupStatus, {**group, "attempts": tuple(_record(AttemptStatus, a) for a in group["attempts"])})
-            for group in value["groups"]
-        )
-        return _record(cls, {**value, "groups": groups})
+        if not isinstance(value, dict) or type(value.get("schema")) is not int or value["schema"] != STATUS_SCHEMA:
+            raise Unreadable(f"expected schema {STATUS_SCHEMA}", shown(repr(value)))
+        try:
+            read = msgspec.convert({key: item for key, item in value.items() if key != "schema"}, cls, strict=True)
+            _require_all(cls, value)
+            for group in value["groups"]:
+                _require_all(GroupStatus, group)
+                for attempt in group["attempts"]:
+                    _require_all(AttemptStatus, attempt)
+        except msgspec.ValidationError as problem:
+            raise Unreadable(str(problem), shown(repr(value))) from None
+        return read
 
     def process_is_alive(self) -> bool | None:
         """Whether the writing process still runs; None when this process cannot see it."""
@@ -131,14 +138,11 @@ class TopologyStatus:
         return not processes.is_gone(self.pid, self.process_started)
 
 
-def _record(kind: type, value: dict[str, Any]) -> Any:
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        if one.name not in value:
-            raise ValueError(f"{one.name} is missing")
-        if hints[one.name] in (int, str) and type(value[one.name]) is not hints[one.name]:
-            raise ValueError(f"{one.name} is {value[one.name]!r}")
-    return kind(**value)
+def _require_all(kind: type, value: dict[str, Any]) -> None:
+    """The defaults are for Python code; stored, every key is there, and no other."""
+    names = {one.name for one in fields(kind)}
+    for name in sorted(names ^ (value.keys() - {"schema"})):
+        raise Unreadable(f"{name} is {'missing' if name in names else 'unknown'}", shown(repr(value)))
 
 
 # --- the file -----------------------------------------------------------------------------
@@ -255,7 +259,7 @@ def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologySta
     """
     path = status_path(warehouse, topology)
     try:
-        text = path.read_text(encoding="utf-8")
+        return TopologyStatus.from_json(parse_stored(read_stored(path)))
     except (FileNotFoundError, NotADirectoryError):
         known = topologies_with_status(warehouse)
         raise TridentError(
@@ -264,13 +268,13 @@ def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologySta
             expected=str(path),
             action="has it been started, and with this warehouse (--set warehouse=…)?",
         ) from None
-    try:
-        return TopologyStatus.from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise TridentError(
             f"the status {path} cannot be read: {error}",
-            found=repr(text[:80]),
-            action="the topology's next change replaces it; delete the file if the topology is gone",
+            found=getattr(error, "found", None),
+            expected=f"a status of schema {STATUS_SCHEMA}, as a running topology writes it",
+            action="the topology's next change replaces a file; delete what is there if the topology is gone, or if it "
+            "is no file",
         ) from None
 
 

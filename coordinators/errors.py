@@ -40,6 +40,7 @@
     │   ├── CommitConflict       another commit came first: certainly not committed
     │   └── StagedFileMissing
     └── Halted                   going on could lose or double data; a person must look
+        └── PositionLost         what a source keeps of its position is lost, older or damaged (also a SourceError)
 
 An error says what was found, what was expected and what to do next, and
 carries the same as attributes. "It failed" and "it is not known whether it
@@ -264,3 +265,7 @@ class StagedFileMissing(TableError):
 
 class Halted(TridentError):
     """The coordinator has stopped because going on could lose or double data."""
+
+
+class PositionLost(Halted, SourceError):
+    """What a source keeps of how far it has come is lost, older than its transactions, or not as it was written."""

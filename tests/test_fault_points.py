@@ -191,7 +191,7 @@ ELSEWHERE = {
     "directory.claim": "test_directory_spout.py", "directory.remove": "test_directory_spout.py",
     "stream.return": "test_stream_spout.py", "ledger.sum": "test_reliability_faults.py",
     "publish.memory": "test_query.py", "standby.stage": "test_warm_up.py", "repair.step": "test_contradictions.py",
-    "repair.restore": "test_contradictions.py",
+    "repair.restore": "test_contradictions.py", "repair.ledger": "test_file_spout.py",
 }  # fmt: skip
 
 

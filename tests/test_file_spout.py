@@ -21,10 +21,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trident import file_reading
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, IdentityMismatch, SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.file_cuts import FileRange
 from trident.file_ledger import LedgerEntry
+from trident.file_ledger_repair import look_at_ledger, write_ledger
 from trident.file_parquet import _is_exact
 from trident.file_reading import group, partitions_for, pieces, source_failure
 from trident.file_spout import FileSpout
@@ -234,6 +236,8 @@ def test_files_that_appear_later_come_later(inputs, new_run):
     put(inputs, "a", "2\n", mtime=1)  # older, but discovered later
     run.begin_all()
     assert [sorted(run.rows(txid)) for txid in run.pins] == [["0", "1"], ["2"]]
+    last = run.pins[1].pop("file")
+    assert (last["path"], last["size"], last["mtime_ns"]) == (str(inputs / "b"), 2, 9 * 10**9)
     assert run.pins[1] == {"from": [1, 0], "to": [3, 0], "rows_estimate": 2}
     assert not run.ready()
 
@@ -270,7 +274,7 @@ def test_metadata_stays_small_and_planning_quick_for_thousands_of_files(inputs, 
     run = new_run(inputs, min_rows=1_000, max_rows=1_000)
     run.begin_all()
     assert 3 <= len(run.pins) <= 5
-    assert max(len(json.dumps(pin)) for pin in run.pins.values()) < 100
+    assert max(len(json.dumps(pin)) for pin in run.pins.values()) < 400
     assert run.coordinator.backlog().files == 0
     assert sum((Counter(run.rows(txid)) for txid in run.pins), Counter()) == Counter(map(str, range(3_000)))
 
@@ -528,16 +532,177 @@ def test_a_missing_path_is_an_error_when_the_topology_starts(inputs, new_run):
         new_run(inputs / "missing")
 
 
-def test_a_lost_ledger_is_an_error(inputs, new_run):
-    put(inputs, "a", "x\n")
-    run = new_run(inputs)
+@pytest.fixture
+def plan(inputs, tmp_path):
+    """A run that plans only: no session is needed."""
+
+    def make(path=inputs, **more: Any) -> Run:
+        (tmp_path / "state").mkdir(exist_ok=True)
+        run = Run.__new__(Run)
+        run.spout = FileSpout(path, poll_interval_secs=0, **more)
+        run.context = SpoutContext(None, "t", "words", tmp_path / "state", "life")
+        run.pins = {}
+        run.coordinator = run.spout.get_coordinator(run.context)
+        return run
+
+    return make
+
+
+def starts_again(run: Run, spout: FileSpout | None = None) -> None:
+    """As a coordinator does that takes over."""
+    run.spout = spout or run.spout
+    run.coordinator = run.spout.get_coordinator(run.context)
+    run.coordinator.resume(max(run.pins), run.pins[max(run.pins)])
+
+
+def ledger_of(run: Run) -> Path:
+    return next(run.context.state_folder.glob("files-*"))
+
+
+def two_files_read(inputs: Path, plan: Any) -> Run:
+    put(inputs, "a", "a\n", mtime=5)
+    run = plan()
     run.begin_all()
-    next(run.context.state_folder.glob("files-*")).unlink()
-    run.restart()
-    with pytest.raises(SourceError, match=r"lacks files.*found: 0 files; expected: at least 1"):
-        run.rows(1)
+    put(inputs, "b", "b\n", mtime=6)
+    run.begin_all()
+    put(inputs, "c", "c\n", mtime=1)  # moved in, and older
+    return run
+
+
+def test_a_lost_ledger_halts_before_another_is_begun(inputs, plan):
+    run = two_files_read(inputs, plan)
+    path = ledger_of(run)
+    path.unlink()
+    with pytest.raises(Halted, match=f"{path} lacks files.*found: 0 files; expected: at least 2.*/b.*back-up"):
+        starts_again(run)
+    assert not path.exists()
     with pytest.raises(SourceError, match="lacks files"):
-        run.coordinator.initialize_transaction(2, run.pins[1], None)
+        run.coordinator.initialize_transaction(3, {key: run.pins[2][key] for key in ("from", "to")}, None)
+
+
+def test_any_damage_to_what_was_read_of_the_ledger_halts(inputs, plan):
+    """Every byte, and every older copy: nothing is read twice or left out without a word."""
+    run = two_files_read(inputs, plan)
+    path = ledger_of(run)
+    whole = path.read_bytes()
+    lengths = [number for number, byte in enumerate(whole, 1) if byte == 10]
+    for damaged in [
+        *(whole[:length] for length in [0, *lengths[:-1], len(whole) - 1]),
+        *(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :] for at in range(0, len(whole), 3)),
+    ]:
+        path.write_bytes(damaged)
+        with pytest.raises(Halted, match=str(path)):
+            starts_again(run)
+    path.write_bytes(whole)
+    starts_again(run)
+    run.begin_all()
+    assert [pin["file"]["path"][-1] for pin in run.pins.values()] == ["a", "b", "c"]
+
+
+def test_a_ledger_and_pins_of_the_version_before_are_read_and_have_digests_from_then_on(inputs, plan):
+    run = two_files_read(inputs, plan)
+    path = ledger_of(run)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    old = [{key: value for key, value in line.items() if key not in ("digest", "source")} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    run.pins = {txid: {key: value for key, value in pin.items() if key != "file"} for txid, pin in run.pins.items()}
+    starts_again(run)
+    run.begin_all()
+    assert run.pins[3]["file"]["path"] == str(inputs / "c")
+    path.write_text(path.read_text().replace(f"{inputs}/a", f"{inputs}/x"))
+    with pytest.raises(Halted, match="line 4.*one before it, is not as it was written"):
+        starts_again(run)
+    path.unlink()
+    run.pins = {1: {"from": [1, 0], "to": [2, 0], "rows_estimate": 1}}
+    with pytest.raises(Halted, match="lacks files"):
+        starts_again(run)
+
+
+def test_a_ledger_that_goes_while_it_is_used_is_not_begun_anew(inputs, plan):
+    run = two_files_read(inputs, plan)
+    path = ledger_of(run)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(Halted, match="became shorter.*found: 40 bytes"):
+        run.begin_all()
+    path.unlink()
+    with pytest.raises(Halted, match="became shorter.*no file"):
+        run.begin_all()
+    assert not path.exists()
+
+
+def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan):
+    run = two_files_read(inputs, plan)
+    path, whole = ledger_of(run), ledger_of(run).read_bytes()
+
+    def damage() -> Any:
+        return look_at_ledger(path.parent, "life", "words", run.pins, "FileSpout")
+
+    assert damage() is None
+    (inputs / "c").rename(inputs.parent / "c")  # else it would come first: nobody knows that it came later
+    lines = whole.splitlines(keepends=True)
+    for damaged in (b"", lines[0], lines[0] + lines[1], whole.replace(b'"n": 1', b'"n": 3'), whole[:-5]):
+        path.write_bytes(damaged)
+        write_ledger(damage())
+        assert path.read_bytes() == whole and damage() is None
+        assert path.with_name(f"{path.name}.damaged").read_bytes() == damaged
+    path.unlink()
+    faults.arm("repair.ledger:fail_before")
+    with pytest.raises(faults.InjectedFault):
+        write_ledger(damage())
+    faults.disarm()
+    write_ledger(damage())
+    assert path.read_bytes() == whole
+    (inputs.parent / "c").rename(inputs / "c")
+    path.unlink()
+    found = damage()
+    assert found.data is None and str(path) in found.text
+    run.pins = {1: {"n": 1}}
+    assert damage() is None  # another spout's
+
+
+# --- another path -------------------------------------------------------------------------
+
+
+def test_other_files_than_before_are_refused_naming_both(inputs, plan, tmp_path):
+    run = two_files_read(inputs, plan)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(IdentityMismatch, match=f"'words'.*found: {other}; expected: {inputs}.*moved_from='{inputs}'"):
+        starts_again(run, FileSpout(other))
+    for path in (inputs / "*.txt", [other, inputs], tmp_path, inputs / "a"):
+        starts_again(run, FileSpout(path, poll_interval_secs=0))
+    starts_again(run, FileSpout([inputs, other], poll_interval_secs=0))
+    run.begin_all()  # c: from now on the ledger says both
+    starts_again(run, FileSpout(other, poll_interval_secs=0))
+
+
+def test_a_folder_that_was_moved_is_gone_on_with(inputs, plan, tmp_path):
+    run = two_files_read(inputs, plan)
+    moved = inputs.rename(tmp_path / "moved")
+    for _ in range(2):  # the argument may stay
+        starts_again(run, FileSpout(moved, moved_from=inputs, poll_interval_secs=0))
+        run.begin_all()
+    starts_again(run, FileSpout(moved, poll_interval_secs=0))
+    put(moved, "d", "d\n")
+    run.begin_all()
+    assert [pin["file"]["path"] for pin in run.pins.values()] == [
+        str(folder / name) for folder, name in ((inputs, "a"), (inputs, "b"), (moved, "c"), (moved, "d"))
+    ]
+    with pytest.raises(TopologyError, match="moved_from"):
+        FileSpout([moved, inputs], moved_from=inputs)
+
+
+def test_a_ledger_of_the_version_before_with_another_path_is_a_warning(inputs, plan, tmp_path, caplog):
+    run = two_files_read(inputs, plan)
+    path = ledger_of(run)
+    old = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in old:
+        line.pop("digest"), line.pop("source", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    run.pins = {2: {"from": [2, 0], "to": [3, 0], "rows_estimate": 1}}
+    (tmp_path / "other").mkdir()
+    starts_again(run, FileSpout(tmp_path / "other"))
+    assert f"{inputs}/b" in caplog.text and f"{tmp_path}/other" in caplog.text
 
 
 # --- CSV and JSON -------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from trident.coordinators.errors import (
     CoordinationError,
     EnvironmentProblem,
     ForeignTable,
+    Halted,
     IdentityMismatch,
     SchemaMismatch,
     SessionEnded,
@@ -67,6 +68,8 @@ def exit_code(error: BaseException) -> int:
         return EXIT_ATTEMPT_CAP
     if isinstance(error, SessionEnded):
         return EXIT_INTERNAL  # a service is started again
+    if isinstance(error, Halted):
+        return EXIT_HALT
     # The bare classes are refusals: "it is running", "there is no such topology".
     if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):
         return EXIT_BAD_INPUT

@@ -20,6 +20,7 @@ from trident.file_cuts import START, FileRange, Position, cut, length_after, ran
 from trident.file_ledger import FileLedger, FoundFile, LedgerEntry
 from trident.file_listing import FileListing, as_paths
 from trident.file_reading import FORMATS, FileReader, RowFormat, is_compressed
+from trident.file_source import accept_source
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 
@@ -63,6 +64,11 @@ class FileSpout:
         on_changed: "fail" or "skip".
         poll_interval_secs: least time between two looks at the folder.
         max_bytes: about how many bytes a batch has at most, whatever its rows.
+        moved_from: the folder in which the files were before somebody moved them to ``path``; those that were
+            read are known at their new place. Of use once; it may stay.
+
+    A stream keeps which files it has read in a ledger in the warehouse, and what it reads may not change to
+    something else without a word: other paths than those of the run before are refused when it starts.
 
     Raises:
         TopologyError: an argument cannot be used.
@@ -74,7 +80,7 @@ class FileSpout:
         self, path: Union[Path, list[Path], tuple[Path, ...]], format: str = "text",
         schema: Union[str, "StructType", None] = None, min_rows: int = 1_000, max_rows: int = 1_000_000,
         options: Mapping[str, Any] | None = None, on_changed: str = "fail", poll_interval_secs: float = 0.5,
-        max_bytes: int = 256 << 20,
+        max_bytes: int = 256 << 20, moved_from: Path | None = None,
     ) -> None:  # fmt: skip
         if format not in FORMATS:
             raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
@@ -88,6 +94,12 @@ class FileSpout:
             )
         AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
         self.paths = as_paths(path)
+        self.moved_from = None if moved_from is None else as_paths(moved_from)[0]
+        if moved_from is not None and len(self.paths) > 1:
+            raise TopologyError(
+                "moved_from needs to know where the folder is now", found=f"{len(self.paths)} paths",
+                expected="one path",
+            )  # fmt: skip
         self.format, self.on_changed = format, on_changed
         self.min_rows, self.max_rows, self.max_bytes = min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs
@@ -108,10 +120,16 @@ class FileSpout:
     def open_ledger(self, context: SpoutContext) -> FileLedger:
         """The ledger of this stream's life; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"
-        return FileLedger(context.state_folder / f"files-{context.incarnation}.jsonl", unit)
+        return FileLedger(context.state_folder / f"files-{context.incarnation}.jsonl", unit, self.paths)
 
     def get_coordinator(self, context: SpoutContext) -> "FileCoordinator":
-        """Raises SourceError when the path does not exist."""
+        """Opens the ledger, and looks whether it is the one that belongs to the path.
+
+        Raises:
+            SourceError: the path does not exist.
+            IdentityMismatch: the stream has read other files so far.
+            PositionLost: the ledger is not as it was written.
+        """
         return FileCoordinator(self, context)
 
     def get_emitter(self, context: SpoutContext) -> "FileEmitter":
@@ -121,8 +139,9 @@ class FileSpout:
 class FileCoordinator:
     """Discovers files and decides where each batch ends.
 
-    Metadata: ``{"from": [file number, offset], "to": [file number, offset],
-    "rows_estimate": n}``, for Parquet ``"rows": n`` instead; offsets are bytes, for Parquet rows.
+    Metadata: ``{"from": [file number, offset], "to": [file number, offset], "rows_estimate": n,
+    "file": {path, size, mtime_ns, digest}}``, for Parquet ``"rows": n``; offsets are bytes, for Parquet rows.
+    ``file`` is the last one before ``to``; with its digest the ledger is compared (a version before did not write it).
     """
 
     def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
@@ -130,6 +149,7 @@ class FileCoordinator:
         self._listing = FileListing(spout.paths)
         self._listing.check()
         self._ledger = spout.open_ledger(context)
+        accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
         self._book = self._ledger.book
         self._policy = ChangePolicy(self._ledger, spout.on_changed)
         in_flight = context.options.get("max_spout_pending")
@@ -147,7 +167,11 @@ class FileCoordinator:
         """Told, if at all, before the first question: the greatest txid that has metadata.
 
         Without it the first transaction after a restart is begun even when nothing waits, and is empty.
+
+        Raises:
+            PositionLost: the ledger is lost, older, or another one.
         """
+        _check_known(self._ledger, metadata)  # before new files are put into it
         self._remember(txid, read_position(metadata, "to"))
 
     def refresh(self) -> None:
@@ -195,7 +219,8 @@ class FileCoordinator:
             self._remember(txid, read_position(curr_metadata, "to"))
             return curr_metadata
         start = START if prev_metadata is None else read_position(prev_metadata, "to")
-        self._know(start)
+        if prev_metadata is not None:
+            _check_known(self._ledger, prev_metadata)
         row_bytes = self._sample(start)
         rows = self._adaptive.next_size(max(1, int(length_after(self._book, start) / row_bytes)))
         return self._plan(txid, start, rows)
@@ -203,7 +228,7 @@ class FileCoordinator:
     def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         """About half of what timed out; a batch of one row or one compressed file stays as it is."""
         start, end = read_position(curr_metadata, "from"), read_position(curr_metadata, "to")
-        self._know(end)
+        _check_known(self._ledger, curr_metadata)
         length = sum(part.end - part.begin for part in ranges(self._book, start, end))
         rows = self._adaptive.timed_out(max(1, int(length / self._sample(start))))
         metadata = self._plan(txid, start, rows)
@@ -227,11 +252,8 @@ class FileCoordinator:
         self._planned_at[txid] = time.monotonic()
         length = sum(part.end - part.begin for part in ranges(self._book, start, end))
         counted = {"rows": length} if self._exact else {"rows_estimate": round(length / row_bytes)}
-        return {"from": list(start), "to": list(end), **counted}
-
-    def _know(self, position: Position) -> None:
-        """Makes sure that the ledger has the files that a position refers to."""
-        _check_known(self._ledger, position)
+        last = _last_file(end)
+        return {"from": list(start), "to": list(end), **counted, **({"file": self._ledger.pin(last)} if last else {})}
 
     def _remember(self, txid: int, end: Position) -> None:
         self._ends[txid] = end
@@ -333,7 +355,7 @@ class FileEmitter:
     def _parts(self, metadata: Json) -> list[FileRange]:
         start, end = read_position(metadata, "from"), read_position(metadata, "to")
         self._ledger.refresh()  # another part of this process, or an earlier leader, may have added to it
-        _check_known(self._ledger, end)
+        _check_known(self._ledger, metadata)
         return [part for part in ranges(self._ledger.book, start, end) if self._policy.intact(part.entry)]
 
     def success(self, attempt: TransactionAttempt) -> None:
@@ -347,17 +369,14 @@ class _Skipped(Exception):
     """A file was found changed while a batch was planned, and is skipped from now on."""
 
 
-def _check_known(ledger: FileLedger, position: Position) -> None:
-    last = position.number if position.offset else position.number - 1
-    if last > len(ledger.book):
-        ledger.refresh()
-    if last > len(ledger.book):
-        raise SourceError(
-            f"the ledger of files {ledger.path} lacks files that a batch refers to",
-            found=f"{len(ledger.book)} files",
-            expected=f"at least {last}",
-            action="restore the file from a back-up, or begin again with `trident reset NAME`",
-        )
+def _check_known(ledger: FileLedger, metadata: Json) -> None:
+    """Makes sure that the ledger has the files that a batch refers to, and has them as they were then."""
+    ledger.check(_last_file(read_position(metadata, "to")), metadata.get("file"))
+
+
+def _last_file(position: Position) -> int:
+    """The number of the last file of which something is before a position; 0 at the beginning."""
+    return position.number if position.offset else position.number - 1
 
 
 __all__ = ["FileCoordinator", "FileEmitter", "FileSpout", "FoundFile"]

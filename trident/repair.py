@@ -23,6 +23,7 @@ from trident.coordinators.leadership import Lease
 from trident.coordinators.repairing import RepairStore, leap_epochs
 from trident.coordinators.resetting import refuse_unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.file_ledger_repair import write_ledger
 from trident.own_zookeeper import refuse_leader_elsewhere
 from trident.query import open_zookeeper, spark_settings
 from trident.repair_facts import TopologyFacts
@@ -37,6 +38,7 @@ from trident.repair_steps import (
     Restore,
     SetMarks,
     Step,
+    WriteLedger,
     WriteRecord,
     with_versions,
 )  # fmt: skip
@@ -156,6 +158,8 @@ class _Repair:
         if isinstance(step, PutPositions):
             self._store(step.group).put_positions(step.pins, step.opaque, step.opaque_txid)
             return f"the positions of {', '.join(sorted({*step.pins, *step.opaque}))} are in ZooKeeper again"
+        if isinstance(step, WriteLedger):
+            return write_ledger(step.damage)
         assert isinstance(step, AbandonDecision)
         self._store(step.group).abandon(step.decision)
         return f"the decision of transaction {step.decision.txid} is given up; its next attempt begins anew"

@@ -116,6 +116,22 @@ class ManifestFacts:
 
 
 @dataclass(frozen=True)
+class LedgerFacts:
+    """A FileSpout's ledger that is not the one with which the last batches were planned.
+
+    Attributes:
+        path: the file.
+        text: what is wrong.
+        damage: what was looked at; its ``data`` is the ledger as it was, where that is proved.
+    """
+
+    path: str
+    text: str
+    damage: Any
+    proved: bool
+
+
+@dataclass(frozen=True)
 class GroupFacts:
     """One batch group.
 
@@ -127,6 +143,7 @@ class GroupFacts:
         tx_ids: the group's streams, as far as known.
         pins: tx_id → txid → metadata, as ZooKeeper has them.
         misplaced: positions in ZooKeeper that are not those of the record.
+        ledgers: of FileSpouts, that are not as they were written.
     """
 
     name: str
@@ -138,6 +155,7 @@ class GroupFacts:
     tx_ids: tuple[str, ...] = ()
     pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     misplaced: tuple[Misplaced, ...] = ()
+    ledgers: tuple[LedgerFacts, ...] = ()
 
 
 @dataclass(frozen=True)

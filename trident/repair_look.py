@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.file_ledger_repair import look_at_ledger
 from trident.positions_check import misplaced_by_manifest
 from trident.repair_facts import (
     APPEND,
@@ -28,6 +29,7 @@ from trident.repair_facts import (
     PLAIN,
     ForeignChange,
     GroupFacts,
+    LedgerFacts,
     ManifestFacts,
     TableFacts,
     TopologyFacts,
@@ -68,6 +70,7 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
     incarnation, identity = registered if registered else (None, None)
     stored = identity["groups"] if identity else {}
     known: dict[str, tuple[str, ...]] = {group: tuple(tx_ids) for group, tx_ids in stored.items()}
+    streams = identity["streams"] if identity else {}
     names = sorted({*known, *(one.group for one in descriptors), *groups_with_manifests(warehouse, name)})
     if not names:
         raise TopologyError(
@@ -76,7 +79,7 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
     groups = []
     for group in names:
         own = [one for one in descriptors if one.group == group]
-        groups.append(_Look(zk, engine, warehouse, name, group, own).facts(known.get(group)))
+        groups.append(_Look(zk, engine, warehouse, name, group, own, incarnation, streams).facts(known.get(group)))
     states_here = {one.name for one in descriptors}
     wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
     others = tuple(_of_others(engine, warehouse, name, wanted))
@@ -126,6 +129,8 @@ class _Look:
     topology: str
     group: str
     descriptors: list[StateDescriptor]
+    incarnation: str | None
+    streams: Mapping[str, str]
 
     def facts(self, tx_ids: tuple[str, ...] | None) -> GroupFacts:
         found = ManifestStore(self.warehouse, self.topology, self.group).found()
@@ -141,7 +146,17 @@ class _Look:
         leftovers: dict[int, int] = {}
         for txid, attempt_id in [*((one.txid, one.attempt_id) for one, _ in found), *self._folders(tables)]:
             leftovers[txid] = max(leftovers.get(txid, 0), attempt_id)
-        return GroupFacts(self.group, record, decision, tables, manifests, leftovers, tx_ids, pins, tuple(misplaced))
+        return GroupFacts(
+            self.group, record, decision, tables, manifests, leftovers, tx_ids, pins, tuple(misplaced),
+            tuple(self._ledgers(pins)),
+        )  # fmt: skip
+
+    def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerFacts]:
+        for tx_id, of_stream in pins.items() if self.incarnation else ():
+            folder = self.warehouse / "_trident" / self.topology / "streams" / tx_id
+            damage = look_at_ledger(folder, self.incarnation or "", tx_id, of_stream, self.streams.get(tx_id, ""))
+            if damage is not None:
+                yield LedgerFacts(damage.path, damage.text, damage, damage.data is not None)
 
     def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         missing = {}

@@ -23,7 +23,7 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.repair_decided import undecidable
 from trident.repair_facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
 from trident.repair_foreign import foreign_changes, unverified_log
-from trident.repair_positions import lost_positions
+from trident.repair_positions import damaged_ledgers, lost_positions
 from trident.repair_rebuild import marks_of, rebuild
 from trident.repair_steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
 from trident.repair_whole import ahead_of_log, without_record
@@ -54,7 +54,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         if group.record is not None and differ.chosen is None:
             return [*changed, differ]
         return _into_one_record(changed, differ)
-    rest = [*ahead_of_log(group), *undecidable(group, choices), *lost_positions(group)]
+    rest = [*ahead_of_log(group), *undecidable(group, choices), *lost_positions(group), *damaged_ledgers(group)]
     return [*changed, *_went_back(group, choices), *rest]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trident.coordinators.positions import digest_of
 from trident.repair_facts import GroupFacts
-from trident.repair_steps import Finding, Offer, PutPositions, Refused
+from trident.repair_steps import Finding, Offer, PutPositions, Refused, WriteLedger
 
 
 def lost_positions(group: GroupFacts) -> list[Finding]:
@@ -47,6 +47,27 @@ def lost_positions(group: GroupFacts) -> list[Finding]:
     last = group.record.last.txid if group.record.last else 1
     offer = Offer((), f"{meaning}. Nothing is lost or counted twice.", (PutPositions(group.name, pins, opaque, last),))
     return [Finding("positions lost", group.name, text, (offer,), chosen=offer)]
+
+
+def damaged_ledgers(group: GroupFacts) -> list[Finding]:
+    """Ledgers of files that are lost, older, or not as they were written."""
+    findings = []
+    for ledger in group.ledgers:
+        text = f"the ledger of files {ledger.path} is damaged; {ledger.text}"
+        if ledger.proved:
+            meaning = (
+                "write it again from what is readable of it and the files that are there: by its digest it is proved "
+                "to be the one that was there. No file is read twice or left out."
+            )
+            offer = Offer((), meaning, (WriteLedger(group.name, ledger.damage),))
+            findings.append(Finding("ledger of files damaged", group.name, text, (offer,), chosen=offer))
+        else:
+            refusal = (
+                "which files were read is known nowhere else. Bring the file back from a back-up of the warehouse, and "
+                "run this again; or begin again with `trident reset NAME`."
+            )
+            findings.append(Finding("ledger of files damaged", group.name, text, refusal=refusal))
+    return findings
 
 
 def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] | Refused:

@@ -83,7 +83,15 @@ class PutPositions:
     opaque_txid: int
 
 
-Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions
+@dataclass(frozen=True)
+class WriteLedger:
+    """Write a FileSpout's ledger of files again, as it was."""
+
+    group: str
+    damage: Any
+
+
+Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger
 
 
 @dataclass(frozen=True)

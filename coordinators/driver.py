@@ -26,6 +26,7 @@ from typing import Any
 from trident.coordinators import faults, master
 from trident.coordinators.errors import (
     AttemptCapReached,
+    BatchError,
     BatchOutOfMemory,
     BatchTimeout,
     Deposed,
@@ -115,6 +116,7 @@ class GroupDriver:
         self.error: BaseException | None = None
         self.last_error: BaseException | None = None
         self.last_error_at = 0.0  # seconds since the epoch
+        self._failures: dict[int, BaseException] = {}  # txid -> its last failure
         # Since when the spouts raise whenever they are asked whether they have something, and what; None: they do not.
         self.unready: tuple[float, Exception] | None = None
         name = f"trident-{store.group}"
@@ -270,14 +272,21 @@ class GroupDriver:
 
     def _on_end(self, command: master.End) -> None:
         if command.mode is Mode.GAVE_UP:
-            cause = self.last_error
+            txid = command.txid or 0
+            # Another transaction may have failed since, and be tried no more.
+            cause, trouble = self._failures.get(txid, self.last_error), self._state.trouble_of(txid)
+            where = f"transaction {txid} of batch group {self._store.group!r}"
+            if trouble.same >= self._limits.max_same_failures:
+                said = f"{where} fails the same way each time ({trouble.same} times in a row): {cause}"
+            else:
+                said = f"{where} failed {trouble.failures} times; the last error: {cause}"
+            name = self._store.topology
             self.error = AttemptCapReached(
-                f"transaction {command.txid} of batch group {self._store.group!r} failed "
-                f"{self._limits.max_attempts} times; the last error: {cause}",
-                action=f"mend the cause and start again, or give the batch up with `trident skip NAME --txid {command.txid}`",
-                txid=command.txid or 0,
-            )
-            self.error.__cause__ = cause
+                said, txid=txid,
+                action=f"mend the cause and start again, or give the batch up with `trident skip {name} --txid {txid}`",
+            )  # fmt: skip
+            # Where in this framework a batch fails says nothing to whoever reads why it did.
+            self.error.__cause__ = cause.with_traceback(None) if isinstance(cause, BatchError) else cause
 
     # --- beginning and processing -----------------------------------------------------------
 
@@ -354,14 +363,19 @@ class GroupDriver:
             self._first_over.set()  # it waits before it is tried again, and the others need not
         meaning = self._explain(error)
         if attempt in self._work:  # a cancelled attempt's error is nobody's business
+            self._failures = {
+                txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
+            } | {attempt.txid: meaning}
             self._heard(attempt, meaning)
         # What did not fit into memory is tried smaller, like what did not fit into its time.
-        self.tell(master.Failed(attempt, timed_out=isinstance(meaning, (BatchTimeout, BatchOutOfMemory))))
+        smaller = isinstance(meaning, (BatchTimeout, BatchOutOfMemory))
+        self.tell(master.Failed(attempt, smaller, getattr(meaning, "fingerprint", None)))
 
     def _heard(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
         error = self._explain(error)
         self.last_error, self.last_error_at = error, self._threads.wall_time()
-        log.warning("attempt %s of %s failed: %s", attempt, self._store.group, error)
+        store = self._store
+        log.warning("attempt %s of %s/%s failed: %s", attempt, store.topology, store.group, error)
         self._observer.failed(attempt or TransactionAttempt(self._state.next_txid, -1), error)
 
     # --- committing: one thread, one attempt at a time ---------------------------------------
@@ -464,7 +478,10 @@ class GroupDriver:
                 failures += 1
                 error = self._explain(raised)
                 self.last_error, self.last_error_at = error, self._threads.wall_time()
-                self._observer.event(f"{part} failed ({failures}), trying again: {error}")
+                log.warning(
+                    "%s of a transaction of %s/%s that is decided failed (%d), trying again: %s",
+                    part, self._store.topology, self._store.group, failures, error,
+                )  # fmt: skip
                 if failures >= self._limits.max_attempts:
                     halted = Halted(
                         f"a decided transaction could not be finished after {failures} tries of {part}: {error}",
@@ -485,7 +502,7 @@ class GroupDriver:
         """Errors after which this driver must not go on, whatever it was doing."""
         # An unknown outcome of a queue's or a map's write is an error like any other: it is tried again.
         if isinstance(error, Deposed) or (isinstance(error, OutcomeUnknown) and self._store.is_broken):
-            log.warning("deposed: %s", error)
+            log.warning("%s/%s is deposed: %s", self._store.topology, self._store.group, error)
             self._stopping.set()
             self.tell(master.LostLeadership())
             return True
@@ -512,8 +529,7 @@ class GroupDriver:
                     self._spouts.success(attempt)
                 break
             except Exception as error:  # told again after the next restart at the latest; the data is safe
-                log.warning("a spout's success(%s) raised: %s", attempt, error)
-                self._observer.event(f"a spout's success({attempt}) raised: {error}")
+                log.warning("a spout's success(%s) of %s raised: %s", attempt, self._store.topology, error)
                 if self._stopping.wait(self._limits.backoff_secs(tries)):
                     break
         # Cleaning up must not hold back the next advance.

@@ -128,9 +128,12 @@ class BatchError(TridentError):
 
     Attributes:
         attempt: "txid:attempt_id" of the attempt, when known.
+        fingerprint: what failed, where and on which row, without the attempt; two attempts with one fingerprint failed
+            the same way, and another will, if the input is the same. None: it may pass next time.
     """
 
     attempt: str | None = None
+    fingerprint: str | None = None
 
 
 class FailedException(BatchError):
@@ -159,7 +162,7 @@ class BatchOutOfMemory(BatchError):
 
 
 class AttemptCapReached(TridentError):
-    """One batch failed ``max_attempts`` times; the topology has stopped.
+    """One batch failed ``max_attempts`` times, or three times in one and the same way; the topology has stopped.
 
     Attributes:
         txid: the transaction that cannot be processed.

@@ -26,8 +26,9 @@ The rules (docs/semantics.md 1 and 9):
     heard: the decision may be durable, so the batch only rolls forward.
 5.  A report on an attempt that is not the live one changes nothing.
 6.  An attempt id is one more than the greatest ever known for its txid.
-7.  After ``max_attempts`` failures of a txid everything before it is finished,
-    then the coordinator gives up.
+7.  After ``max_attempts`` failures of a txid, or ``max_same_failures`` in a row
+    with one fingerprint, everything before it is finished, then the
+    coordinator gives up.
 
 How a restart fits in: the driver reads ZooKeeper and sends :class:`Recovered`.
 A pending decision comes back as a live attempt in PUBLISHING, and nothing
@@ -94,6 +95,7 @@ class Limits:
 
     max_spout_pending: int = 3
     max_attempts: int = 8
+    max_same_failures: int = 3
     batch_emit_interval_secs: float = 0.0
     readiness_poll_secs: float = 0.1
     backoff_first_secs: float = 0.2
@@ -116,6 +118,8 @@ class Trouble(NamedTuple):
     failures: int = 0
     timeouts: int = 0
     shrink: bool = False  # the last failure was a timeout: pin a smaller batch
+    fingerprint: str | None = None  # of the last failure
+    same: int = 0  # failures in a row, the last one included, with that fingerprint; 0 without one
 
 
 @dataclass(frozen=True)
@@ -220,10 +224,14 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Failed:
-    """The attempt failed before its decision was issued."""
+    """The attempt failed before its decision was issued.
+
+    ``fingerprint``: tells a failure that comes again and again from others; None where it may pass next time.
+    """
 
     attempt: TransactionAttempt
     timed_out: bool = False
+    fingerprint: str | None = None
 
 
 class TimerKind(enum.Enum):
@@ -502,10 +510,13 @@ def _failed(state: CoordinatorState, event: Failed) -> Result:
         return state, ()  # rules 4 and 5
     txid = event.attempt.txid
     before = state.trouble_of(txid)
-    trouble = Trouble(before.failures + 1, before.timeouts + event.timed_out, event.timed_out)
+    same = 0 if event.fingerprint is None else before.same + 1 if event.fingerprint == before.fingerprint else 1
+    trouble = Trouble(
+        before.failures + 1, before.timeouts + event.timed_out, event.timed_out, event.fingerprint, same
+    )
     state, commands = _drop_from(state, txid)
     state = replace(state, trouble=_put(state.trouble, txid, trouble))
-    if trouble.failures >= state.limits.max_attempts:
+    if trouble.failures >= state.limits.max_attempts or same >= state.limits.max_same_failures:
         return replace(state, capped=txid, backoff=None), commands
     key = (txid, trouble.failures)
     timer = StartTimer(Timer(TimerKind.BACKOFF, key), state.limits.backoff_secs(trouble.failures))

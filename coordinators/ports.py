@@ -170,8 +170,6 @@ class Observer(Protocol):
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None: ...
 
-    def event(self, text: str) -> None: ...
-
 
 __all__: Sequence[str] = [
     "BatchRunner", "Beginning", "Committer", "Initialized", "Observer", "PreparedBatch", "ProcessedBatch",

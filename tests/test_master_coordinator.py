@@ -295,6 +295,43 @@ def test_at_the_attempt_cap_the_earlier_ones_are_finished_first():
     assert run.commit(At(1, 0))[-2:] == [Success(At(1, 0)), End(Mode.GAVE_UP, txid=2)]
 
 
+def test_a_failure_that_is_the_same_three_times_in_a_row_is_tried_no_more():
+    run = Coordinator(max_attempts=8)
+    run.begin(1), run.begin(2)
+    for attempt_id in range(2):
+        run.tell(Failed(At(2, attempt_id), fingerprint="row 7"))
+        run.fire_backoff()
+    assert run.state.trouble_of(2).same == 2
+    run.tell(Failed(At(2, 2), fingerprint="row 7"))
+    assert run.state.mode is Mode.RUNNING  # what is before it is finished first
+    run.process(At(1, 0))
+    assert run.commit(At(1, 0))[-2:] == [Success(At(1, 0)), End(Mode.GAVE_UP, txid=2)]
+
+
+@pytest.mark.parametrize("fingerprints", [
+    [None] * 8, ["a", "a", None, "a", "a", "b", "a", "a"], ["a", "b"] * 4, ["a", "a", "b", "b", "a", "a", "b", "b"],
+])  # fmt: skip
+def test_a_failure_that_may_pass_keeps_all_its_attempts(fingerprints):
+    run = Coordinator(max_attempts=8)
+    run.begin(1)
+    for attempt_id, fingerprint in enumerate(fingerprints):
+        assert run.state.mode is Mode.RUNNING
+        run.tell(Failed(At(1, attempt_id), fingerprint=fingerprint))
+        if attempt_id < 7:
+            run.fire_backoff()
+    assert run.state.mode is Mode.GAVE_UP
+
+
+def test_failures_of_one_kind_are_counted_per_txid():
+    run = Coordinator(max_attempts=8)
+    run.begin(1), run.begin(2)
+    run.tell(Failed(At(2, 0), fingerprint="a"))
+    for attempt_id in range(2):
+        run.tell(Failed(At(1, attempt_id), fingerprint="a"))
+        run.fire_backoff()
+    assert run.state.mode is Mode.RUNNING
+
+
 def test_failures_are_counted_per_txid():
     run = Coordinator(max_attempts=2)
     run.begin(1), run.begin(2)
@@ -442,7 +479,7 @@ def outside_events(state: CoordinatorState) -> list[Event]:
     for attempt, stage in state.live:
         if stage in REPORTS:
             possible += [REPORTS[stage](attempt)] * 3
-        possible += [Failed(attempt), Failed(attempt, timed_out=True)]
+        possible += [Failed(attempt), Failed(attempt, timed_out=True), Failed(attempt, fingerprint="the same")]
     return possible
 
 

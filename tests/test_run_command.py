@@ -83,3 +83,8 @@ def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batc
     assert process.returncode == 1, out
     assert "transaction 1 of batch group 'lines' failed 1 times" in out
     assert "ValueError: cannot be split" in out and "job.py:6" in out and "Traceback" not in out
+    own = 'job.py", line 6, in split\n    raise ValueError("cannot be split")\nValueError: cannot be split\ntrident: '
+    assert own in out and "trident-failure" not in out
+    # Once, with date, level and topology.
+    (told,) = [line for line in out.splitlines() if "attempt 1:0 of" in line]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING attempt 1:0 of job/lines failed: each\(split\)", told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
@@ -12,7 +13,10 @@ import pytest
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.deferred import Expr, expr
+from trident.expression_failures import expression_failure
+from trident.runner import gives_again
 from trident.signatures import describe, translate_failure
+from trident.spouts import SpoutKind
 
 LOCK = threading.Lock()
 
@@ -205,6 +209,63 @@ def test_the_line_is_the_users_own_and_not_a_librarys() -> None:
 
     error = local_failure(reads, [("{",)], fields="s string")
     assert error.location == f"{__file__}:{reads.__code__.co_firstlineno + 1}"
+
+
+class OfTheUser(Exception):
+    """Not of a library."""
+
+
+def test_what_fails_again_has_a_fingerprint_and_what_may_pass_has_none() -> None:
+    from kazoo.exceptions import ConnectionLoss  # of an installed library
+
+    def failing(error: Exception, cause: Exception | None = None) -> Any:
+        def fails(n: int) -> int:
+            if n == 2:
+                raise error from cause
+            return n
+
+        return local_failure(fails, [(1,), (2,), (3,)]).fingerprint
+
+    for error in (ValueError("no"), RuntimeError("no"), ZeroDivisionError(), KeyError("a"), OfTheUser("no"),
+                  UnicodeDecodeError("utf-8", b"", 0, 1, "no")):  # fmt: skip
+        assert "{n: 2}" in failing(error) and failing(error) == failing(error)
+    for error, cause in (
+        (ConnectionError("away"), None), (TimeoutError(), None), (OSError(5, "disk"), None), (MemoryError(), None),
+        (ConnectionLoss(), None), (RuntimeError("the service is away"), ConnectionResetError("reset")),
+    ):  # fmt: skip
+        assert failing(error, cause) is None
+    found = failing(ValueError(f"{object()}"))
+    assert found == failing(ValueError(f"{object()}")), "an address in memory is another one in each process"
+
+
+def test_a_source_that_may_leave_the_row_out_keeps_all_its_attempts() -> None:
+    class Spout:
+        def __init__(self, kind: SpoutKind) -> None:
+            self.kind = kind
+
+    kept, other = [Spout(SpoutKind.TRANSACTIONAL), Spout(SpoutKind.OPAQUE)], Spout(SpoutKind.NON_TRANSACTIONAL)
+    assert gives_again(kept) and not gives_again([*kept, other])
+
+
+def test_a_value_that_an_expression_of_spark_cannot_take_fails_again(spark) -> None:
+    for query, condition in (("select 1 / id from range(2)", "DIVIDE_BY_ZERO"),
+                             ("select cast('x' as int) / id from range(1)", "CAST_INVALID_INPUT")):  # fmt: skip
+        frame = spark.sql(query)
+        found = [expression_failure(raised(frame.collect), number) for number in range(2)]
+        assert found[0].fingerprint == found[1].fingerprint and condition in found[0].fingerprint
+        assert "\n" not in str(found[0]) and "at org.apache" not in str(found[0])
+    assert expression_failure(raised(spark.sql("select raise_error('no')").collect), 1) is None
+
+
+def test_the_error_shows_the_users_own_frames_first() -> None:
+    error = local_failure(calls_another, [(0,)])
+    text = "".join(traceback.format_exception(error))
+    assert text.index(", in calls_another") < text.index("    return 10 // n") < text.index("UserFunctionError")
+    assert "trident-failure" not in text and "arrow_" not in text
+
+
+def calls_another(n: int) -> int:
+    return divides(n)
 
 
 def test_a_built_in_that_raises_is_placed_where_it_was_given() -> None:

@@ -256,9 +256,6 @@ class _Advanced:
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         """The driver keeps the error."""
 
-    def event(self, text: str) -> None:
-        """Nobody watches."""
-
 
 def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
     found = list_descriptors(warehouse, name)

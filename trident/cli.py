@@ -6,7 +6,8 @@ certificate or a password. ``status`` and ``zookeeper status`` end with 5 when
 what they tell of does not run, ``status`` also with 1 or 3 when that is how it
 ended. Beside these 70 for an error of the framework itself, or a JVM that has died,
 and 130 for an interrupted command. An error is
-its message alone; ``--verbose`` adds the traceback.
+its message alone, behind the lines of your own function that raised;
+``--verbose`` adds the whole traceback, and what Spark says.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import click
 
+from trident import last_resort
 from trident.config import TridentConfig
 from trident.coordinators.errors import (
     AttemptCapReached,
@@ -84,9 +86,11 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     """Adds ``--set`` and ``--verbose``, and turns errors into messages and exit codes."""
 
     @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given again.")
-    @click.option("--verbose", is_flag=True, help="Show the traceback of an error.")
+    @click.option("--verbose", is_flag=True, help="Show the traceback of an error, and what Spark says of it.")
     @functools.wraps(function)
     def command(*, settings: tuple[str, ...], verbose: bool, **arguments: Any) -> None:
+        if verbose:
+            last_resort.install(verbose=True)
         try:
             # The short forms are settings like others; said last, they win.
             short = [f"{key}={arguments.pop(key)}" for key in _SHORT if arguments.get(key) is not None]
@@ -105,10 +109,23 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
                 click.echo(f"trident: an error of the framework: {type(error).__name__}: {error}", err=True)
                 click.echo("Run it again with --verbose for the traceback.", err=True)
             else:
+                frames = None if verbose else _users_frames(error)
+                if frames:
+                    click.echo(frames, err=True)
                 click.echo(f"trident: {str(error) or 'interrupted'}", err=True)
             sys.exit(code)
 
     return command
+
+
+def _users_frames(error: BaseException) -> str | None:
+    """The user's own part of the traceback, where a function of the user's is behind the error."""
+    cause = error.__cause__
+    while cause is not None:
+        if type(cause).__name__ == "UsersTraceback":  # not imported: the command line is to start at once
+            return str(cause).lstrip()
+        cause = cause.__cause__
+    return None
 
 
 _SHORT = ("warehouse", "zookeeper")

@@ -79,7 +79,8 @@ class TridentConfig:
     max_attempts: int = _setting(
         8,
         whole(1),
-        "Failures of one transaction, since the coordinator started, after which the topology stops.",
+        "Failures of one transaction, since the coordinator started, after which the topology stops; after three in a "
+        "row that are the same failure of user code for the same row, it stops then.",
         section=_RUN,
         unit="attempts",
     )

@@ -37,7 +37,7 @@ from trident.drpc_values import arguments
 from trident.job_watch import cancel_group
 from trident.results import RESULT
 from trident.rows import to_dataframe
-from trident.signatures import find_report
+from trident.signatures import find_report, users_traceback
 from trident.states.binding import StateBinding
 from trident.states.compaction import SnapshotUnavailable
 from trident.states.memory_map import memory_map
@@ -203,7 +203,7 @@ class DrpcRequests:
             translated = _translated(error, plan.function, request)
             if translated is error:
                 raise
-            raise translated from error
+            raise translated from users_traceback(find_report(error))
 
     def _pin(self, plan: DrpcPlan, deadline: float) -> _Pin:
         """The transactions to read as of: the last advanced ones, with the memory maps as of the same."""

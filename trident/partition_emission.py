@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trident.coordinators import faults
-from trident.coordinators.errors import BatchTimeout, SourceError
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.job_watch import JobWatch, cancel_group
 from trident.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
@@ -138,7 +138,12 @@ class PartitionEmission:
                     found=f"more than {timeout_secs:g} s since its first Spark task", expected=f"at most {timeout_secs:g} s",
                     action="raise message_timeout_secs, or give fewer rows a batch; the next attempt has twice the time",
                 ) from error  # fmt: skip
-            raise translate_failure(error, attempt) from error
+            translated = translate_failure(error, attempt)
+            if isinstance(translated, BatchError):
+                translated.fingerprint = None  # a spout asks something outside, which may answer another time
+            if translated is error:
+                raise
+            raise translated from translated.__cause__
         finally:
             self._jobs.pop(attempt, None)
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trident import last_resort
 from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.coordinators.driver import GroupDriver
@@ -171,6 +172,7 @@ def start_topology(
         IdentityMismatch: another topology has this name.
         TridentError: a query of this topology runs in this process already.
     """
+    last_resort.install()
     config = (config or TridentConfig()).replace(**settings)
     plans = plan(topology, tracking=config.ackers > 0)
     warehouse = Path(config.warehouse).resolve()
@@ -1080,11 +1082,7 @@ class _GroupObserver:
         )
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        self._query._errors[self._group] = (f"attempt {attempt}: {error}", time.time())
-        self._query._event(f"attempt {attempt} of {self._group} failed: {_first_line(error)}")
-
-    def event(self, text: str) -> None:
-        self._query._event(text)
+        self._query._errors[self._group] = (f"attempt {attempt}: {error}", time.time())  # the driver has logged it
 
 
 def _first_line(error: BaseException) -> str:

@@ -73,7 +73,7 @@ def run_batch(
         translated = translate_failure(error, attempt)
         if translated is error:
             raise
-        raise translated from error
+        raise translated from translated.__cause__
     finally:
         if built is not None:
             built.release()

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.coordinators.errors import BatchTimeout, SourceError
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
+from trident.expression_failures import expression_failure
 from trident.file_reading import source_failure
 from trident.frames import KEEP
 from trident.job_watch import cancel_group, has_tasks
@@ -108,6 +109,7 @@ class SparkBatchRunner:
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._context = spark.sparkContext
+        self._repeats = gives_again(plan.spouts.values())
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -143,8 +145,12 @@ class SparkBatchRunner:
                 ) from error
             translated = source_failure(error) or translate_failure(error, attempt)
             if translated is error:
+                translated = expression_failure(error, attempt) or error
+            if not self._repeats and isinstance(translated, BatchError):
+                translated.fingerprint = None
+            if translated is error:
                 raise
-            raise translated from error
+            raise translated from translated.__cause__
         finally:
             with self._lock:
                 self._running.pop(attempt, None)
@@ -355,6 +361,15 @@ class SparkBatchRunner:
 
     def _has_tasks(self, running: _Running) -> bool:
         return has_tasks(self._context, running.job_group)
+
+
+def gives_again(spouts: Iterable[Any]) -> bool:
+    """Whether a row that has failed is in the next attempt too.
+
+    A transactional source gives the same batch, an opaque one goes on from where the last commit left it. Others may
+    leave the row out, so that it failed the same way proves nothing of the next attempt.
+    """
+    return all(kind_of(spout) is not SpoutKind.NON_TRANSACTIONAL for spout in spouts)
 
 
 def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import binascii
 import functools
 import inspect
 import json
+import logging
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,6 +319,17 @@ def _fits(annotated: DataType, given: DataType) -> bool:
 
 # --- failures on their way back ----------------------------------------------------------
 
+_log = logging.getLogger("trident.failures")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+class UsersTraceback(Exception):
+    """The frames of a user's function that raised on a worker; the cause of the error that says so, for its text."""
+
+    def __str__(self) -> str:
+        return f"\nYour function (most recent call last):\n{self.args[0]}"
+
+
 _MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
 
 
@@ -330,9 +342,11 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
 
     Returns:
         a UserFunctionError or FailedException with ``attempt`` set when a
-        user's function raised on a worker; else exc itself.
+        user's function raised on a worker; else exc itself. Raise it with
+        ``raise found from found.__cause__``: its cause is the user's part of the
+        traceback, and Spark's own, which is pages, goes to the debug log.
     """
-    report = find_report(exc)
+    report = None if isinstance(exc, (FailedException, UserFunctionError)) else find_report(exc)
     if report is None:
         return exc
     error: FailedException | UserFunctionError
@@ -346,10 +360,19 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
             location=location,
             found=report.get("found"),
             expected=report.get("expected"),
-            action="the batch is tried again up to max_attempts; correct the function or the data",
+            action="correct the function or the data",
         )
+        if not report.get("may_pass"):
+            error.fingerprint = _ADDRESS.sub("0x", f"{operation} {location} {report['place']} {report['error']}")
     error.attempt = str(attempt)
+    error.__cause__ = users_traceback(report)
+    _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
     return error
+
+
+def users_traceback(report: Mapping[str, Any] | None) -> UsersTraceback | None:
+    """The user's part of the traceback in a worker's report, to raise an error from."""
+    return UsersTraceback(report["frames"]) if report and report.get("frames") else None
 
 
 def find_report(exc: BaseException) -> dict[str, str] | None:

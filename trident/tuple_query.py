@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trident import last_resort
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
@@ -57,6 +58,7 @@ def start_tuple_topology(
     """
     from trident.query import master_of, spark_settings
 
+    last_resort.install()
     config = (config or TridentConfig()).replace(**settings)
     plan = topology.plan()
     check_tuple_topology(topology, master_of(spark, config))

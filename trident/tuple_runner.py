@@ -26,7 +26,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from trident.coordinators.errors import BatchTimeout, TridentError
+from trident.coordinators.errors import BatchError, BatchTimeout, TridentError
 from trident.job_watch import JobWatch, cancel_group
 from trident.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
 from trident.signatures import translate_failure
@@ -100,7 +100,8 @@ class RoundRunner:
                             raise TimeoutError
                         yield from self._level(level, given.get(level, ()), kept)
                 except Exception as error:
-                    raise self._meaning(error, number, watch) from error
+                    meaning = self._meaning(error, number, watch)
+                    raise meaning from meaning.__cause__ if isinstance(meaning, BatchError) else error
         finally:
             for frame, _ in kept.values():
                 frame._jdf.queryExecution().analyzed().rdd().unpersist(False)

@@ -241,6 +241,3 @@ class _Observer:
 
     def failed(self, attempt: Any, error: BaseException) -> None:
         pass
-
-    def event(self, text: str) -> None:
-        pass

@@ -14,7 +14,16 @@ import pytest
 
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from tests.zk_fixtures import eventually
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
+from trident import (
+    BasicBolt,
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FixedBatchSpout,
+    RichSpout,
+    TridentTopology,
+    TupleTopology,
+)
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import AttemptCapReached, CoordinationError, SourceError, TridentError
@@ -138,7 +147,7 @@ def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Sta
     broken = False
     leader = start.run(topology(spout))
     standby = start(topology(Moody()))
-    with pytest.raises(CoordinationError, match="is a standby here.*pid [0-9]+ leads"):
+    with pytest.raises(CoordinationError, match="is a standby here.*this process: another query of it.* leads"):
         standby.process_all_available()
     with pytest.raises(TimeoutError, match="did not lead within 0.1 s: .* leads"):
         standby.process_all_available(0.1)
@@ -246,3 +255,67 @@ def test_what_a_query_and_a_topology_show_of_themselves(start: Starter) -> None:
     assert repr(query).startswith("<TopologyQuery counted: leader, mode running, current txid 3")
     query._errors["words"] = ("<script>", 1.0)
     assert "last error <script>" in repr(query) and "&lt;script&gt;" in query._repr_html_()
+
+
+# --- topologies of spouts and bolts ------------------------------------------------------------------
+
+
+class Texts(RichSpout):
+    """Emits one message, and then does what a test says in one of its hooks."""
+
+    fields = "text"
+
+    def __init__(self, **hooks: Callable[[], Any]) -> None:
+        self._hooks, self.called = hooks, []
+
+    def _call(self, name: str) -> None:
+        self.called.append(name)
+        self._hooks.get(name, lambda: None)()
+
+    def next_tuple(self) -> None:
+        if "next_tuple" not in self.called:
+            self.collector.emit(("a",), message_id=1)
+        self._call("next_tuple")
+
+    def ack(self, message_id: Any) -> None:
+        self._call("ack")
+
+    def close(self) -> None:
+        self._call("close")
+
+
+class Sink(BasicBolt):
+    def execute(self, tuple: Any, collector: Any) -> None: ...
+
+
+def tuples(spout: Texts) -> TupleTopology:
+    made = TupleTopology("tuples")
+    made.set_spout("texts", spout)
+    made.set_bolt("sink", Sink()).shuffle_grouping("texts")
+    return made
+
+
+@pytest.mark.parametrize("hook", ["close", "ack"])
+def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
+    spark: Any, hang: Callable[[], None], hook: str, caplog: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("trident.tuple_query._GRACE_SECS", 0.2)
+    spout = Texts(**{hook: hang})
+    query = tuples(spout).start(spark, warehouse=str(tmp_path), stop_timeout_secs=0.5)
+    assert eventually(lambda: "ack" in spout.called, WAIT_SECS)
+    assert query.stop(30) and not query.is_active
+    assert f"{hook}, at test_stopping.py:" in caplog.text
+    with pytest.raises(TridentError, match="was stopped"):
+        query.process_all_available()
+
+
+def test_a_tuple_query_is_a_context_manager_and_shows_itself(spark: Any, tmp_path: Path) -> None:
+    spout = Texts()
+    with tuples(spout).start(spark, warehouse=str(tmp_path)) as query:
+        query.process_all_available(WAIT_SECS)
+        assert repr(query).startswith("<TupleQuery tuples: running, pending 0, acked 1, failed 0")
+        assert "<td style='text-align:left'>running</td>" in query._repr_html_()
+    assert not query.is_active and spout.called[-1] == "close"
+    with pytest.raises(KeyError), tuples(Texts()).start(spark, warehouse=str(tmp_path)) as query:
+        raise KeyError("mine")
+    assert not query.is_active

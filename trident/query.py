@@ -43,7 +43,7 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.leadership import Holder, Leadership, Lease, Successor
+from trident.coordinators.leadership import Holder, Leadership, Lease, Successor, holder_is_here
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.records import GroupRecord
 from trident.coordinators.registration import Registration
@@ -697,7 +697,8 @@ class TopologyQuery:
         self._front.waits()
         if self._config.warm_standby:
             warm_up.start()
-        self._standby_of = f"{holder.host} pid {holder.pid} leads"
+        here = " (this process: another query of it)" if holder_is_here(holder) else ""
+        self._standby_of = f"{holder.host} pid {holder.pid}{here} leads"
         self._event(f"standby: {self._standby_of}")
 
     def _lead(self, lease: Lease) -> None:
@@ -887,6 +888,7 @@ class TopologyQuery:
                 return
             gone = session_end(self._spark)
             if gone is not None:
+                self._stop_requested.set()  # so that a call that hangs now is left behind, too
                 raise gone
             ended = [group for group in groups if group.driver.wait(0.02 if self._stop_requested.is_set() else 0.1)]
             for group in ended:

@@ -12,6 +12,7 @@
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
+# make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
 # make clean   removes what these made
 #
@@ -36,7 +37,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills sweep simulate failover repair storage planted soak types venv clean \
+.PHONY: test demo bench matrix random kills sweep simulate failover repair storage planted soak races types venv clean \
 	check-python check-java
 
 test: check-java $(STAMP) $(CLASSES)
@@ -79,6 +80,11 @@ planted: check-java $(STAMP) $(CLASSES)
 MINUTES := 60
 soak: check-java $(STAMP)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+ROUNDS := 200
+races: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_RACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/test_kernel_races.py tests/test_log_commit.py \
+		tests/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
 
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py $(PYTEST_ARGS)

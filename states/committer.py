@@ -54,6 +54,7 @@ MEMORY = faults.register("publish.memory", "updating a memory map with a decided
 _COMMIT_TRIES = 20
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
+_LED_SECS = 1.0
 # States that publishing makes no Delta commit for.
 _WITHOUT_TABLE = ("memory", "map", "user")
 
@@ -87,7 +88,7 @@ class DeltaCommitter:
         self._topology, self._group, self._incarnation, self._epoch = topology, group, incarnation, epoch
         self._bindings = {binding.name: binding for binding in bindings}
         self._check_fence = check_fence
-        self._manifests = ManifestStore(warehouse, topology, group)
+        self._manifests = ManifestStore(warehouse, topology, group, incarnation)
         self._open_tables: dict[str, _Open] = {}  # by path
         self._plains = PlainWatch(engine, warehouse)
         self._last_published: TransactionAttempt | None = None  # whose manifest stays
@@ -96,6 +97,7 @@ class DeltaCommitter:
         self._to_clean: deque[TransactionAttempt] = deque()
         self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
         self._look_again = 0.0  # for files of other attempts, at the earliest
+        self._led_at = float("-inf")  # when the fence was last asked before a commit
         self._users = UserStatePublisher(engine.spark, topology, group, incarnation, epoch, check_fence)
         # With the incarnation: after a reset txids begin at 1 again, and Delta refuses a smaller one of the same app.
         self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
@@ -170,12 +172,14 @@ class DeltaCommitter:
         try:
             snapshot = loaded or self._engine.load(str(path))
         except TableMissing:
+            self._check_fence()  # of a life that was reset meanwhile: its tables would stop the next one
             snapshot = self._engine.create_table(
                 str(path), spec.schema_json, spec.partition_columns, spec.properties, {DOMAIN: first.encode()},
                 self.engine_info,
             )  # fmt: skip
         else:
             if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
+                self._check_fence()
                 snapshot = self._adopt(snapshot, first)
         self._engine.expect_litter(str(path))
         self._remember(snapshot)
@@ -428,6 +432,7 @@ class DeltaCommitter:
                 self._check_fence()
                 raise contradictions.transactions_differ(self._topology, path, control, mark)
             after = control.after(decision.txid, decision.attempt_id, decision.sha256, self._epoch)
+            self._check_leads()
             try:
                 committed = self._engine.commit_files(
                     snapshot, table.files, (self.txn_app_id, decision.txid), {DOMAIN: after.encode()}, self.engine_info
@@ -447,6 +452,17 @@ class DeltaCommitter:
             self._remember(committed)
             return after.mark(committed.version)
         raise TableError(f"no commit to {path} came about {_COMMIT_TRIES} times in a row", found=met) from met
+
+    def _check_leads(self) -> None:
+        """Asks the fence before a table is committed to; not again within a second, which no session ends in.
+
+        What a deposed coordinator would commit is refused by the table itself, too: by its control record, and, where
+        the table was made anew, by the log entry that the commit builds on.
+        """
+        now = time.monotonic()
+        if now - self._led_at > _LED_SECS:
+            self._check_fence()
+            self._led_at = now
 
     def _load_for_publish(
         self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
@@ -502,7 +518,7 @@ class DeltaCommitter:
 
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
-        self._open_tables[str(path)] = _Open(snapshot, entry_signature(str(path), snapshot.version))
+        self._open_tables[str(path)] = _Open(snapshot, snapshot.entry)
 
     # --- after -------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from trident.states.control import DOMAIN, ControlRecord
 from trident.states.delta_map import DeltaMapState
 from trident.states.descriptor import StateDescriptor
 from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from trident.states.kernel_files import commit_lock, local_path
+from trident.states.kernel_files import local_path, table_lock
 from trident.states.keyed_tables import (
     as_stored,
     column_names,
@@ -217,11 +217,10 @@ class Compactor:
         session, state = self._session(plan, plain, log_snapshot.version), self._as_stored(plain, log_snapshot)
         rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
         with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
-            # On a local disk Spark's commits to one table from two processes could both "win".
-            with faults.fault_point(MERGE), commit_lock(self.plain):
+            # A repair that restores the table must not come between: its lock, which MERGEs share.
+            with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
                 self._execute(session, state, plan, plain, rows)
-        after = self._engine.load(self.plain)
-        self._engine.sweep(self.plain, after.version)
+        after = self._settled_plain()
         merged = merged_upto(self.state, after, self.state.starts_at)
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
@@ -388,6 +387,11 @@ class Compactor:
         retention = self._settings.snapshot_retention_txids
         # P from the table itself, never what a MERGE was meant to reach.
         plain = self._open_plain()
+        if plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention) is None:
+            return None
+        # And of a table whose last MERGE nobody can replace any more: what is dropped is there alone.
+        self._settled_plain()
+        plain = self._open_plain()
         bound = plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention)
         if bound is None:
             return None
@@ -399,6 +403,22 @@ class Compactor:
         return plan_drop(view, merged_upto(self.state, older, control.starts_at), advanced, retention)
 
     # --- the tables -------------------------------------------------------------------------------
+
+    def _settled_plain(self) -> TableSnapshot:
+        """The plain table, of which no entry can be replaced any more.
+
+        On a local disk Spark's log store looks whether an entry is there and then renames its draft over it: of two
+        compactors that look at the same moment the second takes the first one's place, also one that was stopped
+        in between and goes on an hour later. Without its draft it cannot. Nothing is lost by a MERGE that was replaced
+        as long as nobody has dropped what it had merged.
+        """
+        for _ in range(_PLAN_TRIES):
+            before = self._engine.load(self.plain)
+            self._engine.sweep(self.plain, before.version)
+            after = self._engine.load(self.plain)
+            if (after.version, after.entry) == (before.version, before.entry):
+                break
+        return after
 
     def _open_plain(self) -> TableSnapshot:
         return open_plain(self._engine, self.state, self.plain, self.log)

@@ -2,7 +2,7 @@
 
 Commits whole files to Delta tables with a compare-and-set on the table version:
 a commit made on a snapshot happens at the next version or not at all (docs/semantics.md 9
-step 5, and 4). A call on a Java object that is held costs a tenth of a
+step 5, and 4); on a local disk by a hard link (``log_commit``). A call on a Java object that is held costs a tenth of a
 millisecond, looking a class up by its name more than a millisecond: so each
 class is looked up once, by :class:`KernelEngine`, and a commit goes on from the
 snapshot that the commit before it gave back.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,10 +32,19 @@ from trident.states.kernel_errors import (
     guard,
     guard_commit,
 )
-from trident.states.kernel_files import LiveFile, add_action, commit_lock, live_file, remove_action, sweep_log_folder
+from trident.states.kernel_files import LiveFile, add_action, live_file, local_path, remove_action
+from trident.states.log_commit import (
+    DraftCommitter,
+    Signature,
+    open_log_folder,
+    publish_draft,
+    remove_draft,
+    signature_in,
+    sweep_drafts,
+)
 from trident.states.log_entries import entry_signature
 from trident.states.staged import StagedFile
-from trident.states.torn_entries import settle_newest_entry
+from trident.states.torn_entries import settle_log_entries, settle_newest_entry
 from trident.states.whole_files import require_whole_log
 
 __all__ = [
@@ -54,6 +64,9 @@ _LOG_STORE = "io.delta.kernel.logStore.file.impl"
 _CHAIN_LIMIT = 500
 _CHAIN_SECS = 600
 CHECKPOINT_EVERY = 50
+# So many of the newest entries of other writers may not be on disk yet; older ones the system has written back.
+_UNSETTLED = 100
+_LOAD_TRIES = 3
 
 
 class _Chain:
@@ -75,6 +88,7 @@ class TableSnapshot:
         schema_json: the schema, in the JSON that Spark and Delta share.
         partition_columns: names, in order.
         properties: the table properties.
+        entry: the signature of the version's log entry, None when there is none to be seen.
     """
 
     def __init__(
@@ -83,13 +97,14 @@ class TableSnapshot:
         java: Any,
         path: str,
         version: int,
+        entry: Signature | None,
         base: TableSnapshot | None = None,
         control: Mapping[str, str | None] | None = None,
         txns: Mapping[str, int | None] | None = None,
     ) -> None:
         """Made by :class:`KernelEngine` only."""
         self._engine, self._java = engine, java
-        self.path, self.version = path, version
+        self.path, self.version, self.entry = path, version, entry
         # What a commit cannot have changed is taken over from the snapshot it was made on.
         self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
         self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
@@ -148,9 +163,8 @@ class KernelEngine:
         conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
         # Kernel's default log store asks Hadoop for a second local file system,
         # one that runs a `chmod` process for every file: 25 ms a commit. This
-        # one uses the session's. It leaves a millisecond between looking and
-        # renaming, so it may only be used under commit_lock; Spark's own
-        # commits keep the default, which looks again just before it renames.
+        # one uses the session's. What it writes here are drafts, checkpoints
+        # and checksums; Spark's own commits keep the default.
         if not conf.get(_LOG_STORE):
             conf.set(_LOG_STORE, "io.delta.storage.LocalLogStore")
         try:
@@ -177,9 +191,15 @@ class KernelEngine:
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
         self._whole: dict[str, tuple[int, tuple[int, int, int]]] = {}  # path → the newest entry seen whole
         self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
+        self._durable: dict[str, tuple[int, Signature]] = {}  # path → the newest entry known to outlive a power cut
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
         self._json = jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString
+        self._drafts = DraftCommitter(self.java, kernel)
+        # One Java object for all calls: each time a Python object is handed over, py4j makes another.
+        held = self._list()
+        held.add(self._drafts)
+        self._committer = held.get(0)
 
     def python_value(self, java: Any) -> Any:
         """A Java list or map of text in one call; iterating over it costs dozens, for py4j ends that by an exception."""
@@ -192,15 +212,16 @@ class KernelEngine:
     def sweep(self, path: str, version: int) -> None:
         """Remove drafts of log entries that writers which were killed, or met a full disk, have left.
 
+        Behind it no writer that renames can replace an entry up to that version any more: its draft is gone.
+
         Args:
             path: the table's root.
             version: a table version that exists.
         """
         try:
-            with commit_lock(path):
-                sweep_log_folder(path, version)
-        except OSError as error:  # they cost space, nothing else
-            log.debug("drafts of log entries stay in %s: %s", path, error)
+            sweep_drafts(path, version)
+        except OSError as error:
+            log.warning("drafts of log entries stay in %s: %s", path, error)
         else:
             self._littered.discard(path)
 
@@ -246,12 +267,25 @@ class KernelEngine:
     def _load(self, path: str, version: int | None) -> TableSnapshot:
         def build() -> Any:
             builder = self._tables.loadSnapshot(path)
+            if local_path(path) is not None:
+                builder = builder.withCommitter(self._committer)
             return (builder if version is None else builder.atVersion(version)).build(self.java)
 
-        with faults.fault_point(LOAD):
-            require_whole_log(path, version)
-            java = guard(path, build)
-        snapshot = TableSnapshot(self, java, path, java.getVersion())
+        for _ in range(_LOAD_TRIES):
+            # Opened before, looked into behind: a table that is made anew meanwhile is seen to be another.
+            folder = open_log_folder(path)
+            try:
+                with faults.fault_point(LOAD):
+                    require_whole_log(path, version)
+                    java = guard(path, build)
+                found = java.getVersion()
+                entry = None if folder is None else signature_in(folder, found)
+            finally:
+                if folder is not None:
+                    os.close(folder)
+            if entry is not None or folder is None or version is not None:
+                break
+        snapshot = TableSnapshot(self, java, path, found, entry)
         if RETENTION_PROPERTY in snapshot.properties:
             raise TableError(
                 f"table {path} forgets transaction ids",
@@ -293,6 +327,8 @@ class KernelEngine:
                 path, self._types.deserializeStructType(schema_json), engine_info
             ).withMaxRetries(0)
             builder.withTableProperties(self._java_map({**properties, "delta.feature.domainMetadata": "supported"}))
+            if local_path(path) is not None:
+                builder.withCommitter(self._committer)
             if partition_columns:
                 columns = self._java_list([self._column(name) for name in partition_columns])
                 builder.withDataLayoutSpec(self._partitioned(columns))
@@ -301,8 +337,8 @@ class KernelEngine:
                 txn.addDomainMetadata(domain, text)
             return txn
 
-        result = guard_commit(path, 0, lambda: guard(path, build).commit(self.java, self._no_rows()))
-        return TableSnapshot(self, result.getPostCommitSnapshot().get(), path, 0, control=control)
+        result, entry = self._publish(path, 0, None, lambda: guard(path, build).commit(self.java, self._no_rows()))
+        return TableSnapshot(self, result.getPostCommitSnapshot().get(), path, 0, entry, control=control)
 
     def commit_files(
         self,
@@ -414,7 +450,8 @@ class KernelEngine:
         java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
         version = snapshot.version + 1
         try:
-            result = guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, iterable))
+            commit = lambda: java_txn.commit(self.java, iterable)  # noqa: E731
+            result, entry = self._publish(snapshot.path, version, snapshot, commit)
             if snapshot.path in self._littered:
                 self.sweep(snapshot.path, version)
         except CommitOutcomeUnknown:
@@ -422,9 +459,37 @@ class KernelEngine:
             self._settle_newest_entry(snapshot.path)
             raise
         return TableSnapshot(
-            self, result.getPostCommitSnapshot().get(), snapshot.path, version,
+            self, result.getPostCommitSnapshot().get(), snapshot.path, version, entry,
             base=base, control=control, txns=dict([txn]) if txn else None,
         )  # fmt: skip
+
+    def _publish(
+        self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
+    ) -> tuple[Any, Signature | None]:
+        """Kernel's commit; on a local disk Kernel writes a draft, and its link is the commit."""
+        if local_path(path) is None:
+            return guard_commit(path, version, call, None)
+        if base is not None:
+            self._settle_base(base)
+        draft = self._drafts.expect(path, version)
+        try:
+            result, entry = guard_commit(
+                path, version, lambda: self._drafts.written(call),
+                lambda: publish_draft(path, version, draft, base.entry if base else None),
+            )  # fmt: skip
+        finally:
+            remove_draft(draft)
+        self._durable[path] = version, entry
+        return result, entry
+
+    def _settle_base(self, base: TableSnapshot) -> None:
+        """An entry that is on disk above one that is not would leave a hole in the log: other writers flush nothing."""
+        version, entry = self._durable.get(base.path, (-1, None))
+        if (version, entry) == (base.version, base.entry) or base.entry is None:
+            return
+        known = version if version < base.version and entry_signature(base.path, version) == entry else -1
+        settle_log_entries(base.path, max(known + 1, base.version - _UNSETTLED), base.version)
+        self._durable[base.path] = base.version, base.entry
 
     def _ready(self, snapshot: TableSnapshot) -> TableSnapshot:
         """The same table version, in a form that is cheap to commit on.
@@ -540,7 +605,7 @@ class KernelEngine:
             .build(self.java),
         )
         version = snapshot.version + 1
-        guard_commit(snapshot.path, version, lambda: java_txn.commit(self.java, self._no_rows()))
+        self._publish(snapshot.path, version, snapshot, lambda: java_txn.commit(self.java, self._no_rows()))
         return self.load_version(snapshot.path, version)
 
     def live_files(self, snapshot: TableSnapshot) -> list[LiveFile]:

@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
-from trident.states.kernel_files import commit_lock, settle_log_entry
+from trident.states.log_commit import EntryMayBeLost
+from trident.states.log_entries import entry_signature
 
 COMMIT = faults.register("delta.commit", "one commit to a Delta table, with the flush of its log entry")
 
@@ -81,28 +82,57 @@ def guard(path: str, call: Callable[[], Any]) -> Any:
         raise TableError(f"the JVM did not answer about table {path}", found=error) from error
 
 
-def guard_commit(path: str, version: int, call: Callable[[], Any]) -> Any:
-    """Run ``Transaction.commit`` and make its log entry durable, with the table's commit lock held.
+def guard_commit(path: str, version: int, call: Callable[[], Any], publish: Callable[[], Any] | None) -> Any:
+    """Run ``Transaction.commit`` and, on a local disk, ``publish``, which makes its draft the log entry.
 
-    The fault point is outside of the lock: of a process that dies, the lock goes too.
+    Args:
+        path: the table's root.
+        version: the table version.
+        call: Kernel's part.
+        publish: see :func:`log_commit.publish_draft`; None where Kernel's log store commits: then ``call`` does it.
+
+    Returns:
+        What ``call`` returned, and what ``publish`` did.
 
     Raises:
-        TableError: the lock cannot be taken, or ``call`` raised it before it committed.
+        TableError: it certainly did not happen.
         CommitConflict: another commit has the version; this one did not happen.
         CommitOutcomeUnknown: anything else that went wrong.
     """
     unknown = f"it is not known whether the commit of version {version} to table {path} happened"
     action = "read the table again and compare its control record"
     try:
-        with faults.fault_point(COMMIT), commit_lock(path):
-            return _committed(path, version, call, unknown, action)
+        with faults.fault_point(COMMIT):
+            if publish is None:
+                return _committed(path, version, call, unknown, action), None
+            made = _drafted(path, version, call)
+            try:
+                return made, publish()
+            except EntryMayBeLost as error:
+                raise CommitOutcomeUnknown(
+                    f"version {version} of table {path} was written, but may be gone, or not outlive a power cut",
+                    found=error, action="check the disk, then read the table again",
+                ) from error  # fmt: skip
     except faults.InjectedFault as error:
         raise CommitOutcomeUnknown(unknown, found=error, action=action) from error
 
 
+def _drafted(path: str, version: int, call: Callable[[], Any]) -> Any:
+    """Nothing is committed before ``publish``: an error of Kernel's is no open question."""
+    try:
+        return guard(path, call)
+    except TableError as error:
+        if isinstance(error, CommitConflict) or entry_signature(path, version) is None:
+            raise
+        # Who has the version has swept our draft away, while it was written.
+        raise CommitConflict(
+            f"another commit took version {version} of table {path}", found=error.found, action="read the table again"
+        ) from error
+
+
 def _committed(path: str, version: int, call: Callable[[], Any], unknown: str, action: str) -> Any:
     try:
-        result = call()
+        return call()
     except Py4JJavaError as error:
         causes = [(java, java.getClass().getName()) for java in _causes(error)]
         found = "; ".join(f"{name}: {java.getMessage()}" for java, name in causes)
@@ -117,12 +147,3 @@ def _committed(path: str, version: int, call: Callable[[], Any], unknown: str, a
     except (Py4JError, PySparkException, OSError) as error:
         # The JVM went away, or an exception came from where none was expected.
         raise CommitOutcomeUnknown(unknown, found=repr(error), action=action) from error
-    try:
-        settle_log_entry(path, version)
-    except OSError as error:
-        raise CommitOutcomeUnknown(
-            f"version {version} of table {path} was written, but may not outlive a power cut",
-            found=error,
-            action="check the disk, then read the table again",
-        ) from error
-    return result

@@ -1,8 +1,8 @@
 """What a Delta commit is made of, apart from the Java calls that make it.
 
-Action rows as JSON text, the files of a table version, and the lock that makes
-"only one commit takes a table version" true on a local disk. Knows no JVM, so
-that all of it can be tested and read without one.
+Action rows as JSON text, the files of a table version, and the lock that a
+repair has against a MERGE. Knows no JVM, so that all of it can be tested and
+read without one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 LOCK_NAME = "_trident.lock"
 _WARN_AFTER_SECS = 30.0
-_DRAFT = re.compile(r"\.{1,2}(\d{20})\.[^/]*\.tmp(?:\.crc)?")
 # Characters that both Java's URI and Spark leave alone in the path of a file action.
 _SAFE = "/=:@!$&'()*+,;-._~"
 
@@ -110,28 +108,24 @@ def local_path(path: str) -> str | None:
 
 
 @contextmanager
-def commit_lock(path: str) -> Iterator[None]:
-    """Hold the table's commit lock: threads and processes commit one after the other.
+def table_lock(path: str, shared: bool = False, timeout_secs: float | None = None) -> Iterator[None]:
+    """Hold the lock of a table on a local disk: for what Spark commits, which may not come between two looks.
 
-    On a local disk Hadoop renames over an existing file: Delta first looks
-    whether the log entry exists and then renames, and two writers that look at
-    the same moment both "win"; the loser's commit is gone and nobody is told
-    (four threads on one snapshot, without the lock: in 18 of 60 rounds). A file
-    lock round the two steps makes the winner unique among all who take it. The
-    operating system releases it when its holder dies, so a SIGKILL leaves
-    nothing behind but the empty file.
+    No commit of a transaction takes it: there the file system decides (``log_commit``), and a process that is stopped
+    keeps nobody waiting. MERGEs hold it together (``shared``): they need no protection from each other. A repair that
+    restores a table, and whoever sets a torn log entry aside, hold it alone. The operating system releases it when its
+    holder dies, so a SIGKILL leaves nothing behind but the empty file.
 
-    Not re-entrant: a thread that holds it and commits to the same table waits
-    for itself. A holder that is stopped or hangs is waited for, since what it
-    does once it goes on cannot be prevented; after half a minute a warning
-    names it. On other file systems this does nothing: their log stores put if
-    absent.
+    Not re-entrant. A holder that is stopped or hangs is waited for; after half a minute a warning names it. On other
+    file systems this does nothing.
 
     Args:
         path: the table's root.
+        shared: together with others that share it.
+        timeout_secs: how long to wait; None for ever.
 
     Raises:
-        TableError: the lock file cannot be opened.
+        TableError: the lock file cannot be opened, or others still hold the lock.
     """
     root = local_path(path)
     if root is None:
@@ -144,10 +138,10 @@ def commit_lock(path: str) -> Iterator[None]:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise TableError(
-                f"the commit lock of table {path} cannot be opened", found=error, action="check the permissions"
+                f"the lock of table {path} cannot be opened", found=error, action="check the permissions"
             ) from error
         try:
-            _wait_for(handle, path)
+            _wait_for(handle, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, timeout_secs)
             # The table's folder may have been deleted and made again while we
             # waited: then we hold the lock of a file that nobody else opens.
             if _same_file(handle, lock):
@@ -157,25 +151,42 @@ def commit_lock(path: str) -> Iterator[None]:
             os.close(handle)
 
 
-def _wait_for(handle: int, path: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _wait_for(handle: int, path: str, kind: int, timeout_secs: float | None) -> None:
+    if _try(handle, kind):
         return
-    except BlockingIOError:
-        pass
+    if timeout_secs is not None:
+        deadline = time.monotonic() + timeout_secs
+        while time.monotonic() < deadline:
+            if _try(handle, kind):
+                return
+            time.sleep(0.02)
+        raise TableError(
+            f"the lock of table {path} is not free",
+            found=f"held by {_holder(os.fstat(handle)) or 'another process'}",
+            expected=f"a free lock within {timeout_secs:.0f} s",
+            action="if that process is stopped or hangs: let it go on, or kill it",
+        )
     warning = threading.Timer(_WARN_AFTER_SECS, _warn, (path, os.fstat(handle)))
     warning.daemon = True
     warning.start()
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, kind)
     finally:
         warning.cancel()
 
 
+def _try(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _warn(path: str, lock: os.stat_result) -> None:
     log.warning(
-        "waiting for the commit lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
-        "inside a commit keeps it: let it go on, or kill it",
+        "waiting for the lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
+        "inside a MERGE keeps it: let it go on, or kill it",
         path, _WARN_AFTER_SECS, _holder(lock) or "another process",
     )  # fmt: skip
 
@@ -196,9 +207,9 @@ def _holder(lock: os.stat_result) -> str | None:
 def settle_log_entry(path: str, version: int) -> None:
     """Make a log entry outlive a power cut, and remove Hadoop's checksum beside it.
 
-    Call it with :func:`commit_lock` held: an entry that is durable before the
-    one below it would leave a hole in the log. Delta's protocol knows no
-    checksum file of that name, and a stale one makes the entry unreadable.
+    Older ones first: an entry that is durable before the one below it would
+    leave a hole in the log. Delta's protocol knows no checksum file of that
+    name, and a stale one makes the entry unreadable.
 
     Raises:
         OSError: the disk refused; whether the entry is durable is not known.
@@ -218,29 +229,6 @@ def settle_log_entry(path: str, version: int) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def sweep_log_folder(path: str, version: int) -> list[str]:
-    """Remove the drafts of log entries up to a table version, and return their names.
-
-    Hadoop writes ``.N.json.<uuid>.tmp``, with a checksum beside it, and renames; a writer that is killed, or meets a
-    full disk, leaves it. Entry N exists, so no draft of it can become one: only a stale writer would still hold it,
-    and losing it does what the writer must be told anyway. Call it with :func:`commit_lock` held.
-    """
-    root = local_path(path)
-    if root is None:
-        return []
-    folder = os.path.join(root, "_delta_log")
-    removed = []
-    for name in os.listdir(folder):
-        draft = _DRAFT.fullmatch(name)
-        if draft is not None and int(draft[1]) <= version:
-            try:
-                os.unlink(os.path.join(folder, name))
-            except FileNotFoundError:
-                continue
-            removed.append(name)
-    return removed
 
 
 def _same_file(handle: int, path: str) -> bool:

@@ -139,11 +139,27 @@ class Manifest:
 
 
 class ManifestStore:
-    """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests``."""
+    """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests/<incarnation>``.
 
-    def __init__(self, warehouse: Path, topology: str, group: str) -> None:
+    By incarnation: a coordinator of the life before a `trident reset`, which was stopped meanwhile and goes on, cleans
+    up after itself and never after its successor, whose transactions have the same numbers. Versions of this framework
+    before had all of them in the folder above; those are read, and cleaned up when they are of this life.
+
+    Args:
+        warehouse: the folder of all tables.
+        topology, group: whose manifests these are.
+        incarnation: the life whose manifests are written and cleaned up; None to look only.
+    """
+
+    def __init__(self, warehouse: Path, topology: str, group: str, incarnation: str | None = None) -> None:
         self._warehouse, self._topology, self._group = warehouse, topology, group
-        self._folder = warehouse / "_trident" / topology / group / "manifests"
+        self._old_folder = warehouse / "_trident" / topology / group / "manifests"
+        self._incarnation = incarnation
+
+    @property
+    def _folder(self) -> Path:
+        assert self._incarnation is not None, "opened to look only"
+        return self._old_folder / self._incarnation
 
     def write(self, manifest: Manifest) -> Decision:
         """Makes the manifest durable and returns the decision that would name it.
@@ -163,6 +179,7 @@ class ManifestStore:
                 path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
                 _create(path, data)
             fsync(str(self._folder))
+            fsync(str(self._old_folder))
         relative = path.relative_to(self._warehouse).as_posix()
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 
@@ -173,7 +190,7 @@ class ManifestStore:
             Halted: it is gone or is not the one that was decided.
         """
         path = self._warehouse / decision.manifest
-        if path.parent != self._folder:
+        if path.parent not in (self._old_folder, self._folder):
             # Whoever can write to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
             raise Halted(
                 f"transaction {decision.txid} is decided with a manifest that is not among those of its batch group",
@@ -213,12 +230,12 @@ class ManifestStore:
         return manifest
 
     def found(self) -> list[tuple[Decision, Manifest]]:
-        """Every whole manifest that is there, with the decision that would name it; by attempt.
+        """Every whole manifest that is there, of any incarnation, with the decision that would name it; by attempt.
 
         A torn file, of a process that died while it wrote, was never decided and is left out.
         """
         manifests = []
-        for path in sorted(self._folder.glob("*.json")):
+        for path in sorted([*self._old_folder.glob("*.json"), *self._old_folder.glob("*/*.json")]):
             try:
                 data = read_stored(path)
                 manifest = Manifest.decode(data)
@@ -238,17 +255,29 @@ class ManifestStore:
                 has the positions from which a lost ZooKeeper is rebuilt.
         """
         removed = []
-        if not self._folder.is_dir():
-            return removed
         with faults.fault_point(CLEAN):
-            for path in self._folder.iterdir():
-                txid = path.name.split("-", 1)[0]
-                if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", path.name):
+            for folder in (self._folder, self._old_folder):
+                if not folder.is_dir():
                     continue
-                if txid.isdigit() and int(txid) <= published_txid:
-                    path.unlink(missing_ok=True)
-                    removed.append(path)
+                for path in folder.iterdir():
+                    txid = path.name.split("-", 1)[0]
+                    if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", path.name):
+                        continue
+                    if txid.isdigit() and int(txid) <= published_txid and self._may_remove(path):
+                        path.unlink(missing_ok=True)
+                        removed.append(path)
         return removed
+
+    def _may_remove(self, path: Path) -> bool:
+        """Of those in the old place only what is of this life, or torn: no later life writes there."""
+        if path.parent == self._folder:
+            return True
+        try:
+            return Manifest.decode(read_stored(path)).incarnation == self._incarnation
+        except FileNotFoundError:
+            return False
+        except (TableError, Unreadable):
+            return True
 
 
 def _create(path: Path, data: bytes) -> None:

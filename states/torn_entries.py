@@ -3,7 +3,7 @@
 A log entry is written as a draft and renamed, so it is there as a whole or not
 at all; with two exceptions. A power cut right after the rename can leave a
 name without its bytes (Delta flushes nothing; our commits count only once they
-are flushed, see ``settle_log_entry``). And where a rename is refused, Hadoop's
+are flushed, see ``publish_draft``). And where a rename is refused, Hadoop's
 local file system copies instead, which a full disk or a SIGKILL can interrupt
 (seen: a rename refused with ENOSPC leaves the beginning of the entry there).
 Nobody has been told that such a commit happened; but the file would stop
@@ -21,12 +21,14 @@ import os
 import uuid
 
 from trident.coordinators.errors import TableError
-from trident.states.kernel_files import commit_lock, local_path, settle_log_entry
+from trident.states.kernel_files import local_path, settle_log_entry, table_lock
 from trident.states.log_entries import entry_of, versions_of
 
 log = logging.getLogger(__name__)
 # More than that is no power cut: somebody should look.
 _IN_A_ROW = 20
+# Whoever holds the lock so long is stopped, or hangs: the table is read as it is.
+_LOCK_SECS = 20.0
 
 
 def settle_newest_entry(path: str) -> int | None:
@@ -45,7 +47,7 @@ def settle_newest_entry(path: str) -> int | None:
 
 
 def set_aside_torn_entry(path: str) -> str | None:
-    """Renames the newest log entry if it is torn; not re-entrant under :func:`commit_lock`, which it takes.
+    """Renames the newest log entry if it is torn; not re-entrant under :func:`table_lock`, which it takes.
 
     Args:
         path: the table's root.
@@ -60,8 +62,9 @@ def set_aside_torn_entry(path: str) -> str | None:
     if root is None or _newest_torn(path) is None:
         return None
     folder = os.path.join(root, "_delta_log")
-    # Whoever writes entries in any other way than by renaming holds this lock.
-    with commit_lock(path):
+    # Two that set the same entry aside must not take the whole one for it that a third has made meanwhile. And a MERGE
+    # holds this lock: where a rename is refused, Hadoop writes its entry bit by bit.
+    with table_lock(path, timeout_secs=_LOCK_SECS):
         name = _newest_torn(path)
         if name is None:
             return None
@@ -74,22 +77,22 @@ def set_aside_torn_entry(path: str) -> str | None:
 def settle_log_entries(path: str, first: int, last: int) -> None:
     """Make log entries, from the older to the newer, outlive a power cut; those that are gone need nothing.
 
-    Takes :func:`commit_lock`. On other file systems it does nothing.
+    On other file systems it does nothing.
 
     Raises:
         TableError: the disk refused.
     """
     try:
-        with commit_lock(path):
-            for version in range(first, last + 1):
-                try:
-                    settle_log_entry(path, version)
-                except FileNotFoundError:
-                    pass
+        for version in range(first, last + 1):
+            try:
+                settle_log_entry(path, version)
+            except FileNotFoundError:
+                pass
     except OSError as error:
         raise TableError(
-            f"versions {first} to {last} of table {path} may not outlive a power cut", found=error, action="check the disk"
-        ) from error
+            f"versions {first} to {last} of table {path} may not outlive a power cut", found=error,
+            action="check the disk",
+        ) from error  # fmt: skip
 
 
 def _newest_torn(path: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -214,7 +215,7 @@ def test_an_older_attempt_never_overwrites_a_manifest(tmp_path: Path, group: Gro
     first = group.prepare(TransactionAttempt(1, 0), ["a"])
     again = group.prepare(TransactionAttempt(1, 0), ["b"])
     assert first.manifest != again.manifest
-    assert ManifestStore(group.warehouse, "top", "g").read(first).attempt == TransactionAttempt(1, 0)
+    assert ManifestStore(group.warehouse, "top", "g", "inc").read(first).attempt == TransactionAttempt(1, 0)
 
 
 def test_a_row_that_somebody_else_wrote_halts_before_the_decision(spark, group: Group) -> None:
@@ -378,7 +379,7 @@ def test_only_the_last_published_manifest_stays(group: Group) -> None:
     for txid in (1, 2, 3):
         group.commit(txid, ["a"])
         group.committer.advanced(TransactionAttempt(txid, 0), published=True)
-    names = [path.name for path in (group.warehouse / "_trident/top/g/manifests").iterdir()]
+    names = [path.name for path in (group.warehouse / "_trident/top/g/manifests").glob("**/*.json")]
     assert names == ["3-0.json"]
 
 
@@ -404,3 +405,87 @@ def test_a_removed_state_is_kept_detached(spark, engine, group: Group) -> None:
     less.commit(2, ["b"])
     assert words(spark, group.warehouse / "counts__log") == {"a": 1}
     assert words(spark, group.warehouse / "rows") == {"a": 1, "b": 1}
+
+
+# --- a coordinator of the life before a reset ---------------------------------------------------------
+
+
+def reset(warehouse: Path) -> None:
+    """What `trident reset --drop-tables` leaves: nothing."""
+    for path in warehouse.iterdir():
+        shutil.rmtree(path)
+
+
+def test_a_zombie_of_the_life_before_a_reset_commits_nothing_to_tables_of_the_same_length(
+    spark, engine, tmp_path: Path
+) -> None:
+    """It is stopped between its last question whether it leads and its commit; both tables are made anew meanwhile."""
+    new: list[Group] = []
+
+    def asked() -> None:
+        if new:
+            raise Deposed("another coordinator leads now")
+        reset(tmp_path)
+        new.append(Group(engine, tmp_path, incarnation="later").open())
+        new[0].commit(1, ["new"])
+
+    old = Group(engine, tmp_path).open()
+    old.commit(1, ["old"])
+    decision = old.prepare(TransactionAttempt(2, 0), ["zombie"])
+    old.committer._check_fence, old.committer._led_at = asked, float("-inf")
+    versions = {name: engine.load(str(tmp_path / name)).version for name in ("rows", "counts__log")}
+    with pytest.raises(Deposed):
+        old.committer.publish(decision, old.record)
+    assert {name: engine.load(str(tmp_path / name)).version for name in versions} == versions
+    new[0].commit(2, ["newer"])
+    assert words(spark, tmp_path / "rows") == words(spark, tmp_path / "counts__log") == {"new": 1, "newer": 1}
+
+
+def test_a_zombie_of_the_life_before_a_reset_cleans_nothing_of_the_new_life_away(engine, tmp_path: Path) -> None:
+    old = Group(engine, tmp_path).open()
+    for txid in range(1, 4):
+        old.commit(txid, ["old"])
+    reset(tmp_path)
+    new = Group(engine, tmp_path, incarnation="later").open()
+    new.commit(1, ["new"])
+    decision = new.prepare(TransactionAttempt(2, 0), ["newer"])
+    old.committer.advanced(TransactionAttempt(3, 0), published=True)
+    new.advance(decision, new.committer.publish(decision, new.record))
+
+
+def test_a_zombie_of_the_life_before_a_reset_makes_no_table(engine, tmp_path: Path) -> None:
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    with pytest.raises(Deposed):
+        Group(engine, tmp_path, fence=deposed).open()
+    assert not list(tmp_path.glob("*/_delta_log/*.json"))
+
+
+def test_who_does_not_lead_any_more_is_told_before_it_commits(engine, group: Group) -> None:
+    def deposed() -> None:
+        raise Deposed("another coordinator leads now")
+
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    group.committer._check_fence = deposed
+    with pytest.raises(Deposed):
+        group.committer.publish(decision, group.record)
+    assert engine.load(str(group.warehouse / "rows")).version == 0
+
+
+def test_what_was_published_by_another_is_flushed_before_the_transaction_advances(engine, group, monkeypatch) -> None:
+    """It may have been killed between its commit and the flush."""
+    decision = group.prepare(TransactionAttempt(1, 0), ["a"])
+    group.committer.publish(decision, group.record)
+    successor = Group(engine, group.warehouse, [], epoch=2, record=group.record)
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def recorded(handle: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    successor.committer.publish(decision, successor.record)
+    for table in ("rows", "counts__log"):
+        assert str(group.warehouse / table / "_delta_log" / f"{1:020d}.json") in flushed

@@ -167,12 +167,12 @@ def test_a_transaction_that_the_table_has_is_not_committed_again(engine, table):
     assert engine.load(table.path).version == 1
 
 
-def test_an_io_error_leaves_the_outcome_open_and_is_never_called_a_conflict(engine, table):
+def test_an_io_error_before_the_link_is_a_failure_and_neither_a_conflict_nor_an_open_question(engine, table):
     log = Path(table.path, "_delta_log")
     log.rename(log.with_name("away"))
-    with pytest.raises(CommitOutcomeUnknown) as caught:
+    with pytest.raises(TableError) as caught:
         engine.commit_files(table, [], None, {"trident": record(1)}, "trident/tests")
-    assert not isinstance(caught.value, CommitConflict)
+    assert not isinstance(caught.value, CommitConflict | CommitOutcomeUnknown)
     log.with_name("away").rename(log)
     assert facts(engine.load(table.path)) == facts(table)
 

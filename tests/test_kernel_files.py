@@ -1,4 +1,4 @@
-"""The commit lock of a table on a local disk, over real processes."""
+"""The lock that a repair has against MERGEs, on a local disk, over real processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from tests.zk_fixtures import eventually
 from trident.states import kernel_files
-from trident.states.kernel_files import commit_lock
+from trident.states.kernel_files import table_lock
 
 HOLDER = """
 import sys
-from trident.states.kernel_files import commit_lock
-with commit_lock(sys.argv[1]):
+from trident.states.kernel_files import table_lock
+with table_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -47,7 +47,7 @@ def test_a_stopped_holder_is_waited_for_and_named_and_its_death_lets_the_next_on
     entered = threading.Event()
 
     def enter() -> None:
-        with commit_lock(str(tmp_path)):
+        with table_lock(str(tmp_path)):
             entered.set()
 
     os.kill(holder.pid, signal.SIGSTOP)
@@ -63,6 +63,6 @@ def test_a_stopped_holder_is_waited_for_and_named_and_its_death_lets_the_next_on
 
 def test_who_waits_a_moment_hears_nothing(holder, tmp_path: Path, caplog) -> None:
     threading.Timer(0.2, holder.stdin.close).start()
-    with caplog.at_level(logging.WARNING), commit_lock(str(tmp_path)):
+    with caplog.at_level(logging.WARNING), table_lock(str(tmp_path)):
         assert holder.wait(10) == 0
     assert not caplog.messages

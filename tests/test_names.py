@@ -156,7 +156,7 @@ def test_two_streams_whose_folders_would_be_one_are_refused(inside: str) -> None
 def test_a_stream_named_manifests_is_not_taken_for_a_batch_group(tmp_path: Path) -> None:
     (tmp_path / "_trident/top/streams/manifests/replays").mkdir(parents=True)
     assert groups_with_manifests(tmp_path, "top") == []
-    ManifestStore(tmp_path, "top", "streams").write(
+    ManifestStore(tmp_path, "top", "streams", "inc").write(
         Manifest("top", "streams", "inc", TransactionAttempt(1, 0), None, (), {})
     )
     assert groups_with_manifests(tmp_path, "top") == ["streams"]
@@ -374,7 +374,7 @@ def test_a_decision_cannot_name_a_file_outside_of_the_warehouse(path: str) -> No
 
 def test_a_decision_cannot_name_another_file_of_the_warehouse(tmp_path: Path) -> None:
     """Such as a table's data, which whoever feeds the source may have chosen."""
-    own = ManifestStore(tmp_path, "top", "g")
+    own = ManifestStore(tmp_path, "top", "g", "inc")
     manifest = Manifest("top", "g", "inc", TransactionAttempt(1, 0), None, (), {})
     decided = own.write(manifest)
     assert own.read(decided) == manifest
@@ -385,7 +385,7 @@ def test_a_decision_cannot_name_another_file_of_the_warehouse(tmp_path: Path) ->
         (tmp_path / elsewhere).write_bytes(data)
         with pytest.raises(Halted, match="not among those of its batch group"):
             own.read(Decision(1, 0, elsewhere, decided.size, decided.sha256))
-    other = ManifestStore(tmp_path, "other", "g")
+    other = ManifestStore(tmp_path, "other", "g", "inc")
     (tmp_path / "_trident/other/g/manifests").mkdir(parents=True)
     (tmp_path / "_trident/other/g/manifests/1-0.json").write_bytes(data)
     with pytest.raises(Halted, match="of another batch"):

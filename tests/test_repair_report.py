@@ -46,7 +46,7 @@ def test_a_group_that_zookeeper_forgot_is_not_begun_again(tmp_path, kind: str, i
     check_group_is_new(tmp_path, "top", "lines", "inc")  # a first start
     manifest = Model(attempts=(0,)).manifest(1).manifest
     parts = (ManifestTable("totals", kind, "_trident/top/lines/states/totals", "", "", ()),)
-    ManifestStore(tmp_path, "top", "lines").write(replace(manifest, incarnation=incarnation, tables=parts))
+    ManifestStore(tmp_path, "top", "lines", incarnation).write(replace(manifest, incarnation=incarnation, tables=parts))
     check_group_is_new(tmp_path, "top", "others", "inc")
     if not refused:
         check_group_is_new(tmp_path, "top", "lines", "inc")

@@ -45,7 +45,7 @@ from trident.repair_steps import (
 from trident.session import make_session
 from trident.states import delta_log
 from trident.states.kernel import KernelEngine
-from trident.states.kernel_files import commit_lock
+from trident.states.kernel_files import table_lock
 from trident.states.log_watch import repair_marker, repaired_to
 
 log = logging.getLogger("trident.repair")
@@ -173,8 +173,8 @@ class _Repair:
 
     def _restore(self, step: Restore) -> str:
         path = str(self._warehouse / step.path)
-        # A MERGE holds this lock too, and needs no lease: what came since the look must not go with the rest.
-        with commit_lock(path):
+        # MERGEs share this lock, and need no lease: what came since the look must not go with the rest.
+        with table_lock(path):
             found = self._engine.load(path)
             if (found.table_id, found.version) != (step.table_id, step.seen):
                 raise Halted(

@@ -138,6 +138,9 @@ class _Look:
             tx_ids = tuple(sorted(found[-1][1].spouts)) if found else ()
         store = GroupStore(self.zk, self.topology, self.group, tx_ids)
         record, decision, pins = store.load()
+        if record is not None and any(manifest.incarnation == record.incarnation for _, manifest in found):
+            # A coordinator of the life before a reset may have left its own, with greater numbers.
+            found = [one for one in found if one[1].incarnation == record.incarnation]
         misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
         manifests = tuple(

@@ -210,6 +210,10 @@ class SimCommitter(DeltaCommitter):
             raise contradictions.transactions_differ(self._topology, path, control, mark)
         self._remember(snapshot)  # type: ignore[arg-type]
 
+    def _check_leads(self) -> None:
+        """Each time: real clocks have no place in a simulated world."""
+        self._check_fence()
+
     def _check_foreign(self, *_: Any) -> None:
         """Whose commits a table has is read from its log's files: tests/test_contradictions.py does that for real."""
 

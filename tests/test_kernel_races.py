@@ -1,0 +1,139 @@
+"""Commits of ours against those of Delta's own writers on one local disk: one winner a version, and nobody is replaced.
+
+By default a few rounds; ``make races ROUNDS=200`` runs more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from trident.coordinators.errors import CommitConflict
+from trident.states.delta_log import read_commit
+from trident.states.kernel import KernelEngine, TableSnapshot
+from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.staging import staged_file
+
+SCHEMA = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
+ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0"))
+
+
+@pytest.fixture
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.fixture
+def table(engine: KernelEngine, tmp_path: Path) -> TableSnapshot:
+    return engine.create_table(str(tmp_path / "t"), SCHEMA, [], {}, {"trident": "{}"}, "trident/tests")
+
+
+def ours(engine: KernelEngine, on: TableSnapshot, name: str, files=()) -> TableSnapshot | None:
+    try:
+        return engine.commit_files(on, list(files), None, {"trident": json.dumps({"by": name})}, "trident/tests")
+    except CommitConflict:
+        return None
+
+
+def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engine: KernelEngine, table) -> None:
+    random.seed(11)
+    jvm = spark._jvm
+    conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
+    store, path_of = jvm.io.delta.storage.HDFSLogStore(conf), jvm.org.apache.hadoop.fs.Path
+    snapshot, won = table, {"ours": 0, "theirs": 0}
+    usual = 0.02  # how long their write takes: ours begins somewhere in it
+    for version in range(1, (ROUNDS or 15) + 1):
+        entry = Path(table.path, "_delta_log", f"{version:020d}.json")
+        told: list[bool] = []
+        line = jvm.java.util.ArrayList()
+        line.add(json.dumps({"commitInfo": {"timestamp": 1, "operation": "THEIRS", "engineInfo": "theirs"}}))
+
+        def theirs(entry: Path = entry, told: list[bool] = told, line=line) -> None:
+            try:
+                store.write(path_of(str(entry)), line.iterator(), False, conf)
+                told.append(True)
+            except Py4JJavaError:  # FileAlreadyExists, or its draft is gone
+                told.append(False)
+
+        rival = threading.Thread(target=theirs)
+        rival.start()
+        started = time.monotonic()
+        time.sleep(random.uniform(0, usual))
+        mine = ours(engine, snapshot, "ours")
+        rival.join()
+        usual = 0.8 * usual + 0.2 * min(0.2, 2 * (time.monotonic() - started))
+        assert told == [mine is None], f"version {version}: they were told {told}, we {mine}"
+        winner = "theirs" if mine is None else "ours"
+        won[winner] += 1
+        assert (read_commit(table.path, version).operation == "THEIRS") == (mine is None)
+        snapshot = mine or engine.load(table.path)
+    if ROUNDS:
+        assert min(won.values()) > ROUNDS // 50, f"one side always won, which tests nothing: {won}"
+
+
+@pytest.mark.skipif(not ROUNDS, reason="Spark's OPTIMIZE takes its time: make races")
+def test_an_optimize_of_spark_is_never_replaced_by_a_commit_of_ours_and_replaces_none(spark, engine, table) -> None:
+    random.seed(12)
+    snapshot, session, stop = table, spark.newSession(), threading.Event()
+    told: list[int] = []
+
+    def optimize() -> None:
+        while not stop.is_set():
+            try:
+                session.sql(f"OPTIMIZE delta.`{table.path}`").collect()
+                told.append(1)
+            except Exception:  # it lost, and is told so
+                told.append(0)
+
+    optimizer = threading.Thread(target=optimize)
+    optimizer.start()
+    made = []
+    for n in range(ROUNDS):
+        target = FileTarget("t", table.path, f"data/{uuid.uuid4().hex}")
+        files = [staged_file(report) for report in write_partition(target, pa.table({"n": [n]}).to_batches())]
+        while (mine := ours(engine, snapshot, str(n), files)) is None:
+            snapshot = engine.load(table.path)
+        made.append((mine.version, n))
+        snapshot = mine
+        time.sleep(random.uniform(0, 0.05))
+    stop.set()
+    optimizer.join()
+    for version, n in made:
+        assert read_commit(table.path, version).control == {"trident": {"by": str(n)}}
+    newest = engine.load(table.path).version
+    optimized = [each for each in range(1, newest + 1) if read_commit(table.path, each).operation == "OPTIMIZE"]
+    # One that found nothing to do makes no commit.
+    assert len(optimized) <= sum(told) and newest == len(made) + len(optimized)
+    assert optimized, "no OPTIMIZE came between, which tests nothing"
+    rows = sorted(row.n for row in spark.read.format("delta").load(table.path).collect())
+    assert rows == list(range(ROUNDS))
+
+
+def test_what_another_writer_committed_is_flushed_before_ours_is_built_upon_it(spark, engine, table, monkeypatch):
+    """Spark flushes nothing: with only our entry on disk after a power cut, the log would have a hole."""
+    spark.sql(f"insert into delta.`{table.path}` values (1)")
+    snapshot = KernelEngine(spark).load(table.path)
+    assert snapshot.version == 1
+    done, fsync, link = [], os.fsync, os.link
+
+    def flushed(handle: int) -> None:
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "link", lambda *args, **kwargs: (done.append("link"), link(*args, **kwargs)))
+    mine = ours(engine, snapshot, "ours")
+    assert f"{1:020d}.json" in done[: done.index("link")]
+    done.clear()
+    ours(engine, mine, "again")
+    assert not [name for name in done if name.endswith(".json")], "what is durable is not flushed again"

@@ -30,7 +30,7 @@ from trident.file_ledger_repair import look_at_ledger, write_ledger
 from trident.file_parquet import _is_exact
 from trident.file_reading import group, partitions_for, pieces, source_failure
 from trident.file_spout import FileSpout
-from trident.file_tasks import read_lines
+from trident.file_tasks import read_lines, shown
 from trident.spouts import ReportsBacklog, Shrinks, SpoutContext, SpoutKind, TridentSpout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -658,6 +658,51 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     assert found.data is None and str(path) in found.text
     run.pins = {1: {"n": 1}}
     assert damage() is None  # another spout's
+
+
+# --- odd entries and names ----------------------------------------------------------------
+
+
+def test_a_link_to_itself_is_passed_over_and_said_once(inputs, plan, caplog):
+    (inputs / "loop").symlink_to("loop")
+    (inputs / "dangling").symlink_to("nowhere")
+    put(inputs, "a", "x\n")
+    run = plan()
+    run.begin_all()
+    run.coordinator.refresh()
+    assert [pin["file"]["path"] for pin in run.pins.values()] == [str(inputs / "a")] and not run.ready()
+    assert caplog.text.count("loop is passed over") == 1
+    globbed = plan(str(inputs / "*"))
+    globbed.begin_all()
+    assert [pin["to"] for pin in globbed.pins.values()] == [[2, 0]]
+
+
+def test_packed_files_with_a_header_a_colon_or_a_name_that_is_not_utf8_are_read(inputs, new_run):
+    odd = os.fsdecode(b"caf\xe9")
+    put(inputs, "x:1.gz", gzip.compress(b"k,v\n1,a\n"))
+    put(inputs, "two.gz", gzip.compress(b"k,v\n2,b\n") + gzip.compress(b"3,c"))
+    put(inputs, "b.bz2", bz2.compress(b"k,v\n4,d\n"))
+    put(inputs, f"{odd}.csv", b"k,v\n5,e\n")
+    put(inputs, f"{odd}.gz", gzip.compress(b"k,v\n6,f\n"))
+    run = new_run(inputs, "csv", {"header": True}, schema=SCHEMA)
+    assert run.all_rows() == Counter({(1, "a"): 1, (2, "b"): 1, (3, "c"): 1, (4, "d"): 1, (5, "e"): 1, (6, "f"): 1})
+    put(inputs, f"{odd}-wrong.csv", "k,v\nnot a number,e\n")
+    put(inputs, "torn:.gz", gzip.compress(b"k,v\n" * 1000)[:-20])
+    run.begin_all()
+    with pytest.raises(Exception, match="caf.*-wrong.csv|torn:.gz") as caught:
+        run.rows(max(run.pins))
+    assert isinstance(source_failure(caught.value), SourceError)
+
+
+@pytest.mark.parametrize("name", ["a:b.zst", os.fsdecode(b"\xe9.lz4")])
+def test_a_file_that_nothing_can_read_is_named_when_it_is_discovered(inputs, plan, name):
+    put(inputs, "a", "x\n")
+    put(inputs, name, "?")
+    run = plan()
+    with pytest.raises(SourceError, match=f"{shown(name)[-5:]} cannot be read by this stream".replace("\\", "\\\\")):
+        run.ready()
+    (inputs / name).unlink()
+    assert run.ready()
 
 
 # --- another path -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.file_listing import leads_nowhere
 
 CLAIM = faults.register("directory.claim", "moving a consumed file out of the directory that is used as a queue")
 REMOVE = faults.register("directory.remove", "deleting a consumed file, or moving it to done/")
@@ -76,6 +77,10 @@ class DirectoryQueue:
                         status = os.stat(item.path)
                     except FileNotFoundError:
                         continue  # taken back since it was listed
+                    except OSError as error:
+                        if leads_nowhere(item.path, error):
+                            continue
+                        raise
                     old_enough = not self._min_age_secs or time.time() - status.st_mtime >= self._min_age_secs
                     if stat.S_ISREG(status.st_mode) and old_enough:
                         yield message_of(item.name, status)

@@ -53,7 +53,7 @@ from trident.directory_queue import DONE, DirectoryQueue, FileMessage, wait_for_
 from trident.file_cuts import FileRange
 from trident.file_ledger import LedgerEntry
 from trident.file_parquet import count_rows
-from trident.file_reading import FORMATS, FileReader, RowFormat
+from trident.file_reading import FORMATS, FileReader, RowFormat, check_readable
 from trident.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
@@ -273,6 +273,7 @@ class DirectoryEmitter:
         return Emitted(frame, commit_data, partitions)
 
     def _range(self, copy: Path) -> FileRange:
+        check_readable(str(copy), self._spout.row_format)
         status = os.stat(copy)
         rows = count_rows(str(copy)) if self._spout.row_format.name == "parquet" else None
         entry = LedgerEntry(1, str(copy), status.st_size, status.st_mtime_ns, rows)

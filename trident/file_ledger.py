@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 from trident.coordinators import faults
 from trident.coordinators.errors import PositionLost, SourceError
+from trident.file_tasks import shown
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +282,7 @@ class FileLedger:
         """A file as batches remember it, with a digest over all before it; a folder that moves changes nothing."""
         entry = self.book.first[number - 1]
         digest = self.book.digest_at(number)
-        return {"path": entry.path, "size": entry.size, "mtime_ns": entry.mtime_ns, "digest": digest}
+        return {"path": shown(entry.path), "size": entry.size, "mtime_ns": entry.mtime_ns, "digest": digest}
 
     def append(self, found: Sequence[FoundFile]) -> list[LedgerEntry]:
         """Gives numbers to the files that have none yet, in this order; durable when it returns.

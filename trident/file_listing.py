@@ -6,7 +6,9 @@ so are Hadoop's half-copied ``…._COPYING_``: a file appears by being renamed.
 
 from __future__ import annotations
 
+import errno
 import glob
+import logging
 import os
 import stat
 from collections.abc import Container, Iterator
@@ -14,6 +16,11 @@ from typing import Any
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_ledger import FoundFile
+from trident.file_tasks import shown
+
+log = logging.getLogger(__name__)
+_NOWHERE = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
+_said: set[str] = set()
 
 
 def as_paths(path: Any) -> tuple[str, ...]:
@@ -33,7 +40,7 @@ def _as_path(item: Any) -> str:
         text = os.fspath(item)
     except TypeError:
         text = None
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise TopologyError("FileSpout needs a path", found=repr(item), expected="a folder, a file or a glob")
     if text.startswith("file://"):
         text = text[len("file://") :]
@@ -120,6 +127,10 @@ def look_at(path: str) -> FoundFile | None:
         status = os.stat(path)
     except FileNotFoundError:
         return None  # renamed or removed since it was listed
+    except OSError as error:
+        if leads_nowhere(path, error):
+            return None
+        raise
     if not stat.S_ISREG(status.st_mode):
         return None
     return FoundFile(path, status.st_size, status.st_mtime_ns)
@@ -128,8 +139,27 @@ def look_at(path: str) -> FoundFile | None:
 def _in_folder(folder: str) -> Iterator[str]:
     with os.scandir(folder) as items:
         for item in items:
-            if not _hidden(item.name) and not item.is_dir():
+            if not _hidden(item.name) and not _is_folder(item):
                 yield item.path
+
+
+def _is_folder(item: "os.DirEntry[str]") -> bool:
+    try:
+        return item.is_dir()
+    except OSError as error:
+        if leads_nowhere(item.path, error):
+            return True  # passed over like one
+        raise
+
+
+def leads_nowhere(path: str, error: OSError) -> bool:
+    """Whether an entry is a link that no file is behind: to itself, or to where nobody may go. Said once."""
+    if not os.path.islink(path) or error.errno not in _NOWHERE:
+        return False
+    if path not in _said:
+        _said.add(path)
+        log.warning("%s is passed over: %s", shown(path), error.strerror)
+    return True
 
 
 def _is_glob(path: str) -> bool:

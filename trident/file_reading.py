@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.file_cuts import FileRange
-from trident.file_tasks import MARK, Piece, find_report, read_lines
+from trident.file_tasks import MARK, UNPACKED_HERE, Piece, find_report, read_lines, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -41,6 +41,35 @@ _GLOB = re.compile(r"([{}\[\]*?\\])")
 
 def is_compressed(path: str) -> bool:
     return path.endswith(COMPRESSED)
+
+
+def _is_name_for_spark(path: str) -> bool:
+    """Hadoop's file system cannot open a name with a colon, nor one that is not UTF-8."""
+    return ":" not in path and shown(path) == path
+
+
+def check_readable(path: str, format: "RowFormat") -> None:
+    """For when a file is discovered: one that nothing here can read is named before it is part of a batch.
+
+    Raises:
+        SourceError: neither Spark nor Python can read it, because of its name or the format's options.
+    """
+    if format.name == "parquet":
+        from trident.file_parquet import _is_exact
+
+        bad = not _is_name_for_spark(path) and not (shown(path) == path and _is_exact(path, format.schema))
+        expected = "a name in UTF-8 without a colon"
+    else:
+        by_python = format.header or not _is_name_for_spark(path)
+        bad = by_python and is_compressed(path) and not path.endswith(UNPACKED_HERE)
+        expected = f"a file that is not packed, or {' or '.join(UNPACKED_HERE)}"
+        expected += "; others only without a header line and with a name in UTF-8 without a colon"
+    if bad:
+        raise SourceError(
+            f"the input file {shown(path)} cannot be read by this stream",
+            found="its name, or its packing with a header line", expected=expected,
+            action="rename it, pack it anew, or take it out of the folder; until then nothing new is taken from there",
+        )  # fmt: skip
 
 
 def partitions_for(size: int, cores: int) -> int:
@@ -144,8 +173,7 @@ class FileReader:
         return self._native(native).unionByName(self._in_tasks(rest, partitions))
 
     def _can_be_native(self, part: FileRange) -> bool:
-        # Hadoop's file system cannot open a name with a colon; Spark cannot tell a file's first line.
-        return part.whole and ":" not in part.entry.path and not self._format.header
+        return part.whole and _is_name_for_spark(part.entry.path) and not self._format.header
 
     def _native(self, ranges: Sequence[FileRange]) -> "DataFrame":
         lines = self._spark.read.text([escape(part.entry.path) for part in ranges], lineSep="\n")
@@ -155,11 +183,7 @@ class FileReader:
 
     def _in_tasks(self, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
         for part in ranges:
-            if is_compressed(part.entry.path):
-                raise SourceError(
-                    f"the compressed file {part.entry.path} cannot be read this way",
-                    found="a header line, or a name with a colon", expected="a file that is not compressed",
-                )  # fmt: skip
+            check_readable(part.entry.path, self._format)  # one that a version before has discovered
         groups = group(pieces(ranges, self._format.header), partitions)
         names = self._format.names_files
         task = functools.partial(read_lines, groups, names)
@@ -229,8 +253,9 @@ def pieces(ranges: Sequence[FileRange], header: bool) -> list[Piece]:
     """Ranges as tasks read them: none longer than PARTITION_BYTES."""
     result = []
     for part in ranges:
-        for begin in range(part.begin, part.end, PARTITION_BYTES):
-            end = min(part.end, begin + PARTITION_BYTES)
+        most = max(1, part.end) if is_compressed(part.entry.path) else PARTITION_BYTES
+        for begin in range(part.begin, part.end, most):
+            end = min(part.end, begin + most)
             entry = part.entry
             result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, header and begin == 0))
     return result

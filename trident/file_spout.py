@@ -19,7 +19,7 @@ from trident.file_changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.file_cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.file_ledger import FileLedger, FoundFile, LedgerEntry
 from trident.file_listing import FileListing, as_paths
-from trident.file_reading import FORMATS, FileReader, RowFormat, is_compressed
+from trident.file_reading import FORMATS, FileReader, RowFormat, check_readable, is_compressed
 from trident.file_source import accept_source
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
@@ -51,7 +51,9 @@ class FileSpout:
     a newline; bytes that are not UTF-8 become U+FFFD. CSV and JSON have a row per line,
     blank lines left out; a row that cannot be parsed fails the batch with the file's name,
     unless the option ``mode`` is PERMISSIVE or DROPMALFORMED (as in Spark). Compressed
-    files (.gz, .bz2, …) are never cut.
+    files (.gz, .bz2, …) are never cut. A file that cannot be read because of its name or packing
+    (.zst and the like with a header line, or with a colon in the name) is named when it is discovered, and
+    nothing new is taken until it is gone. Links to nowhere, and to themselves, are passed over.
 
     Args:
         path: a folder, a file, a glob, or a list of these; must exist when the topology starts.
@@ -195,6 +197,8 @@ class FileCoordinator:
                 from trident.file_parquet import count_rows
 
                 found = [file._replace(rows=count_rows(file.path)) for file in found]
+            for file in found:
+                check_readable(file.path, self._spout.row_format)
             if found:
                 self._ledger.append(found)
         finally:

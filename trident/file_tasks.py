@@ -7,6 +7,7 @@ import binascii
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 MARK = "trident-source"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
 _BLOCK_BYTES = 2 << 20
+# Packed files that Python reads where Spark cannot; the others only Spark reads.
+UNPACKED_HERE = (".gz", ".bz2")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -55,6 +58,11 @@ def find_report(text: str) -> dict[str, Any] | None:
     return {key: report.get(key) for key in ("message", "found", "expected", "action")}
 
 
+def shown(path: str) -> str:
+    """A path as text: a name that is not UTF-8 cannot be written down as it is."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def describe_change(size: int, mtime_ns: int) -> str:
     return f"{size} bytes, modified at {mtime_ns} ns"
 
@@ -63,7 +71,7 @@ def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int)
     """Raises SourceFailure when a file is not the one that was discovered."""
     if (status.st_size, status.st_mtime_ns) != (size, mtime_ns):
         raise SourceFailure(
-            f"the input file {path} changed after it was discovered",
+            f"the input file {shown(path)} changed after it was discovered",
             found=describe_change(status.st_size, status.st_mtime_ns),
             expected=describe_change(size, mtime_ns),
             action="restore it, or build the spout with on_changed='skip'; files must appear whole, by a rename",
@@ -90,7 +98,7 @@ def _lines_of(pieces: Sequence[Piece], names: bool) -> Iterator["pyarrow.RecordB
     size = 0
     for piece in pieces:
         for block in _blocks(piece):
-            waiting.append((piece.path, block))
+            waiting.append((shown(piece.path), block))
             size += len(block)
             if size >= _BLOCK_BYTES:
                 yield _as_batch(waiting, names)
@@ -102,14 +110,15 @@ def _lines_of(pieces: Sequence[Piece], names: bool) -> Iterator["pyarrow.RecordB
 def _blocks(piece: Piece) -> Iterator[bytes]:
     """Blocks of whole lines, each line ending with a newline."""
     try:
-        with open(piece.path, "rb", buffering=1 << 16) as file:
-            check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+        with open(piece.path, "rb", buffering=1 << 16) as raw:
+            check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
+            file, packed = _unpacked(raw, piece.path), piece.path.endswith(UNPACKED_HERE)
             position = _go_to_first_line(file, piece)
             # The first line begins at 0 for every piece, though a byte order mark be before it.
             first = piece.begin == 0 and not piece.header
-            while first or position < piece.end:
+            while first or packed or position < piece.end:
                 first = False
-                block = file.read(max(1, min(_BLOCK_BYTES, piece.end - position)))
+                block = file.read(_BLOCK_BYTES if packed else max(1, min(_BLOCK_BYTES, piece.end - position)))
                 if not block:
                     break
                 if not block.endswith(b"\n"):
@@ -117,13 +126,26 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
                 position += len(block)
                 yield block if block.endswith(b"\n") else block + b"\n"
             # Read to the end while it was being overwritten: the size or time tells.
-            check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
-    except OSError as error:
+            check_unchanged(piece.path, os.fstat(raw.fileno()), piece.size, piece.mtime_ns)
+    except (OSError, EOFError, zlib.error) as error:
         raise SourceFailure(
-            f"the input file {piece.path} cannot be read",
+            f"the input file {shown(piece.path)} cannot be read",
             found=str(error),
             action="restore it or its permissions; the batch is tried again up to max_attempts",
         ) from error
+
+
+def _unpacked(file: Any, path: str) -> Any:
+    """The file's content; packed ones are read as a whole."""
+    if path.endswith(".gz"):
+        import gzip
+
+        return gzip.GzipFile(fileobj=file)
+    if path.endswith(".bz2"):
+        import bz2
+
+        return bz2.BZ2File(file)
+    return file
 
 
 def _go_to_first_line(file: Any, piece: Piece) -> int:

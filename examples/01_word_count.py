@@ -27,16 +27,16 @@ def sample_folder() -> Path:
 
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else sample_folder()
 
-topology = TridentTopology("word-count")
+topology = TridentTopology("first-words")
 (
     topology.new_stream("lines", FileSpout(folder))
     .each("value", split, "word")
     .group_by("word")
-    .persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    .persistent_aggregate(DeltaMapState("first_words"), Count(), "count")
 )
 
 if __name__ == "__main__":
     query = topology.start()
     query.process_all_available()
-    query.snapshot("counts").orderBy("count", "word", ascending=[False, True]).show()
+    query.snapshot("first_words").orderBy("count", "word", ascending=[False, True]).show()
     query.stop()

@@ -14,20 +14,20 @@ orders = [
     [("o4", "it", 7.5), ("o5", "fr", 2.5), ("o6", "de", 1.0)],
 ]
 
-topology = TridentTopology("orders")
+topology = TridentTopology("shop")
 stream = topology.new_stream("orders", FixedBatchSpout("order_id string, country string, amount double", orders))
-stream.partition_persist(DeltaAppend("orders"))
-stream.group_by("country").persistent_aggregate(DeltaMapState("revenue"), "amount", Sum(), "total")
+stream.partition_persist(DeltaAppend("shop_orders"))
+stream.group_by("country").persistent_aggregate(DeltaMapState("shop_revenue"), "amount", Sum(), "total")
 
 if __name__ == "__main__":
     query = topology.start()
     query.process_all_available()
     for txid in range(1, len(orders) + 1):
-        rows = query.snapshot("orders", txid=txid)
-        by_country = query.snapshot("revenue", txid=txid)
+        rows = query.snapshot("shop_orders", txid=txid)
+        by_country = query.snapshot("shop_revenue", txid=txid)
         listed = rows.groupBy().sum("amount").first()[0]
         summed = by_country.groupBy().sum("total").first()[0]
         print(f"transaction {txid}: {rows.count()} orders worth {listed}, revenue {summed}")
         assert listed == summed
-    query.snapshot("revenue").orderBy("country").show()
+    query.snapshot("shop_revenue").orderBy("country").show()
     query.stop()

@@ -30,7 +30,7 @@ def fails_once(country: str) -> Iterator[str]:
     yield country
 
 
-topology = TridentTopology("orders")
+topology = TridentTopology("order-queue")
 (
     topology.new_stream("orders", QueueSpout(queue, 4, schema="order string, country string", decode=order))
     .each("country", fails_once, "shipped_to")

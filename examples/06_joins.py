@@ -44,7 +44,7 @@ everything = topology.join(
     order, payment, parcel, keys=["order_id", "order", "order"],
     type=JoinType.mixed(JoinType.INNER, JoinType.OUTER, JoinType.OUTER),
 )  # fmt: skip
-everything.partition_persist(DeltaAppend("orders"))
+everything.partition_persist(DeltaAppend("joined_orders"))
 
 
 def is_open(method: str, parcel: str) -> bool:
@@ -91,7 +91,7 @@ if __name__ == "__main__":
     print("paid:")
     query.snapshot("paid").orderBy("order_id").show()
     print("every order, with what there is of it:")
-    query.snapshot("orders").orderBy("order_id", "parcel").show()
+    query.snapshot("joined_orders").orderBy("order_id", "parcel").show()
     print("paid, whenever:")
     query.snapshot("paid_ever").orderBy("order_id").show()
     print("open in their batch:", ", ".join(sorted(row.order_id for row in query.snapshot("open_orders").collect())))

@@ -64,7 +64,7 @@ counts = (
     topology.new_stream("sentences", FixedBatchSpout("sentence string", [[(text,)] for text in SENTENCES]))
     .each("sentence", split, "word")
     .group_by("word")
-    .persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    .persistent_aggregate(DeltaMapState("sentence_words"), Count(), "count")
 )
 (
     topology.new_drpc_stream("words", "words string")

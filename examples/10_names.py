@@ -114,11 +114,11 @@ def batches(folder: str) -> None:
         .each("line", split, "word")
         .each("word", check, "name")
         .group_by("name")
-        .persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+        .persistent_aggregate(DeltaMapState("name_counts"), Count(), "count")
     )
     query = topology.start(warehouse=folder, max_replays=1, replay_backoff_secs=0.1)
     query.process_all_available()
-    query.snapshot("counts").orderBy("name").show()
+    query.snapshot("name_counts").orderBy("name").show()
     for letter in query.spark.read.format("delta").load(f"{folder}/names__texts__dead_letters").collect():
         print(f"dead letter: {letter.message}, {letter.attempts} tries, {letter.operation}: {letter.error}")
     query.stop()

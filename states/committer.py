@@ -21,7 +21,6 @@ from pathlib import Path
 from trident.coordinators import faults
 from trident.coordinators.errors import (
     CommitConflict,
-    ForeignTable,
     Halted,
     SchemaMismatch,
     StagedFileMissing,
@@ -40,6 +39,7 @@ from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissi
 from trident.states.log_entries import entry_signature
 from trident.states.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.memory_map import memory_map, staged_rows
+from trident.states.names import other_owner
 from trident.states.plain_watch import PlainWatch, check_commits
 from trident.states.staged import StagedFile
 from trident.states.staging import StagingTarget, verify_staged
@@ -235,13 +235,7 @@ class DeltaCommitter:
         if owner[0] != own[0] and path.name.endswith(("__dead_letters", "__messages")):
             raise same_name(path, self._topology, control.topology)
         if owner != own:
-            raise ForeignTable(
-                f"the table {path} belongs to another topology or batch group",
-                found=f"{'/'.join(owner)}, with transactions up to {control.txid}",
-                expected="/".join(own),
-                action="choose another state name, or run that topology; "
-                f"`trident repair {self._topology}` names every such table and changes nothing",
-            )
+            raise other_owner(path, owner, own, control.txid)
         if control.incarnation != self._incarnation:
             raise contradictions.other_incarnation(self._topology, path, control, self._incarnation)
 

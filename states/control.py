@@ -67,7 +67,8 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
             f"the Delta table {path} was not made by this framework",
             found="no control record",
             expected="the control record of a topology",
-            action="choose another state name, or pass adopt=True to take the table over",
+            action="choose another state name or another warehouse; a table of rows is taken over by "
+            "DeltaAppend(name, adopt=True), a keyed one cannot be",
         )
     try:
         value = parse_stored(text)

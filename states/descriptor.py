@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
-from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.states.binding import COMBINE, LAST
-from trident.states.names import check_name
+from trident.states.names import check_name, other_owner
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -130,11 +130,8 @@ class StateDescriptor:
         except FileNotFoundError:
             there = None
         if there is not None and (there.topology, there.group) != (self.topology, self.group):
-            raise ForeignTable(
-                f"state {self.name} is written by another topology or group",
-                found=f"{there.topology}/{there.group}",
-                expected=f"{self.topology}/{self.group}",
-                action="choose another name for the state, or `trident reset` the other topology with --drop-tables",
+            raise other_owner(
+                Path(warehouse) / self.name, (there.topology, there.group), (self.topology, self.group), None
             )
         _write_atomically(_file(warehouse, self.name), {"schema": SCHEMA, **asdict(self)})
 

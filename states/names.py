@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
-from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.errors import ForeignTable, TableError, TopologyError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 # Folders of the framework beside those of the topologies; its znodes beside those of streams and batch groups.
@@ -75,3 +76,30 @@ def check_inside(what: str, path: object) -> str:
             action="somebody has written to the warehouse; bring the file back from a back-up",
         )  # fmt: skip
     return str(path)
+
+
+def other_owner(path: Path, owner: tuple[str, str], own: tuple[str, str], txid: int | None) -> ForeignTable:
+    """The error for a state whose table another topology, or another batch group of this one, writes.
+
+    Args:
+        path: of the table.
+        owner, own: topology and batch group.
+        txid: up to which the table has transactions; None: not known.
+    """
+    name = path.name.partition("__")[0]
+    upto = "" if txid is None else f", with transactions up to {txid}"
+    if owner[0] == own[0]:
+        return ForeignTable(
+            f"the table {path} belongs to another batch group of topology {own[0]!r}",
+            found=f"{'/'.join(owner)}{upto}", expected="/".join(own),
+            action="give the state of one of them another name: a table is written by one group. Streams that meet "
+            "(merge, join) are one group",
+        )  # fmt: skip
+    return ForeignTable(
+        f"the table {path} belongs to another topology, {owner[0]!r}: a state's name is its table's in the warehouse, "
+        "and a table has one owner",
+        found=f"{'/'.join(owner)}{upto}", expected="/".join(own),
+        action=f"give the state {name!r} of this topology another name, or this topology a warehouse of its own; or, "
+        f"if {owner[0]!r} and its tables are wanted no more, `trident reset {owner[0]} --drop-tables`. "
+        f"`trident repair {own[0]}` names every such table and changes nothing",
+    )  # fmt: skip

@@ -6,8 +6,11 @@ longer than what they do. test_run_command runs topologies as a user does.
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,15 +24,21 @@ ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[[str], str]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One folder, with one warehouse, for all of them, as for somebody who tries one after the other."""
+    return tmp_path_factory.mktemp("tried"), f"/examples-{uuid.uuid4().hex}"
+
+
 @pytest.fixture
 def run(
-    spark: SparkSession, tmp_path: Path, zk_server: str, zk_root: str, monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, folder: tuple[Path, str], zk_server: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:  # fmt: skip
-    """Runs an example in an empty folder, and gives what it prints."""
-    monkeypatch.chdir(tmp_path)
+    """Runs an example, and gives what it prints."""
+    monkeypatch.chdir(folder[0])
     monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
-    monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", zk_root)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", folder[1])
 
     def go(example: str) -> str:
         monkeypatch.setattr(sys, "argv", [example])
@@ -39,7 +48,23 @@ def run(
     return go
 
 
-def test_the_first_example_of_the_readme(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_examples_share_a_topology_or_a_state() -> None:
+    """So they run in one folder, in any order: a warehouse has one topology, and one state, of a name."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))}
+    users: dict[tuple[str, str], set[str]] = {}
+    for name, source in {**sources, "README.md": "\n".join(blocks)}.items():
+        for node in ast.walk(ast.parse(source)):
+            made = getattr(getattr(node, "func", None), "id", "")
+            kind = "topology" if made.endswith("Topology") else "state" if made.startswith(("Delta", "Memory")) else ""
+            if kind and node.args and isinstance(node.args[0], ast.Constant):
+                users.setdefault((kind, node.args[0].value), set()).add(name)
+    assert len(users) > 25 and ("topology", "word-count") in users
+    assert {what: files for what, files in users.items() if len(files) > 1} == {}
+
+
+def test_the_first_example_of_the_readme(run: Run, folder: tuple[Path, str]) -> None:
+    tmp_path = folder[0]
     code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "wordcount.py").write_text(code)
     (tmp_path / "data").mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from pathlib import Path
 
 from trident.coordinators.errors import ForeignTable, TableError, TopologyError
 
@@ -78,7 +77,7 @@ def check_inside(what: str, path: object) -> str:
     return str(path)
 
 
-def other_owner(path: Path, owner: tuple[str, str], own: tuple[str, str], txid: int | None) -> ForeignTable:
+def other_owner(path: object, owner: tuple[str, str], own: tuple[str, str], txid: int | None) -> ForeignTable:
     """The error for a state whose table another topology, or another batch group of this one, writes.
 
     Args:
@@ -86,7 +85,7 @@ def other_owner(path: Path, owner: tuple[str, str], own: tuple[str, str], txid: 
         owner, own: topology and batch group.
         txid: up to which the table has transactions; None: not known.
     """
-    name = path.name.partition("__")[0]
+    name = str(path).rpartition("/")[2].partition("__")[0]
     upto = "" if txid is None else f", with transactions up to {txid}"
     if owner[0] == own[0]:
         return ForeignTable(

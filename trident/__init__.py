@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trident.guarantees import NotExactlyOnceWarning
     from trident.lifecycle import OperationContext
     from trident.live_attempts import LiveAttempts, TakingCoordinator
-    from trident.meetings import JoinType, MultiReducer
+    from trident.meetings import JoinOutFieldsMode, JoinType, MultiReducer
     from trident.message_queue import InProcessQueue, InProcessQueueSpout
     from trident.persisting import TridentState
     from trident.query import TopologyQuery
@@ -130,6 +130,7 @@ _HOME = {
     "GroupedStream": "trident.grouped_stream",
     "InProcessQueue": "trident.message_queue",
     "InProcessQueueSpout": "trident.message_queue",
+    "JoinOutFieldsMode": "trident.meetings",
     "JoinType": "trident.meetings",
     "LiveAttempts": "trident.live_attempts",
     "MapGet": "trident.state_queries",
@@ -240,6 +241,7 @@ __all__ = [
     "GroupedStream",
     "InProcessQueue",
     "InProcessQueueSpout",
+    "JoinOutFieldsMode",
     "JoinType",
     "LiveAttempts",
     "MapGet",

@@ -169,7 +169,12 @@ def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> 
         raise TopologyError(f"{what} cannot aggregate", found=str(column), expected="an expression over a single row",
                             action="use agg")  # fmt: skip
     if found.generates or len(found.fields) != 1:
-        raise TopologyError(f"{what} makes one row of each", found=str(column), action="use flat_map or each")
+        raise TopologyError(
+            f"{what} makes one row of each", found=str(column),
+            expected="an expression that gives one value of each row",
+            action="to multiply rows beside the other fields write each(expr('explode(items)'), 'item') before it; "
+            "for the new rows alone flat_map(expr('explode(items)'), 'item')",
+        )  # fmt: skip
     field = found.fields[0]
     field = StructField(name or field.name, field.dataType, True)
     return Made(field.name, None, Expression(column, stream.schema, (field,), found, what))

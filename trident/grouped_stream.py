@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import StructType
 
 from trident import columns
+from trident.aggregators import Count
 from trident.chained import ChainedAggregation, partition_aggregate
 from trident.coordinators.errors import FieldError
 from trident.expressions import is_expression
 from trident.nodes import Names
+from trident.other_names import GROUPED_NAMES, OtherNames, snake_case
 from trident.persisting import TridentState, persistent_aggregate
 from trident.stream_arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
     from trident.stream import Stream
 
 
-class GroupedStream:
+class GroupedStream(OtherNames):
     """A stream with the fields that its rows are grouped by."""
+
+    _OTHER_NAMES = GROUPED_NAMES
 
     def __init__(self, stream: "Stream", keys: tuple[str, ...]) -> None:
         self._stream, self._keys = stream, keys
@@ -52,6 +56,10 @@ class GroupedStream:
         Args: as in :meth:`Stream.aggregate`.
         """
         return self._stream._aggregate(self._keys, *shifted(inputs, aggregator, outputs))
+
+    def count(self) -> "Stream":
+        """As in PySpark: the keys, then ``count``, the number of rows of each group of the batch."""
+        return self.aggregate(Count(), "count")
 
     def agg(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN, *more: Any) -> "Stream":
         """``aggregate``; or, as in PySpark, aggregate Columns: ``agg(F.sum("n").alias("total"))``."""
@@ -124,6 +132,15 @@ class GroupedStream:
     def to_stream(self) -> "Stream":
         """The same rows without the grouping."""
         return self._stream
+
+    @classmethod
+    def _hint(cls, name: str) -> Union[str, None]:
+        from trident.stream import Stream
+
+        own = snake_case(name)
+        if not hasattr(cls, own) and own not in GROUPED_NAMES and hasattr(Stream, own):
+            return f"a grouped stream has none: write to_stream().{own}(…), or aggregate first"
+        return super()._hint(name)
 
     def _still(self, stream: "Stream") -> "GroupedStream":
         return GroupedStream(stream, self._keys)

@@ -151,6 +151,17 @@ class JoinType(enum.Enum):
         return types
 
 
+class JoinOutFieldsMode(enum.Enum):
+    """Which fields a join has (Storm's names)."""
+
+    COMPACT = "compact"
+    """The keys once, then the sides' other fields in order."""
+    PRESERVE = "preserve"
+    """All fields of each side in order, its keys too: they are null where the side has no row."""
+
+
+# The keys that a PRESERVE join compares by, which it does not give.
+_COMPARED = "_compared"
 _HOW = {
     "inner": (JoinType.INNER, JoinType.INNER),
     "left": (JoinType.INNER, JoinType.OUTER),
@@ -203,8 +214,9 @@ class JoinNode(MeetNode):
 
 
 def join(
-    topology: "TridentTopology", streams: Sequence["Stream"], keys: Any, outputs: Any, type: Any
-) -> "Stream":
+    topology: "TridentTopology", streams: Sequence["Stream"], keys: Any, outputs: Any, type: Any,
+    mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
+) -> "Stream":  # fmt: skip
     """See :meth:`trident.topology.TridentTopology.join`."""
     from trident.stream import Stream
 
@@ -226,13 +238,27 @@ def join(
                     found=found.simpleString(), expected=wanted.simpleString(),
                     action="cast one of them before the join",
                 )  # fmt: skip
+    if not isinstance(mode, JoinOutFieldsMode):
+        raise TopologyError("join does not know the mode", found=repr(mode),
+                            expected="JoinOutFieldsMode.COMPACT or JoinOutFieldsMode.PRESERVE")  # fmt: skip
+    preserve = mode is JoinOutFieldsMode.PRESERVE
     others = tuple(
-        tuple(name for name in stream.fields if name not in names) for stream, names in zip(streams, compared)
+        tuple(name for name in stream.fields if preserve or name not in names)
+        for stream, names in zip(streams, compared)
     )
     kinds = [streams[0].schema[name].dataType for name in compared[0]]
     kinds += [stream.schema[name].dataType for stream, names in zip(streams, others) for name in names]
     given = [*compared[0], *(name for names in others for name in names)]
-    names = _join_outputs(given, kinds, outputs)
+    if preserve:
+        count = len(compared[0])
+        shown = _join_outputs(given[count:], kinds[count:], outputs)
+        prefix = _COMPARED
+        while any(name.lower().startswith(prefix) for name in shown):
+            prefix += "_"
+        hidden = [f"{prefix}{place}" for place in range(count)]
+        names: Sequence[str] = [*hidden, *shown]
+    else:
+        names = _join_outputs(given, kinds, outputs)
     schema = StructType([StructField(name, kind, True) for name, kind in zip(names, kinds)])
     node = JoinNode(
         parents=tuple(stream._node for stream in streams), schema=schema,
@@ -241,7 +267,8 @@ def join(
     )  # fmt: skip
     topology._add(node)
     warn_if_independent(node, node.operation)
-    return Stream(topology, node)
+    joined = Stream(topology, node)
+    return joined.project(*[[name] for name in shown]) if preserve else joined
 
 
 def _join_keys(streams: Sequence["Stream"], keys: Any) -> tuple[tuple[str, ...], ...]:

@@ -34,6 +34,7 @@ from trident.message_table import Settled, settled_messages
 from trident.replays import ReplayRequests
 from trident.rich_spouts import Message, RichSpout, SpoutCollector, message_key
 from trident.rows import arrow_rows
+from trident.schemas import spout_schema
 from trident.spout_executors import Known
 from trident.spouts import Backlog, Emitted, Json, SpoutContext
 from trident.states.plain_values import python_values
@@ -96,7 +97,7 @@ class MessageSpoutExecutor:
     def __init__(self, spout: RichSpout, context: SpoutContext) -> None:
         options = context.options
         self._spout, self._context, self._tx_id = spout, context, context.tx_id
-        self._schema = spout.output_schema
+        self._schema = spout_schema(spout)
         self._collector = SpoutCollector({"default": len(self._schema.names)})
         self._pending_max: int = options["max_pending_messages"]
         # One share more than may be in flight: the next batch is there before the spout has heard of the last.

@@ -21,6 +21,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.job_watch import JobWatch, cancel_group
 from trident.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
 from trident.rows import parquet_reader
+from trident.schemas import spout_schema
 from trident.signatures import translate_failure
 from trident.spouts import Emitted, Json, SpoutContext
 from trident.states.parquet_files import FileTarget
@@ -99,7 +100,7 @@ class PartitionEmission:
         """
         if not requests:
             return Emission({})
-        spark, schema = self.context.spark, self.spout.output_schema
+        spark, schema = self.context.spark, spout_schema(self.spout)
         folder = attempt_folder(self.context.incarnation, attempt)
         target = FileTarget(self.context.tx_id, str(self._root), folder)
         there = replace(self.context, spark=None)
@@ -160,7 +161,7 @@ class PartitionEmission:
 
     def emitted(self, emission: Emission) -> Emitted:
         """The rows as a batch."""
-        spark, schema = self.context.spark, self.spout.output_schema
+        spark, schema = self.context.spark, spout_schema(self.spout)
         if not emission.files:
             return Emitted([], partitions=1)
         what = f"an emitted batch of stream {self.context.tx_id}"

@@ -29,6 +29,8 @@ from trident.nodes import (
     picked,
     require_fields,
 )
+from trident.other_names import STATE_NAMES, OtherNames
+from trident.repartitioning import check_hint
 from trident.signatures import call_site, check_serialisable
 from trident.state_kinds import (
     check_append,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from trident.topology import TridentTopology
 
 
-class TridentState:
+class TridentState(OtherNames):
     """A state that a topology writes to, or a static one: what ``state_query`` takes.
 
     Attributes:
@@ -56,6 +58,8 @@ class TridentState:
         binding: what is written to it; None for a static state.
         source: the factory of a static state; else None.
     """
+
+    _OTHER_NAMES = STATE_NAMES
 
     def __init__(self, topology: "TridentTopology", node: PersistNode | None, source: Any = None) -> None:
         self._topology, self._node, self.source = topology, node, source
@@ -70,6 +74,19 @@ class TridentState:
 
     def __repr__(self) -> str:
         return f"TridentState({self.name or self.source!r})"
+
+    def parallelism_hint(self, count: int) -> "TridentState":
+        """The state itself. In Storm it says how many tasks write to the state, as programs of Trident do at their end.
+
+        Here that follows from the rows that are written: give the hint to the
+        stream in front of the state, or ``partitions=`` to a map of your own. A
+        DeltaMapState and a DeltaAppend are written by the tasks that have the rows.
+
+        Raises:
+            TopologyError: it is no whole number from 1.
+        """
+        check_hint(count)
+        return self
 
     def new_values_stream(self) -> "Stream":
         """The keys that a transaction changes, with their new values, in the same transaction.

@@ -56,6 +56,7 @@ from trident.embedded_keeper import EmbeddedKeeper
 from trident.expressions import current_session
 from trident.interrupts import prepare
 from trident.one_host import check_topology
+from trident.other_names import QUERY_NAMES, OtherNames
 from trident.planner import GroupPlan, plan
 from trident.positions_check import check_by_manifest
 from trident.progress import ProgressLog, make_display
@@ -246,12 +247,14 @@ class _RunningGroup:
     compactor: BackgroundCompactor
 
 
-class TopologyQuery:
+class TopologyQuery(OtherNames):
     """A topology that runs in this process; the counterpart of PySpark's StreamingQuery.
 
     Made by ``TridentTopology.start``. All methods may be called from any thread. As a context manager it is stopped
     at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
+
+    _OTHER_NAMES = QUERY_NAMES
 
     def __init__(
         self, topology: "TridentTopology", plans: list[GroupPlan], spark: "SparkSession", config: TridentConfig,

@@ -279,10 +279,15 @@ def repartition(
 
 def hint(stream: "Stream", count: int) -> "Stream":
     """See :meth:`trident.stream.Stream.parallelism_hint`."""
+    check_hint(count)
+    return _pass(stream, f"parallelism_hint({count})", parallelism=count)
+
+
+def check_hint(count: Any) -> None:
+    """Raises TopologyError unless it can be a number of Spark partitions."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise TopologyError("parallelism_hint takes a number of Spark partitions", found=repr(count),
                             expected="a whole number from 1")  # fmt: skip
-    return _pass(stream, f"parallelism_hint({count})", parallelism=count)
 
 
 def named(stream: "Stream", name: str) -> "Stream":

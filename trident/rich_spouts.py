@@ -15,6 +15,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import SourceError
@@ -142,7 +143,7 @@ class RichSpout:
     collector: SpoutCollector
     context: "SpoutContext"
 
-    @property
+    @cached_property
     def output_schema(self) -> "StructType":
         """The fields with their types.
 

@@ -13,6 +13,7 @@ from trident.nodes import SourceNode
 from trident.planner import GroupPlan, _above
 from trident.results import RESULT, result_of
 from trident.rows import to_dataframe
+from trident.schemas import spout_schema
 from trident.signatures import translate_failure
 from trident.stream import Stream
 
@@ -63,7 +64,7 @@ def run_batch(
     batches = _per_source(rows, sources)
     session = spark or current_session() or _new_session()
     frames = {
-        tx_id: _frame(session, batches[tx_id], node.spout.output_schema, partitions) for tx_id, node in sources.items()
+        tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in sources.items()
     }
     built = None
     try:

@@ -27,6 +27,7 @@ from trident.late_lowering import boundaries_of
 from trident.lowering import ANCHORS_FIELD
 from trident.planner import BuiltBatch
 from trident.rows import parquet_reader, to_dataframe
+from trident.schemas import spout_schema
 from trident.signatures import translate_failure
 from trident.spout_executors import kind_of
 from trident.spout_host import TridentSpoutHost
@@ -182,7 +183,7 @@ class SparkBatchRunner:
                     f"stream {tx_id!r} gives rows for a table that its spout does not own", found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )  # fmt: skip
-            inputs[tx_id] = self._frame(emitted, spout.output_schema)
+            inputs[tx_id] = self._frame(emitted, spout_schema(spout))
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
                 # Such a source may give other rows when a task is tried again, or to the next state.
@@ -314,7 +315,7 @@ class SparkBatchRunner:
         return lambda binding, keys: self._reader(binding, keys, txid)
 
     def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
-        schema = self._plan.spouts[tx_id].output_schema
+        schema = spout_schema(self._plan.spouts[tx_id])
         return self._frame(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
 
     def _frame(self, emitted: Emitted, schema: StructType) -> "DataFrame":

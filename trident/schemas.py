@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError
 
@@ -37,3 +37,12 @@ def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType"
             expected="a type after each name, as in 'word string, n long'",
         )
     return StructType([StructField(name, type, True) for name, type in fields if type is not None])
+
+
+def spout_schema(spout: Any) -> "StructType":
+    """The fields of a spout's batches, however it says them.
+
+    Raises:
+        TopologyError: as :func:`as_schema`.
+    """
+    return as_schema(spout.output_schema, type(spout).__name__)

@@ -26,6 +26,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.partition_emission import Emission, PartitionEmission
 from trident.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.rich_spouts import is_rich_spout
+from trident.schemas import spout_schema
 from trident.spouts import (
     Backlog,
     BatchCoordinator,
@@ -255,7 +256,7 @@ class BatchSpoutExecutor:
 
     @property
     def output_schema(self) -> Any:
-        return self._spout.output_schema
+        return spout_schema(self._spout)
 
     def get_coordinator(self, context: SpoutContext) -> "_BatchSpoutCoordinator":
         self._spout.open(context)

@@ -199,9 +199,9 @@ class TridentSpout(Protocol):
 
     kind: SpoutKind
 
-    @property
-    def output_schema(self) -> "StructType":
-        """The fields of every batch; known when the topology is built."""
+    output_schema: Union["StructType", str]
+    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
+    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def get_coordinator(self, context: SpoutContext) -> BatchCoordinator: ...
 
@@ -226,9 +226,9 @@ class BatchSpout(Protocol):
     ``kind = SpoutKind.TRANSACTIONAL``.
     """
 
-    @property
-    def output_schema(self) -> "StructType":
-        """The fields of every batch."""
+    output_schema: Union["StructType", str]
+    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
+    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def open(self, context: SpoutContext) -> None:
         """Called once, before anything else."""
@@ -315,9 +315,9 @@ class PartitionedTridentSpout(Protocol):
 
     kind: SpoutKind = SpoutKind.TRANSACTIONAL
 
-    @property
-    def output_schema(self) -> "StructType":
-        """The fields of every batch."""
+    output_schema: Union["StructType", str]
+    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
+    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def get_coordinator(self, context: SpoutContext) -> PartitionedCoordinator: ...
 

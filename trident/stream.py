@@ -19,9 +19,12 @@ from trident.aggregators import is_groupable
 from trident.builtin_operations import as_expression, native_form
 from trident.chained import ChainedAggregation, partition_aggregate
 from trident.coordinators.errors import FieldError, TopologyError
+from trident.deferred import expr
 from trident.expressions import is_expression, resolve
 from trident.extremes import FirstN, extreme
 from trident.grouped_stream import GroupedStream
+from trident.kept_fields import kept_fields
+from trident.meetings import JoinOutFieldsMode
 from trident.nodes import (
     AggregateNode,
     Names,
@@ -34,6 +37,7 @@ from trident.nodes import (
     picked,
     require_fields,
 )
+from trident.other_names import STREAM_NAMES, OtherNames
 from trident.persisting import TridentState, partition_persist, persistent_aggregate
 from trident.querying import state_query
 from trident.repartitioning import hint, named, repartition, unmoved
@@ -55,7 +59,7 @@ if TYPE_CHECKING:
     from trident.topology import TridentTopology
 
 
-class Stream:
+class Stream(OtherNames):
     """Rows on their way through a topology, a batch at a time (docs/semantics.md 4).
 
     Streams come from ``TridentTopology.new_stream`` and from other streams.
@@ -73,6 +77,8 @@ class Stream:
     A function that raises fails the attempt: a :class:`UserFunctionError`
     names the operation, the line and the row, and the batch is tried again.
     """
+
+    _OTHER_NAMES = STREAM_NAMES
 
     def __init__(self, topology: "TridentTopology", node: Node) -> None:
         self._topology, self._node = topology, node
@@ -126,21 +132,23 @@ class Stream:
             )  # fmt: skip
         return self._python("each", field_names(inputs, "each"), function, outputs)
 
-    def map(self, function: Union[Function, Columnar], outputs: Outputs) -> "Stream":
+    def map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Stream":
         """Replaces each row by one other: ``map(f, "a long, b string")``.
 
         The function is called with all fields and returns a value (one output,
-        where None is a null value) or a tuple (several).
+        where None is a null value) or a tuple (several). Without outputs the fields
+        stay what they are: it returns as many values as there are fields.
         """
         if is_expression(function):
             return self._native("map", function, outputs)
         return self._python("map", self.fields, function, outputs)
 
-    def flat_map(self, function: Union[Function, Columnar], outputs: Outputs) -> "Stream":
+    def flat_map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Stream":
         """Replaces each row by any number of others: ``flat_map(F.explode("words"), "word")``.
 
         The function is called with all fields and returns an iterable of values
-        (one output) or tuples (several); None is no row.
+        (one output) or tuples (several); None is no row. Without outputs as
+        :meth:`map`.
         """
         if is_expression(function):
             return self._native("flat_map", function, outputs)
@@ -149,9 +157,12 @@ class Stream:
     def filter(self, inputs: Union[Names, Function, Columnar], function: Union[Function, None] = None) -> "Stream":
         """Keeps the rows for which the condition holds.
 
-        ``filter("word", is_long)``, ``filter(function_of_all_fields)`` or
-        ``filter(F.col("n") > 3)``. What a function returns is taken as true or false.
+        ``filter("word", is_long)``, ``filter(function_of_all_fields)``,
+        ``filter(F.col("n") > 3)`` or, as SQL text, ``where("n > 3")``. What a
+        function returns is taken as true or false.
         """
+        if isinstance(inputs, str) and function is None:
+            inputs = expr(inputs)
         if is_expression(inputs):
             site = call_site()
             condition: Any = inputs
@@ -237,8 +248,9 @@ class Stream:
     union = merge
 
     def join(
-        self, other: "Stream", on: Any, how: Any = "inner", outputs: Union[Names, None] = None
-    ) -> "Stream":
+        self, other: "Stream", on: Any, how: Any = "inner", outputs: Union[Names, None] = None,
+        mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
+    ) -> "Stream":  # fmt: skip
         """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
 
         Rows of two transactions never meet: what that means for streams of
@@ -248,9 +260,10 @@ class Stream:
             other: of the same topology.
             on: the keys: one choice for both, or ``["a", "b"]`` where they have other names in the other stream.
             how: "inner", "left", "right", "full", or as in :meth:`TridentTopology.join`.
-            outputs: the keys, then this stream's other fields, then the other's.
+            outputs: the keys, then this stream's other fields, then the other's; or as ``mode`` says.
+            mode: which fields; as in :meth:`TridentTopology.join`.
         """
-        return meetings.join(self._topology, [self, other], on, outputs, how)
+        return meetings.join(self._topology, [self, other], on, outputs, how, mode)
 
     # --- Spark partitions ------------------------------------------------------------------
 
@@ -546,14 +559,17 @@ class Stream:
         check_serialisable(function, what)
         return described
 
-    def _python(self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Outputs) -> "Stream":
+    def _python(
+        self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Union[Outputs, None]
+    ) -> "Stream":
         described = self._function(kind, function, inputs)
         what = f"{kind}({described.name})"
         many: bool | None = None
+        named = kept_fields(kind, function, self.schema) if outputs is None else parse_outputs(outputs)
         if described.vectors:
-            fields = vector_outputs(parse_outputs(outputs), described.name, what)
+            fields = vector_outputs(named, described.name, what)
         else:
-            fields, many = resolve_outputs(kind, described, parse_outputs(outputs), what)
+            fields, many = resolve_outputs(kind, described, named, what)
         base = self.schema if kind == "each" else StructType([])
         form = native_form(function, inputs, self._node)
         if form is not None and [type_ for _, type_ in fields] == [form.type]:

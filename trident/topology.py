@@ -11,10 +11,12 @@ from trident import meetings
 from trident.coordinators.errors import TopologyError
 from trident.drpc_nodes import DrpcNode, drpc_node, origin_of
 from trident.guarantees import warn_if_not_exactly_once
-from trident.meetings import JoinType
+from trident.meetings import JoinOutFieldsMode, JoinType
 from trident.nodes import Node, PersistNode, SourceNode, SpoutTableNode
+from trident.other_names import TOPOLOGY_NAMES, OtherNames
 from trident.persisting import TridentState
 from trident.rich_spouts import is_rich_spout
+from trident.schemas import spout_schema
 from trident.shown import as_html, as_line, topology_facts
 from trident.signatures import call_site, check_serialisable
 from trident.spout_executors import is_batch_spout, kind_of
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from trident.spouts import TridentSpout
 
 
-class TridentTopology:
+class TridentTopology(OtherNames):
     """Describes a topology; nothing runs before :meth:`start`.
 
     Args:
@@ -44,6 +46,8 @@ class TridentTopology:
     Raises:
         TopologyError: the name cannot be used.
     """
+
+    _OTHER_NAMES = TOPOLOGY_NAMES
 
     def __init__(self, name: str) -> None:
         self.name = check_name("topology", name)
@@ -78,12 +82,14 @@ class TridentTopology:
             raise TopologyError(f"the topology has a stream {tx_id!r} already", action="choose another tx_id")
         check_streams_apart([*self._sources, tx_id])
         schema = None if isinstance(spout, type) else getattr(spout, "output_schema", None)
+        if isinstance(schema, str) and _is_spout(spout):
+            schema = spout_schema(spout)
         if not isinstance(schema, StructType) or not _is_spout(spout):
             raise TopologyError(
                 f"stream {tx_id!r} has no spout",
                 found=repr(spout),
-                expected="an object with output_schema (a StructType), get_coordinator and get_emitter; or with "
-                "get_partition_emitter, for a source in partitions; or a BatchSpout (open, emit_batch, ack, close); "
+                expected="an object with output_schema (StructType or text), get_coordinator and get_emitter; or "
+                "with get_partition_emitter, for one in partitions; or a BatchSpout (open, emit_batch, ack, close); "
                 "or a RichSpout (open, next_tuple, ack, fail)",
             )
         kind = kind_of(spout)
@@ -173,7 +179,10 @@ class TridentTopology:
         """
         return meetings.merge(self, _several(streams), outputs)
 
-    def join(self, *streams: Any, keys: Any, outputs: Any = None, type: Any = JoinType.INNER) -> Stream:
+    def join(
+        self, *streams: Any, keys: Any, outputs: Any = None, type: Any = JoinType.INNER,
+        mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
+    ) -> Stream:  # fmt: skip
         """Joins the rows of each batch: ``join(a, b, keys="user")``, ``join([a, b, c], keys=["id", "id", "of"])``.
 
         The fields are the keys, then the sides' other fields in order. A row is
@@ -191,12 +200,15 @@ class TridentTopology:
             type: JoinType.INNER or JoinType.OUTER, for all or ``JoinType.mixed(…)`` per side: an INNER
                 side drops keys that it has no row for, an OUTER one gives nulls. Of two streams also
                 "inner", "left", "right", "full".
+            mode: which fields there are: JoinOutFieldsMode.COMPACT, the keys once and then the sides'
+                other fields; or PRESERVE, all fields of each side in their order, its keys among them, which
+                are null where an OUTER side has no row. Their names are then given as outputs.
 
         Raises:
             FieldError: a key does not exist, keys have other types, or names clash.
             TopologyError: a stream is of another topology, or the type is not known.
         """
-        return meetings.join(self, _several(streams), keys, outputs, type)
+        return meetings.join(self, _several(streams), keys, outputs, type, mode)
 
     def multi_reduce(self, *streams: Any, reducer: Any, outputs: Any, inputs: Any = None) -> Stream:
         """One reducer over the rows of several streams: ``multi_reduce(a, b, reducer=r, outputs="n long")``.

@@ -19,6 +19,7 @@ from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.interrupts import prepare
 from trident.one_host import check_tuple_topology
+from trident.other_names import QUERY_NAMES, OtherNames
 from trident.running import add
 from trident.session import check_session, make_session
 from trident.session_end import session_end
@@ -77,12 +78,14 @@ def start_tuple_topology(
     return query
 
 
-class TupleQuery:
+class TupleQuery(OtherNames):
     """A topology of spouts and bolts that runs in this process.
 
     Made by ``TupleTopology.start``. All methods may be called from any thread. As a context manager it is stopped
     at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
     """
+
+    _OTHER_NAMES = QUERY_NAMES
 
     def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers

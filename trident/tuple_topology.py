@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
+from trident.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
 from trident.rich_spouts import DEFAULT_STREAM, is_rich_spout
 from trident.signatures import call_site, check_serialisable
 from trident.states.names import check_name
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from trident.tuple_query import TupleQuery
 
 
-class TupleTopology:
+class TupleTopology(OtherNames):
     """Describes a topology of spouts and bolts; nothing runs before :meth:`start`.
 
     ::
@@ -57,6 +58,8 @@ class TupleTopology:
     Raises:
         TopologyError: the name cannot be used.
     """
+
+    _OTHER_NAMES = TUPLE_TOPOLOGY_NAMES
 
     def __init__(self, name: str) -> None:
         self.name = check_name("topology", name)
@@ -167,12 +170,14 @@ class TupleTopology:
         return start_tuple_topology(self, spark, config, **overrides)
 
 
-class BoltDeclarer:
+class BoltDeclarer(OtherNames):
     """Where a bolt's tuples come from; made by :meth:`TupleTopology.set_bolt`.
 
     Each call adds a source; a bolt may have several. Names are checked when the
     topology starts, so sources may be declared later.
     """
+
+    _OTHER_NAMES = BOLT_NAMES
 
     def __init__(self, declared: Declared) -> None:
         self._bolt = declared

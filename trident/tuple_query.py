@@ -197,7 +197,7 @@ class TupleQuery(OtherNames):
         self._raise_error()
         return True
 
-    def stop(self, timeout_secs: float | None = None) -> bool:
+    def stop(self, timeout_secs: float | None = None) -> None:
         """Ends it: the round that runs is finished, or cancelled after five seconds.
 
         Messages that are not settled stay with their source; the next start
@@ -205,14 +205,11 @@ class TupleQuery(OtherNames):
         spout that does not return within ``stop_timeout_secs`` is left behind, which a line in the log says.
 
         Args:
-            timeout_secs: how long to wait for the end.
-
-        Returns:
-            whether it has ended.
+            timeout_secs: how long to wait for the end; then a line says that it goes on ending.
         """
         self.request_stop()
         if threading.current_thread() is self._thread:
-            return False
+            return
         began = time.monotonic()
         until = None if timeout_secs is None else began + timeout_secs
         grace_secs = _GRACE_SECS if timeout_secs is None else min(_GRACE_SECS, timeout_secs / 2)
@@ -221,9 +218,9 @@ class TupleQuery(OtherNames):
             leave_at = began + grace_secs + self._config.stop_timeout_secs
             if not self._done.wait((leave_at if until is None else min(until, leave_at)) - time.monotonic()):
                 if until is not None and until < leave_at:
-                    return False
-                self._leave_behind()
-        return True
+                    log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
+                else:
+                    self._leave_behind()
 
     def request_stop(self, compact: bool = True) -> None:
         """Asks for the end, without waiting for it; there is nothing to compact."""

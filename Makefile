@@ -10,6 +10,7 @@
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
+# make cluster a Spark cluster whose hosts have neither the framework nor the user's modules; a program from the wheel
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
@@ -37,8 +38,8 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills sweep simulate failover repair storage planted soak races types venv clean \
-	check-python check-java
+.PHONY: test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types venv \
+	clean check-python check-java
 
 test: check-java $(STAMP) $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
@@ -73,6 +74,9 @@ repair: check-java $(STAMP) $(CLASSES)
 storage: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py \
 		tests/test_embedded_keeper.py $(PYTEST_ARGS)
+
+cluster: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/test_cluster.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)

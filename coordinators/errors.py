@@ -11,6 +11,7 @@
     │   ├── JavaProblem          no JDK, or one that is too old
     │   ├── SparkSessionProblem  the Spark session lacks a setting
     │   ├── SessionEnded         the Spark session was stopped, or its JVM is gone
+    │   ├── ClusterProblem       a host of the Spark cluster lacks something
     │   └── StorageProblem       a disk is full, a folder cannot be written
     ├── SourceError              a source's data is missing, unreadable or has changed
     ├── BatchError               one attempt at a batch failed; it may be tried again
@@ -113,6 +114,10 @@ class SparkSessionProblem(EnvironmentProblem):
 
 class SessionEnded(EnvironmentProblem):
     """The Spark session under a running topology was stopped, or its JVM is gone; nothing more can run on it."""
+
+
+class ClusterProblem(EnvironmentProblem):
+    """A host of the Spark cluster lacks what every task needs: Python, a library, the warehouse."""
 
 
 class StorageProblem(EnvironmentProblem):

@@ -144,6 +144,64 @@ def test_everything_that_sounds_like_a_secret_is_one():
     assert len(sounding) == 3 and all(one.metadata["secret"] for one in sounding)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"spark.ui.enabled": True, "spark.executor.memory": "4g"},
+        "spark.ui.enabled=true; spark.executor.memory=4g;",
+        '{"spark.ui.enabled": true, "spark.executor.memory": "4g"}',
+    ],
+)
+def test_spark_settings_are_a_mapping_or_text(given, monkeypatch):
+    wanted = (("spark.executor.memory", "4g"), ("spark.ui.enabled", "true"))
+    config = TridentConfig(spark_conf=given)
+    assert config.spark_conf == wanted and hash(config) is not None
+    more = config.with_spark_conf(["spark.ui.enabled=false", "spark.a=x=y;z"])
+    assert dict(more.spark_conf) == {"spark.a": "x=y;z", "spark.executor.memory": "4g", "spark.ui.enabled": "false"}
+    assert config.with_spark_conf([]) is config
+    if isinstance(given, str):
+        monkeypatch.setenv("TRIDENT_SPARK_CONF", given)
+        assert TridentConfig().spark_conf == wanted
+    # They may hold keys of a store: never shown, never sent.
+    assert "4g" not in repr(config) + str(config.shown())
+    assert pickle.loads(pickle.dumps(config)).spark_conf == ()
+
+
+@pytest.mark.parametrize(
+    "given", ["executor.memory=4g", "spark.a", "spark.a b=1", "[1]", '{"spark.a": {}}', {"spark.a": None}, 3]
+)
+def test_what_is_no_spark_setting_is_refused(given):
+    with pytest.raises(ConfigError, match="spark_conf has an impossible value"):
+        TridentConfig(spark_conf=given)
+
+
+@pytest.mark.parametrize("given", ["spark.a", "ui=1", "=x"])
+def test_what_conf_cannot_read_is_refused_and_its_value_not_shown(given):
+    with pytest.raises(ConfigError, match="--conf cannot be read"):
+        TridentConfig().with_spark_conf([given + "hunter2" if "=" in given else given])
+
+
+def test_two_settings_of_one_thing_must_agree():
+    with pytest.raises(ConfigError, match="driver_memory and spark.driver.memory"):
+        TridentConfig(driver_memory="2g", spark_conf={"spark.driver.memory": "4g"})
+    TridentConfig(driver_memory="2g", spark_conf={"spark.driver.memory": "2g"})
+    with pytest.raises(ConfigError, match="driver_memory has an impossible value"):
+        TridentConfig(driver_memory="lots")
+
+
+def test_spark_settings_reach_the_session_that_is_made():
+    from trident.cli import asked_spark_settings
+    from trident.query import spark_settings
+
+    config = TridentConfig(driver_memory="3g", shuffle_partitions=7, spark_conf={"spark.ui.enabled": True})
+    assert spark_settings(config) == {
+        "spark.master": "local[*]", "spark.driver.memory": "3g", "spark.sql.shuffle.partitions": "7",
+        "spark.ui.enabled": "true",
+    }  # fmt: skip
+    assert "spark.master" not in asked_spark_settings(config), "the file's own settings may say another"
+    assert asked_spark_settings(config.replace(spark_master="local[1]"))["spark.master"] == "local[1]"
+
+
 def test_settings_that_need_one_another_are_checked_together():
     with pytest.raises(ConfigError, match="zookeeper_sasl_mechanism"):
         TridentConfig(zookeeper_sasl_username="me")

@@ -27,6 +27,8 @@ _REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there co
 _ROUND = "only extends the time of a round of a tuple topology, which commits nothing"
 _FOLDER = "makes a folder, if it is not there; what writes into it has a fault point"
 
+_PROBE = "asks, before anything runs, whether a cluster's hosts share the warehouse; nothing reads it again"
+
 # function → (how many such calls it has, why none of them needs a fault point of its own)
 EXEMPT: dict[str, tuple[int, str]] = {
     "coordinators/embedded.py:EmbeddedZooKeeper.ensure": (1, _SERVER),
@@ -78,6 +80,9 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
     "states/torn_entries.py:set_aside_torn_entry": (1, "renames a file that nobody can read; done again if it was not done"),
     "states/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
+    "trident/cluster_probe.py:_ask": (1, _PROBE),
+    "trident/cluster_probe.py:look": (1, _PROBE),
+    "trident/cluster_probe.py:prepare_cluster": (3, _PROBE),
     "trident/arrow_tracking.py:Ledger.write": (2, _TASK),
     "trident/dead_letter_admin.py:dead_letters": (1, _NO_BATCH),
     "trident/dead_letter_admin.py:_replays": (1, _NO_BATCH),

@@ -43,7 +43,8 @@ PACKAGES = ("coordinators", "states", "trident")
 
 # What turns bytes or text into code that runs, or starts a shell.
 MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle", "yaml"}
-HARMLESS = {"dumps", "register_pickle_by_value", "PicklingError"}  # they write, or only name
+# They write, or only name.
+HARMLESS = {"dumps", "register_pickle_by_value", "unregister_pickle_by_value", "PicklingError"}
 BUILTINS = {"eval", "exec", "__import__", "compile"}
 CALLS = {"read_pickle", "system", "popen"}
 
@@ -56,6 +57,7 @@ ALLOWED = {
     ("trident/tuple_tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
     ("trident/tuple_runner.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
     ("trident/data_sources.py", "copy_of"): "the driver tries, in its own memory, whether a reader can be sent",
+    ("trident/cluster_probe.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
     ("trident/__init__.py", "__getattr__"): "imports of the lazy facade: names of a constant table",

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from trident import session
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.session import check_session, configure_spark, delta_jars, local_cores, session_confs
+from trident.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -279,3 +279,29 @@ def test_a_session_that_hides_overflows_is_warned_about(spark):
             check_session(spark)
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
+
+
+DESCRIPTORS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from trident.errors import EnvironmentProblem
+from trident.session import make_session
+try:
+    make_session("few", {"spark.master": "local[1]"})
+except EnvironmentProblem as problem:
+    print(problem)
+"""
+
+
+def test_too_few_file_descriptors_are_told_before_the_jvm_dies_of_them():
+    done = subprocess.run([sys.executable, "-c", DESCRIPTORS], capture_output=True, text=True, timeout=120)
+    assert "found: ulimit -n is 300; expected: at least 512" in done.stdout, done.stderr[-2000:]
+    assert "ulimit -n 4096" in done.stdout
+
+
+def test_settings_that_come_too_late_are_named(spark, monkeypatch):
+    monkeypatch.setattr("trident.session._asked_for", {})
+    session.ask_for({"spark.executor.memory": "9g"})
+    with pytest.warns(UserWarning, match="without spark.executor.memory, spark.master, spark.driver.memory"):
+        assert make_session("late", {"spark.master": "local[7]", "spark.driver.memory": "9g"}) is not None
+    session.ask_for({})

@@ -154,6 +154,16 @@ def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> Tri
     return (base or TridentConfig()).with_overrides(settings)
 
 
+def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
+    """The Spark settings that somebody has asked for, without the defaults: those the file's own config may say."""
+    from trident.query import spark_settings
+
+    settings = spark_settings(config)
+    if config.origin("spark_master") == "default" and "spark.master" not in dict(config.spark_conf):
+        del settings["spark.master"]
+    return settings
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trident-spark")
 def main() -> None:
@@ -164,17 +174,21 @@ def main() -> None:
 @click.argument("file", metavar="FILE[:NAME]")
 @_warehouse_option
 @_zookeeper_option
+@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")
 @_command
-def run(file: str, settings: tuple[str, ...]) -> None:
+def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Run the topology that FILE defines, until it is stopped or fails.
 
     A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts.
     """
+    from trident.session import ask_for
     from trident.user_file import load_topology
 
-    _config(settings)  # a wrong --set is told before the file is run
+    given = _config(settings).with_spark_conf(conf)  # what is wrong here is told before the file is run
+    # An expression in the file may make the session, whose JVM is fixed then.
+    ask_for(asked_spark_settings(given))
     topology, file_config = load_topology(file)
-    config = _config(settings, file_config)
+    config = _config(settings, file_config).with_spark_conf(conf)
     from trident.query import run_topology
 
     run_topology(topology, config=config)

@@ -27,6 +27,7 @@ from trident.config_kinds import (
     listen_address,
     path,
     seconds,
+    spark_conf,
     text,
     whole,
 )
@@ -36,6 +37,8 @@ ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.
 _NOT_SETTINGS = frozenset({"TRIDENT_FAULTS"})
 _HIDDEN = "***"
+# Spark settings that have a setting of ours.
+_OWN_SETTINGS = {"spark.master": "spark_master", "spark.driver.memory": "driver_memory"}
 
 
 def _setting(
@@ -240,6 +243,20 @@ class TridentConfig:
     spark_master: str = _setting(
         "local[*]", text(), "Spark master, when the topology makes its own session.", section=_SPARK
     )
+    spark_conf: tuple[tuple[str, str], ...] = _setting(
+        (),
+        spark_conf(),
+        "Spark settings of a session that the topology makes, `spark.executor.memory=4g; spark.ui.enabled=true`; they"
+        " win over ours. `--conf` of the command line adds to them.",
+        section=_SPARK,
+        secret=True,
+    )
+    driver_memory: str | None = _setting(
+        None,
+        text(optional=True, pattern=r"[1-9][0-9]*[kmgtKMGT]", expected="a size such as 4g or 512m"),
+        "Heap of the driver's JVM, which is all of Spark with a local master; `none`: Spark's own, 1g.",
+        section=_SPARK,
+    )
     batch_partitions: int | None = _setting(
         None,
         whole(1, optional=True),
@@ -317,6 +334,10 @@ class TridentConfig:
                 "zookeeper_acl=creator needs a connection that is authenticated",
                 expected="zookeeper_auth, zookeeper_sasl_mechanism or zookeeper_tls_cert_file",
             )
+        given = dict(self.spark_conf)
+        for key, name in _OWN_SETTINGS.items():
+            if key in given and self.origin(name) != "default" and given[key] != getattr(self, name):
+                raise ConfigError(f"{name} and {key} in spark_conf contradict each other", expected="one of them")
         if self.http and not self.http_token and not is_loopback(listen_address(self.http)[0]):
             raise ConfigError(
                 "http would answer other machines, and anybody there, without http_token",
@@ -349,6 +370,20 @@ class TridentConfig:
         copy = object.__new__(TridentConfig)
         copy._fill({**own, **given})
         return copy
+
+    def with_spark_conf(self, assignments: Iterable[str]) -> TridentConfig:
+        """A copy with ``spark.key=value`` texts beside the Spark settings that there are: what ``--conf`` gives.
+
+        Raises:
+            ConfigError: a text is not of the form; its value is not shown.
+        """
+        given = dict(self.spark_conf)
+        for assignment in assignments:
+            key, equals, value = assignment.partition("=")
+            if not equals or not key.strip().startswith("spark."):
+                raise ConfigError("--conf cannot be read", found=repr(key.strip()), expected="spark.key=value")
+            given[key.strip()] = value.strip()
+        return self._with({"spark_conf": (given, "--conf")}) if given != dict(self.spark_conf) else self
 
     @property
     def authenticates(self) -> bool:
@@ -394,14 +429,15 @@ class TridentConfig:
 
     def shown(self) -> dict[str, Any]:
         """Every setting as it may be shown: a secret that is given reads ``***``."""
+        found = {name: getattr(self, name) for name in _FIELDS}
         return {
-            name: _HIDDEN if setting.metadata["secret"] and getattr(self, name) is not None else getattr(self, name)
-            for name, setting in _FIELDS.items()
+            name: _HIDDEN if _FIELDS[name].metadata["secret"] and value not in (None, ()) else value
+            for name, value in found.items()
         }
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled, it has no secrets: a function that names its config takes it along to the executors."""
-        hidden = {name: None for name, setting in _FIELDS.items() if setting.metadata["secret"]}
+        hidden = {name: setting.default for name, setting in _FIELDS.items() if setting.metadata["secret"]}
         return {**vars(self), **hidden}
 
     def __copy__(self) -> TridentConfig:
@@ -493,6 +529,8 @@ def markdown_table() -> str:
 def _default_text(default: Any) -> str:
     if default is None or isinstance(default, bool):
         return str(default).lower()
+    if default == ():
+        return ""
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

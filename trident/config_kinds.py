@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
 import os
 import re
@@ -145,3 +146,36 @@ def path(*, optional: bool = False) -> Kind:
     """A file or folder; ``~`` is the user's home, since shells do not expand it behind ``=``."""
     plain = text(optional=optional, expected="a path")
     return Kind(plain.expected, lambda value: os.path.expanduser(plain.read(value)), optional)
+
+
+def spark_conf() -> Kind:
+    """Spark settings: a mapping; or text, "spark.a=1; spark.b=2" or a JSON object. Stored as sorted pairs."""
+
+    def read(value: Any) -> tuple[tuple[str, str], ...]:
+        if isinstance(value, str):
+            value = _conf_of_text(value)
+        items = dict(value).items()  # a mapping, or pairs
+        made = []
+        for key, one in items:
+            if not isinstance(key, str) or not re.fullmatch(r"spark\.[A-Za-z0-9_.:-]+", key) or one is None:
+                raise ValueError
+            made.append((key, str(one).lower() if isinstance(one, bool) else str(one)))
+        return tuple(sorted(made))
+
+    return Kind('spark.key=value, several of them with ";" between, or a JSON object; in Python a dict', read)
+
+
+def _conf_of_text(text: str) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        found = json.loads(text)
+        if not isinstance(found, dict) or any(isinstance(one, (dict, list)) for one in found.values()):
+            raise ValueError
+        return found
+    made = {}
+    for entry in text.split(";"):
+        key, equals, value = entry.partition("=")
+        if entry.strip():
+            if not equals:
+                raise ValueError
+            made[key.strip()] = value.strip()
+    return made

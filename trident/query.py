@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident import last_resort
+from trident.cluster_probe import prepare_cluster
 from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.coordinators.driver import GroupDriver
@@ -138,9 +139,11 @@ def server_folder(warehouse: Path) -> Path:
 def spark_settings(config: TridentConfig) -> dict[str, str]:
     """The Spark settings that follow from the topology's."""
     settings = {"spark.master": config.spark_master}
+    if config.driver_memory is not None:
+        settings["spark.driver.memory"] = config.driver_memory
     if config.shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
-    return settings
+    return settings | dict(config.spark_conf)
 
 
 def master_of(spark: "SparkSession | None", config: TridentConfig) -> str:
@@ -191,6 +194,7 @@ def start_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
+    prepare_cluster(spark, warehouse)
     query = TopologyQuery(topology, plans, spark, config, warehouse, show_progress)
     query._start()
     add(place, query)

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from trident.cluster_files import send_framework
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem
+from trident.states.host_bound import is_local_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +46,10 @@ _OUR_GROUPS = ("io.delta_", "io.unitycatalog_", "com.globalmentor_")
 _RESOLVER_CONFS = ("spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.excludes")
 _RESOLVE_TIMEOUT_SECS = 600
 _LIST_SCHEMA = 1
+# Below about 350 the JVM of Spark 4.2 does not start; a batch opens more.
+_DESCRIPTORS_MIN = 512
+_asked_for: dict[str, str] = {}
+_DEFAULT_MASTER = ("spark.master", "local[*]")
 
 # A task that fails is told by the error of its job, which names the user's function and line. The loggers turned
 # off here print pages of Java about the same, and more when the driver process is killed.
@@ -176,17 +182,70 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
         SparkSessionProblem: this process has another session already, which
             lacks something (or ``config`` turned it off).
     """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    settings = {"spark.master": "local[*]", **{key: str(value) for key, value in (config or {}).items()}}
+    asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
+    settings = {"spark.master": "local[*]", **asked}
     _leave_other_than(settings)
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder.config(key, value)
     configure_spark(builder)
+    _check_descriptors()
+    made_before = SparkContext._active_spark_context is not None
     with _secrets_hidden():
         spark = builder.getOrCreate()
+    if made_before:
+        _warn_of_what_came_too_late(spark, asked)
     return check_session(spark)
+
+
+def ask_for(settings: Mapping[str, str]) -> None:
+    """Spark settings of every session that this process makes from here on, where the caller does not say others.
+
+    ``trident run`` does so before it runs the user's file: an expression there may need a session at once.
+    """
+    _asked_for.clear()
+    _asked_for.update(settings)
+
+
+def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -> None:
+    """A session that was made earlier in this process keeps what is fixed when the JVM starts."""
+    has = dict(spark.sparkContext.getConf().getAll())
+    # A session takes any name as its own setting, but only those of Spark SQL do anything there. Our part is added to
+    # some; and whoever leaves the master at its default takes the session as it is.
+    ignored = [
+        key for key, value in asked.items()
+        if value not in has.get(key, "") and not key.startswith("spark.sql.") and (key, value) != _DEFAULT_MASTER
+    ]  # fmt: skip
+    if ignored:
+        warnings.warn(
+            f"the Spark session of this process was made before, without {', '.join(ignored)}; it stays as it is. Make "
+            "the session with these settings, or give them on the command line: trident run FILE --conf …",
+            stacklevel=3,
+        )
+
+
+def _check_descriptors() -> None:
+    """Raises EnvironmentProblem where the JVM would end, without a word, for want of file descriptors."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS_MIN:
+        return
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None:
+        return
+    raise EnvironmentProblem(
+        "this process may open too few files for Spark's JVM to start", found=f"ulimit -n is {soft}",
+        expected=f"at least {_DESCRIPTORS_MIN}, better 4096",
+        action="raise it: ulimit -n 4096" + ("" if hard == resource.RLIM_INFINITY or hard >= _DESCRIPTORS_MIN else
+        f" (the hard limit is {hard}: /etc/security/limits.conf, or LimitNOFILE= in a systemd unit)"),
+    )  # fmt: skip
 
 
 def session_to_ask() -> SparkSession:
@@ -250,7 +309,7 @@ def check_session(spark: SparkSession) -> SparkSession:
         )
     except Exception as error:  # py4j's, in which the Java exception is wrapped
         raise _lacks("spark.jars.packages", None, delta_package()) from error
-    if context.master.startswith("local") and not _same_python(context.pythonExec):
+    if is_local_master(context.master) and not _same_python(context.pythonExec):
         raise SparkSessionProblem(
             "the environment variable PYSPARK_PYTHON names another interpreter than this one",
             found=context.pythonExec,
@@ -266,6 +325,8 @@ def check_session(spark: SparkSession) -> SparkSession:
             "made with trident.configure_spark(builder) has FAIR",
             stacklevel=2,
         )
+    # On a cluster also what an administrator runs (a MERGE, a repair) is Python of ours on the executors.
+    send_framework(context)
     if str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "false":
         warnings.warn(
             "spark.sql.ansi.enabled is false: a sum that does not fit its type, and an impossible cast, give a wrong "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident import last_resort
+from trident.cluster_probe import prepare_cluster
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
@@ -66,6 +67,7 @@ def start_tuple_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
+    prepare_cluster(spark, None)
     ackers = acker_double
     if ackers is None:
         timeout_secs = config.message_timeout_secs or _NEVER_SECS

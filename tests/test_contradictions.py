@@ -117,7 +117,7 @@ def test_a_missing_pin_in_a_record_of_the_version_before_is_told_by_the_manifest
 @full
 def test_a_position_that_no_manifest_has_is_not_guessed(world: World) -> None:
     without(world, "lines/coordinator/3")
-    for manifest in (world.warehouse / "_trident" / "top" / "lines" / "manifests").iterdir():
+    for manifest in (world.warehouse / "_trident" / "top" / "lines" / "manifests").glob("*/*.json"):
         manifest.unlink()
     (finding,) = world.repair(apply=True).left
     assert finding.kind == "positions lost" and "nothing is guessed" in finding.refusal

@@ -51,14 +51,17 @@ def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engi
     conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
     store, path_of = jvm.io.delta.storage.HDFSLogStore(conf), jvm.org.apache.hadoop.fs.Path
     snapshot, won = table, {"ours": 0, "theirs": 0}
-    usual = 0.02  # how long their write takes: ours begins somewhere in it
+    usual = 0.02  # how long our commit takes: theirs begins somewhere in it
     for version in range(1, (ROUNDS or 15) + 1):
         entry = Path(table.path, "_delta_log", f"{version:020d}.json")
         told: list[bool] = []
         line = jvm.java.util.ArrayList()
         line.add(json.dumps({"commitInfo": {"timestamp": 1, "operation": "THEIRS", "engineInfo": "theirs"}}))
 
-        def theirs(entry: Path = entry, told: list[bool] = told, line=line) -> None:
+        wait = random.uniform(0, usual)
+
+        def theirs(entry: Path = entry, told: list[bool] = told, line=line, wait: float = wait) -> None:
+            time.sleep(wait)
             try:
                 store.write(path_of(str(entry)), line.iterator(), False, conf)
                 told.append(True)
@@ -68,10 +71,9 @@ def test_against_deltas_own_log_store_exactly_one_wins(spark: SparkSession, engi
         rival = threading.Thread(target=theirs)
         rival.start()
         started = time.monotonic()
-        time.sleep(random.uniform(0, usual))
         mine = ours(engine, snapshot, "ours")
+        usual = 0.8 * usual + 0.2 * min(0.2, time.monotonic() - started)
         rival.join()
-        usual = 0.8 * usual + 0.2 * min(0.2, 2 * (time.monotonic() - started))
         assert told == [mine is None], f"version {version}: they were told {told}, we {mine}"
         winner = "theirs" if mine is None else "ours"
         won[winner] += 1

@@ -146,7 +146,7 @@ def test_an_entry_of_ours_that_was_replaced_before_we_were_told_is_no_commit(tab
     assert Path(entry_of(table, 1)).read_text() == "rival"
 
 
-@pytest.mark.parametrize("when", ["before the look at the folder", "behind it"])
+@pytest.mark.parametrize("when", ["before it looks", "behind it"])
 def test_a_table_that_was_made_anew_with_as_many_versions_gets_nothing(tmp_path: Path, table: str, when, monkeypatch):
     """A coordinator of the life before a reset was stopped in the middle of a commit, and goes on."""
     seen, ours = base(table, 1), draft(table, 1, "zombie")

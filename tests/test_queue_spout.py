@@ -584,3 +584,29 @@ def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothin
     table = sqlite3.connect(tmp_path / "table.db")
     assert [payload for (payload,) in table.execute("SELECT payload FROM rows ORDER BY txid, rowid")] == put
     assert len(queue) == 0
+
+
+def test_a_transaction_that_begins_again_ends_every_later_attempt_too() -> None:
+    """They were built on what failed: their messages must be free before the new attempt takes."""
+    from trident.live_attempts import LiveAttempts
+
+    live: LiveAttempts = LiveAttempts()
+    for attempt in (TransactionAttempt(1, 0), TransactionAttempt(2, 0), TransactionAttempt(3, 0)):
+        live.enter(attempt)
+        live.keep(attempt, str(attempt.txid))
+    assert sorted(live.begin(2)) == ["2", "3"]
+    assert live.get(TransactionAttempt(1, 0)) == "1"
+
+
+def test_a_queue_has_acknowledged_before_the_spout_forgets_what_it_took() -> None:
+    """Until then a message that is redelivered is known to be decided, and not taken again."""
+    from types import SimpleNamespace
+
+    from trident.queue_spout import QueueEmitter
+
+    done: list[str] = []
+    queue = SimpleNamespace(id="q", acknowledge=lambda ids: done.append("acknowledged"))
+    intake = SimpleNamespace(committed=lambda attempt: done.append("forgotten"))
+    emitter = QueueEmitter(SimpleNamespace(queue=queue), intake)  # type: ignore[arg-type]
+    emitter.commit(TransactionAttempt(1, 0), {"queue": "q", "ids": ["a"]})
+    assert done == ["acknowledged", "forgotten"]

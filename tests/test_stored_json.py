@@ -150,7 +150,7 @@ def test_what_the_error_of_a_descriptor_advises_does_help(tmp_path: Path) -> Non
 
 
 def test_manifests_that_cannot_be_read_are_no_manifests(tmp_path: Path) -> None:
-    store = ManifestStore(tmp_path, "top", "g")
+    store = ManifestStore(tmp_path, "top", "g", "inc")
     part = ManifestTable("counts", "keyed", "counts__log", "id", "hash", ())
     spouts = {"s": {"metadata": 1}}
     written = store.write(Manifest("top", "g", "inc", TransactionAttempt(1, 0), None, (part,), spouts))

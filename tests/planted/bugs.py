@@ -18,6 +18,10 @@ SUITES = {
     "test_user_tasks": "values and maps",
     "test_committer": "publishing",
     "test_staging": "publishing",
+    "test_log_commit": "publishing",
+    "test_commit_rules": "publishing",
+    "test_torn_entries": "publishing",
+    "test_kernel_races": "races",
     "test_compactor": "merging and reading",
     "test_reading": "merging and reading",
     "test_acker": "messages",
@@ -322,5 +326,97 @@ PLANTED: dict[str, Caught] = {
     ),
     "75-lost-row-counts-as-processed": pure(
         r"dict_keys\(\[\]\)", "ledger.py::test_a_message_of_which_a_row_is_missing_has_failed_and_no_other"
+    ),
+    # --- the commit path: states/log_commit.py, kernel.py, committer.py, manifest.py, staging.py, control.py
+    "68-control-record-without-its-digest": pure(
+        "assert not True",
+        "commit_rules.py::test_a_batch_is_the_same_only_with_its_transaction_its_attempt_and_its_digest[change2]",
+    ),
+    "69-foreign-rows-behind-a-conflict-not-looked-for": spark(
+        "DID NOT RAISE.*Halted",
+        "committer.py::test_a_foreign_row_behind_the_check_is_not_committed_over[False]",
+        "committer.py::test_a_foreign_row_behind_the_check_is_not_committed_over[True]",
+    ),
+    "78-log-entry-not-flushed-after-a-commit": pure(
+        "_delta_log",
+        "log_commit.py::test_an_entry_is_flushed_before_it_has_its_name_and_the_name_before_anybody_is_told",
+        "log_commit.py::test_a_flush_that_fails_behind_the_link_leaves_the_outcome_open",
+    ),
+    "79-entry-linked-before-it-is-flushed": pure(
+        "link",
+        "log_commit.py::test_an_entry_is_flushed_before_it_has_its_name_and_the_name_before_anybody_is_told",
+    ),
+    "80-entries-of-others-not-flushed": spark(
+        "00000001.json' in ",
+        "kernel_races.py::test_what_another_writer_committed_is_flushed_before_ours_is_built_upon_it",
+    ),
+    "81-staged-size-not-compared": pure(
+        "DID NOT RAISE.*StagedFileMissing",
+        *(f"commit_rules.py::test_a_staged_file_of_another_length_is_not_published[{length}]" for length in (0, -1, 1)),
+    ),
+    "82-published-by-another-and-not-flushed": spark(
+        "00000001.json",
+        "committer.py::test_what_was_published_by_another_is_flushed_before_the_transaction_advances",
+    ),
+    "83-commit-into-a-table-that-was-made-anew": pure(
+        "DID NOT RAISE.*CommitConflict",
+        "log_commit.py::test_a_table_that_was_made_anew_with_as_many_versions_gets_nothing[before it looks]",
+    ),
+    "84-rivals-may-still-rename": pure(
+        "assert not True",
+        "log_commit.py::test_a_rival_that_was_stopped_between_its_look_and_its_rename_cannot_replace_our_entry",
+    ),
+    "85-replaced-entry-not-noticed": pure(
+        "DID NOT RAISE.*CommitConflict",
+        "log_commit.py::test_an_entry_of_ours_that_was_replaced_before_we_were_told_is_no_commit",
+    ),
+    "86-manifest-digest-not-compared": pure(
+        "DID NOT RAISE.*Halted", "commit_rules.py::test_a_manifest_of_the_right_length_with_other_bytes_is_refused"
+    ),
+    "87-manifest-not-flushed": pure(
+        "assert ",
+        "commit_rules.py::test_a_manifest_and_the_folders_that_name_it_are_flushed_before_it_may_be_decided",
+    ),
+    "88-clean-up-of-every-life": pure(
+        "assert 3 == 2", "commit_rules.py::test_manifests_of_another_life_are_not_cleaned_up"
+    ),
+    "89-staged-file-not-flushed": pure(
+        "assert ", "commit_rules.py::test_a_staged_file_is_flushed_with_every_folder_above_it_up_to_the_table"
+    ),
+    "90-fence-not-asked-before-a-commit": spark(
+        "DID NOT RAISE.*Deposed", "committer.py::test_who_does_not_lead_any_more_is_told_before_it_commits"
+    ),
+    "91-dropped-beyond-the-floor": spark(
+        "assert ",
+        "compactor.py::test_drops_what_is_merged_and_out_of_retention_and_keeps_the_control_record",
+    ),
+    "92-dropped-while-a-stopped-merge-may-replace": spark(
+        "assert not True",
+        "compactor.py::test_a_merge_that_was_stopped_inside_its_commit_cannot_replace_the_one_that_rows_were_dropped_for",
+    ),
+    "93-marks-not-stored-when-advancing": zookeeper(
+        "TableMark", "group_store.py::test_a_transaction_step_by_step_as_another_process_reads_it"
+    ),
+    "94-decided-upon-another-parent": zookeeper(
+        "DID NOT RAISE.*StaleState",
+        "group_store.py::test_only_the_last_begun_attempt_at_the_current_txid_is_decided_once",
+    ),
+    "95-plain-tables-without-marks": spark(
+        "DID NOT RAISE.*Halted",
+        "committer.py::test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover",
+    ),
+    "96-empty-entry-taken-for-whole": pure(
+        "assert ", "torn_entries.py::test_several_in_a_row_are_set_aside_and_what_is_whole_is_not_read_again"
+    ),
+    "97-lost-answer-of-a-link-taken-for-a-conflict": pure(
+        "CommitConflict", "log_commit.py::test_a_link_whose_answer_was_lost_is_known_by_its_inode"
+    ),
+    "98-begin-ends-its-own-attempts-only": pure(
+        r"\['2'\] == \['2', '3'\]",
+        "queue_spout.py::test_a_transaction_that_begins_again_ends_every_later_attempt_too",
+    ),
+    "99-queue-forgets-before-it-acknowledges": pure(
+        "'forgotten', 'acknowledged'",
+        "queue_spout.py::test_a_queue_has_acknowledged_before_the_spout_forgets_what_it_took",
     ),
 }  # fmt: skip

@@ -159,8 +159,8 @@ class Stored:
         for name in ["audit", *states]:
             found += [f"{name}/{file}" for file in Table.read(self._warehouse / name).unused()]
         group = self._warehouse / "_trident" / "swept" / "words"
-        manifests = sorted(os.listdir(group / "manifests"))
-        found += [f"manifests/{name}" for name in manifests if int(name.split("-")[0]) < current - 1]
+        manifests = sorted((group / "manifests").glob("*/*.json"))
+        found += [f"manifests/{path.name}" for path in manifests if int(path.name.split("-")[0]) < current - 1]
         for kind in ("states", "boundaries"):
             found += _data_files(group / kind)
         return found + _data_files(group.parent / "streams")

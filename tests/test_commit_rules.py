@@ -1,0 +1,139 @@
+"""What the commit path must do whatever Spark does: digests, flushes, and whose files are whose; without Spark."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from trident.coordinators.errors import Halted, StagedFileMissing
+from trident.coordinators.records import TableMark
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.control import ControlRecord
+from trident.states.manifest import Manifest, ManifestStore
+from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.staging import fsync_folders, staged_file, verify_staged
+
+CONTROL = ControlRecord("top", "g", "inc", 7, 2, "digest", 1, 1)
+
+
+def manifest(txid: int, incarnation: str = "inc", attempt_id: int = 0) -> Manifest:
+    return Manifest("top", "g", incarnation, TransactionAttempt(txid, attempt_id), None, (), {})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ManifestStore:
+    return ManifestStore(tmp_path, "top", "g", "inc")
+
+
+@pytest.fixture
+def flushed(monkeypatch) -> list[str]:
+    """Paths that were flushed, in order."""
+    paths: list[str] = []
+    fsync = os.fsync
+
+    def recorded(handle: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return paths
+
+
+# --- the control record ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"txid": 8}, {"attempt_id": 3}, {"digest": "another"}])
+def test_a_batch_is_the_same_only_with_its_transaction_its_attempt_and_its_digest(change: dict) -> None:
+    """The digest of the manifest: after a restored ZooKeeper, attempt ids come again with other rows."""
+    mark = TableMark(4, 7, 2, "digest")
+    assert CONTROL.same_batch(mark)
+    assert not CONTROL.same_batch(replace(mark, **change))
+
+
+def test_a_control_record_of_the_next_transaction_says_who_wrote_what(tmp_path: Path) -> None:
+    after = CONTROL.after(8, 0, "next", 5)
+    assert (after.txid, after.attempt_id, after.digest, after.epoch) == (8, 0, "next", 5)
+    assert (after.incarnation, after.starts_at, after.floor) == (CONTROL.incarnation, CONTROL.starts_at, CONTROL.floor)
+
+
+# --- manifests --------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_of_the_right_length_with_other_bytes_is_refused(tmp_path: Path, store: ManifestStore) -> None:
+    decision = store.write(manifest(3))
+    path = tmp_path / decision.manifest
+    path.write_bytes(path.read_bytes().replace(b'"inc"', b'"cni"'))
+    with pytest.raises(Halted, match="not the one that was decided"):
+        store.read(decision)
+
+
+def test_a_manifest_and_the_folders_that_name_it_are_flushed_before_it_may_be_decided(store, tmp_path, flushed) -> None:
+    decision = store.write(manifest(3))
+    path = tmp_path / decision.manifest
+    assert flushed[0] == str(path)
+    assert {str(path.parent), str(path.parent.parent)} <= set(flushed[1:])
+
+
+def test_manifests_of_another_life_are_not_cleaned_up(tmp_path: Path, store: ManifestStore) -> None:
+    later = ManifestStore(tmp_path, "top", "g", "later")
+    decided = later.write(manifest(1, "later"))
+    store.write(manifest(1))
+    store.write(manifest(2))
+    assert len(store.clean(5, None)) == 2
+    assert later.read(decided) == manifest(1, "later")
+
+
+def test_manifests_of_the_version_before_are_read_and_cleaned_up_when_they_are_of_this_life(tmp_path, store) -> None:
+    folder = tmp_path / "_trident" / "top" / "g" / "manifests"
+    decision = store.write(manifest(3))
+    (tmp_path / decision.manifest).rename(folder / "3-0.json")
+    old = replace(decision, manifest="_trident/top/g/manifests/3-0.json")
+    assert store.read(old) == manifest(3)
+    (folder / "2-0.json").write_bytes(manifest(2, "another").encode())
+    (folder / "1-0.json").write_bytes(b"torn")
+    assert [found.attempt.txid for _, found in store.found()] == [2, 3]
+    assert [path.name for path in store.clean(3, TransactionAttempt(3, 0))] == ["1-0.json"]
+    store.clean(4, TransactionAttempt(4, 0))
+    assert [path.name for path in folder.glob("*.json")] == ["2-0.json"]
+
+
+@pytest.mark.parametrize("keep", [TransactionAttempt(3, 0), None])
+def test_only_what_has_advanced_is_cleaned_up_and_the_last_published_stays(store: ManifestStore, keep) -> None:
+    for txid in (2, 3, 4):
+        store.write(manifest(txid))
+    store.clean(3, keep)
+    assert [found.attempt.txid for _, found in store.found()] == ([3, 4] if keep else [4])
+
+
+# --- staged files -----------------------------------------------------------------------------------------
+
+
+def stage(root: Path):
+    target = FileTarget("rows", str(root), "data/inc/1-0-aa", constants={})
+    (report,) = write_partition(target, pa.table({"n": [1, 2, 3]}).to_batches())
+    return staged_file(report)
+
+
+@pytest.mark.parametrize("length", [0, -1, +1])
+def test_a_staged_file_of_another_length_is_not_published(tmp_path: Path, length: int) -> None:
+    file = stage(tmp_path)
+    verify_staged(tmp_path, [file])
+    path = tmp_path / file.path
+    data = path.read_bytes()
+    path.write_bytes(data + b"x" if length > 0 else data[: length or None] if length else b"")
+    with pytest.raises(StagedFileMissing, match="not the one that was staged"):
+        verify_staged(tmp_path, [file])
+
+
+def test_a_staged_file_is_flushed_with_every_folder_above_it_up_to_the_table(tmp_path: Path, flushed) -> None:
+    file = stage(tmp_path)
+    path = tmp_path / file.path
+    assert str(path) in flushed
+    flushed.clear()
+    fsync_folders(tmp_path, "data/inc/1-0-aa")
+    assert flushed == [str(path.parent), *(str(above) for above in path.parent.parents)][: len(flushed)]
+    assert flushed[-1] == str(tmp_path)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
+from trident import spout_arguments
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.data_sources import ReadLimits, as_source, copy_of, overrides, schema_of
@@ -65,7 +66,9 @@ class DataSourceSpout:
         schema: Union[str, "StructType", None] = None, read_limit: "ReadLimit | None" = None,
         poll_interval_secs: float = 0.5,
     ) -> None:  # fmt: skip
-        self.source = as_source(source, options)
+        self.source = as_source(
+            source, None if options is None else spout_arguments.options("a DataSourceSpout", options)
+        )
         self.name = self.source.name()
         self._schema = schema_of(self.source, schema)
         self.simple = not overrides(self.source, "streamReader")
@@ -75,8 +78,7 @@ class DataSourceSpout:
                 found="neither streamReader nor simpleStreamReader",
                 expected="one of them",
             )
-        if not poll_interval_secs >= 0:
-            raise TopologyError("poll_interval_secs cannot be used", found=poll_interval_secs, expected="0 or more")
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
         self.read_limit, self.poll_interval_secs = read_limit, poll_interval_secs
         self._prefetched: dict[tuple[str, str], Prefetched] = {}
 

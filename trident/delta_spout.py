@@ -10,6 +10,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
+from trident import spout_arguments
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.delta_changes import DeltaChanges, differences
@@ -63,7 +64,8 @@ class DeltaSpout:
     ) -> None:  # fmt: skip
         from trident.schemas import as_schema
 
-        path = local_path(str(table)) if isinstance(table, (str, PathLike)) and str(table) else None
+        usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
+        path = local_path(str(table)) if usable else None
         if path is None:
             raise TopologyError(
                 "the table of a DeltaSpout cannot be used", found=repr(table), expected="the path of its folder"
@@ -76,10 +78,8 @@ class DeltaSpout:
                 "starting_version is impossible", found=repr(starting_version), expected="a version, 'latest' or None"
             )
         for name, value in (("max_files", max_files), ("max_bytes", max_bytes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise TopologyError(f"{name} cannot be used", found=repr(value), expected="a whole number from 1 on")
-        if not poll_interval_secs >= 0:
-            raise TopologyError("poll_interval_secs cannot be used", found=poll_interval_secs, expected="0 or more")
+            spout_arguments.whole(name, value, 1)
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
         self.table, self.starting_version, self.ignore_changes = path, starting_version, bool(ignore_changes)
         self.max_files, self.max_bytes, self.poll_interval_secs = max_files, max_bytes, poll_interval_secs
         self.given_schema = None if schema is None else as_schema(schema, "DeltaSpout")

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from trident import spout_arguments
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.directory_queue import DONE, DirectoryQueue, FileMessage, wait_for_clock
@@ -104,12 +105,10 @@ class DirectoryQueueSpout:
             )
         if done not in DONE:
             raise TopologyError("done is unknown", found=repr(done), expected=" or ".join(DONE))
-        if max_files < 1 or max_bytes < 1 or not min_age_secs >= 0:
-            raise TopologyError(
-                "a setting of the DirectoryQueueSpout is impossible",
-                found=f"max_files={max_files}, max_bytes={max_bytes}, min_age_secs={min_age_secs}",
-                expected="max_files and max_bytes from 1 on, min_age_secs from 0 on",
-            )
+        spout_arguments.whole("max_files of a DirectoryQueueSpout", max_files, 1)
+        spout_arguments.whole("max_bytes of a DirectoryQueueSpout", max_bytes, 1)
+        min_age_secs = spout_arguments.seconds("min_age_secs of a DirectoryQueueSpout", min_age_secs)
+        spout_arguments.flag("shared of a DirectoryQueueSpout", shared)
         if format == "text" and schema is None:
             schema = "value string"
         self._schema = as_schema(schema, f"DirectoryQueueSpout({format})")
@@ -117,8 +116,9 @@ class DirectoryQueueSpout:
             raise TopologyError(
                 "text has one field", found=self._schema.simpleString(), expected="no schema, or one string field"
             )
-        self.row_format = RowFormat(format, self._schema, dict(options or {}))
-        self.folder, self.done = Path(os.path.abspath(os.path.expanduser(folder))), done
+        self.row_format = RowFormat(format, self._schema, spout_arguments.options("a DirectoryQueueSpout", options))
+        text = spout_arguments.path("the folder of a DirectoryQueueSpout", folder)
+        self.folder, self.done = Path(os.path.abspath(os.path.expanduser(text))), done
         self.max_files, self.max_bytes, self.min_age_secs = max_files, max_bytes, min_age_secs
         self.bound_to_one_host = False if shared else (
             "if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Union
 
+from trident import spout_arguments
 from trident.batch_size import AdaptiveBatchSize
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -88,12 +89,8 @@ class FileSpout:
             raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
         if on_changed not in ON_CHANGED:
             raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
-        if not poll_interval_secs >= 0 or max_bytes < 1:
-            raise TopologyError(
-                "a setting of the FileSpout is impossible",
-                found=f"poll_interval_secs={poll_interval_secs}, max_bytes={max_bytes}",
-                expected="poll_interval_secs from 0 on, max_bytes from 1 on",
-            )
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs of a FileSpout", poll_interval_secs)
+        spout_arguments.whole("max_bytes of a FileSpout", max_bytes, 1)
         AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
         self.paths = as_paths(path)
         self.moved_from = None if moved_from is None else as_paths(moved_from)[0]
@@ -105,7 +102,7 @@ class FileSpout:
         self.format, self.on_changed = format, on_changed
         self.min_rows, self.max_rows, self.max_bytes = min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs
-        self.options = dict(options or {})
+        self.options = spout_arguments.options("a FileSpout", options)
         if format == "text" and schema is None:
             schema = "value string"
         self._schema = as_schema(schema, f"FileSpout({format})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 
@@ -37,12 +37,12 @@ class FixedBatchSpout:
         from trident.schemas import as_schema
 
         self._schema = as_schema(schema, "FixedBatchSpout")
-        self._batches = [self._checked(number, batch) for number, batch in enumerate(batches)]
+        self._batches = [self._checked(number, batch) for number, batch in enumerate(_listed("batches", batches))]
         self._cycle = cycle
 
     def _checked(self, number: int, batch: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
         width = len(self._schema.fields)
-        rows = [tuple(row) if isinstance(row, (tuple, list)) else row for row in batch]
+        rows = [tuple(row) if isinstance(row, (tuple, list)) else row for row in _listed(f"batch {number}", batch)]
         for row in rows:
             if not isinstance(row, tuple) or len(row) != width:
                 raise TopologyError(
@@ -61,6 +61,18 @@ class FixedBatchSpout:
 
     def get_emitter(self, context: SpoutContext) -> "FixedBatchEmitter":
         return FixedBatchEmitter(self._batches)
+
+
+def _listed(what: str, values: Any) -> list[Any]:
+    try:
+        if not isinstance(values, (str, bytes)):
+            return list(values)
+    except TypeError:
+        pass
+    raise TopologyError(
+        f"the {what} of a FixedBatchSpout cannot be used", found=described(values),
+        expected="a list of batches, each a list of tuples",
+    )  # fmt: skip
 
 
 class FixedBatchCoordinator:

@@ -57,7 +57,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from trident.coordinators.errors import SourceError, TopologyError
+from trident import spout_arguments
+from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.schemas import as_schema
@@ -129,8 +130,18 @@ class QueueSpout:
         self, queue: ReceiptQueue, max_messages: int = 1_000, schema: Union[str, "StructType", None] = None,
         decode: Callable[[Any], Row | None] | None = None, table: str | None = None, consumer: str | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
-            raise TopologyError("max_messages is impossible", found=repr(max_messages), expected="a number, from 1 on")
+        missing = [name for name in ("consumer", "acknowledge") if not callable(getattr(queue, name, None))]
+        if missing:
+            raise TopologyError(
+                "the queue of a QueueSpout cannot be used", found=f"{described(queue)} without {', '.join(missing)}",
+                expected="a SqliteQueue, or one of your own that guarantees the same",
+            )  # fmt: skip
+        for name, value in (("table", table), ("consumer", consumer)):
+            if value is not None and (not isinstance(value, str) or not value):
+                raise TopologyError(f"{name} of a QueueSpout cannot be used", found=described(value), expected="a name")
+        if decode is not None and not callable(decode):
+            raise TopologyError("decode of a QueueSpout cannot be used", found=described(decode), expected="a function")
+        spout_arguments.whole("max_messages of a QueueSpout", max_messages, 1)
         if (schema is None) != (decode is None):
             raise TopologyError(
                 "a QueueSpout with rows of its own needs both schema and decode",

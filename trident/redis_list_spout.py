@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from trident import spout_arguments
 from trident.coordinators.errors import ConfigError, SourceError, TopologyError
 from trident.redis_list_queue import REDELIVER_AFTER_SECS, RedisListQueue, Taken, new_owner
 from trident.rich_spouts import RichSpout
@@ -80,8 +81,13 @@ class RedisListSpout(RichSpout):
         self.queue = RedisListQueue(url, key, durable)
         if isinstance(fields, Mapping):
             raise TopologyError("a RedisListSpout has one stream", found=repr(fields)[:200], expected="its fields")
-        _check(redeliver_after_secs, 0 < redeliver_after_secs < math.inf, "redeliver_after_secs", "seconds, over 0")
-        _check(retry_after_secs, 0 <= retry_after_secs < math.inf, "retry_after_secs", "seconds, from 0")
+        redeliver_after_secs = spout_arguments.seconds(
+            "redeliver_after_secs of a RedisListSpout", redeliver_after_secs, zero=False, error=ConfigError
+        )
+        retry_after_secs = spout_arguments.seconds(
+            "retry_after_secs of a RedisListSpout", retry_after_secs, error=ConfigError
+        )
+        spout_arguments.flag("durable of a RedisListSpout", durable, ConfigError)
         _check(prefetch, isinstance(prefetch, int) and prefetch >= 1, "prefetch", "a number, from 1")
         _check(consumer, consumer is None or (isinstance(consumer, str) and consumer != ""), "consumer", "a name")
         self.fields, self._decode, self._consumer = fields, decode, consumer

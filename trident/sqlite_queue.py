@@ -24,8 +24,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from trident import spout_arguments
 from trident.coordinators import faults
-from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, OutcomeUnknown, SourceError, TridentError
+from trident.coordinators.errors import (
+    ConfigError,
+    Deposed,
+    ForeignTable,
+    OutcomeUnknown,
+    SourceError,
+    TridentError,
+    described,
+)
 
 PUT = faults.register("queue.put", "the SQLite transaction that puts messages into a queue")
 TAKE = faults.register("queue.take", "the SQLite transaction that takes messages from a queue")
@@ -89,11 +98,15 @@ class SqliteQueue:
     def __init__(
         self, path: "str | os.PathLike[str]", lease_secs: float = 60.0, clock: Callable[[], float] = time.time
     ) -> None:
-        text = os.fspath(path)
-        if not isinstance(text, str) or not text or text.startswith((":memory:", "file:")) or "\0" in text:
+        text = spout_arguments.path("the path of a SqliteQueue", path, ConfigError)
+        if text.startswith((":memory:", "file:")):
             raise ConfigError("the path of a SqliteQueue cannot be used", found=repr(path), expected="a file's path")
-        if not lease_secs > 0:
-            raise ConfigError("the lease of a SqliteQueue is impossible", found=lease_secs, expected="seconds, over 0")
+        lease_secs = spout_arguments.seconds("lease_secs of a SqliteQueue", lease_secs, zero=False, error=ConfigError)
+        if not callable(clock):
+            raise ConfigError(
+                "the clock of a SqliteQueue cannot be used", found=described(clock),
+                expected="a function without arguments",
+            )  # fmt: skip
         self.path, self.lease_secs = os.path.abspath(text), float(lease_secs)
         self._clock = clock
         self._open = _Open()

@@ -84,6 +84,7 @@ class StructuredStreamSpout:
         if output_mode not in OUTPUT_MODES:
             raise TopologyError("the output mode is unknown", found=repr(output_mode), expected=", ".join(OUTPUT_MODES))
         folder = local_path(str(checkpoint)) if isinstance(checkpoint, (str, PathLike)) and str(checkpoint) else None
+        folder = None if folder is None or "\0" in folder else folder
         if folder is None:
             raise TopologyError(
                 "the checkpoint cannot be used", found=repr(checkpoint), expected="the path of a folder"

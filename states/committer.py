@@ -35,6 +35,7 @@ from trident.states.control import DOMAIN, ControlRecord, decode_control
 from trident.states.dead_letters import BESIDE, same_name, tables_beside
 from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.evolution import add_columns, columns_only_added
+from trident.states.folders import make_folder
 from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
 from trident.states.log_entries import entry_signature
 from trident.states.manifest import Manifest, ManifestStore, ManifestTable
@@ -287,7 +288,7 @@ class DeltaCommitter:
 
     def _own_root(self, name: str) -> Path:
         root = self.folder / "states" / name
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root, self._warehouse)
         return root
 
     def prepare(

@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from trident.coordinators.errors import TableError
+from trident.states.folders import anchor_of, make_folder
 from trident.states.staged import StagedFile
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def table_lock(path: str, shared: bool = False, timeout_secs: float | None = Non
     lock = os.path.join(root, LOCK_NAME)
     while True:
         try:
-            os.makedirs(root, exist_ok=True)
+            make_folder(root, anchor_of(root))
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise TableError(

@@ -23,6 +23,7 @@ from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.folders import make_folder
 from trident.states.names import check_inside
 from trident.states.parquet_files import fsync
 from trident.states.staged import StagedFile
@@ -170,7 +171,7 @@ class ManifestStore:
         """
         data = manifest.encode()
         with faults.fault_point(WRITE):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, self._warehouse)
             attempt = manifest.attempt
             path = self._folder / f"{attempt.txid}-{attempt.attempt_id}.json"
             try:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trident.states.folders import anchor_of, make_folder
 from trident.states.plain_values import python_values
 
 REPORT_SCHEMA = (
@@ -148,7 +149,7 @@ class _OpenFile:
         table = pa.concat_tables(self._pending).combine_chunks()
         if self._writer is None:
             full = os.path.join(self._target.root, self._path)
-            os.makedirs(os.path.dirname(full), exist_ok=True)
+            make_folder(os.path.dirname(full), anchor_of(self._target.root))
             self._writer = pq.ParquetWriter(
                 full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us"
             )

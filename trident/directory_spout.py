@@ -58,6 +58,7 @@ from trident.file_reading import FORMATS, FileReader, RowFormat, check_readable
 from trident.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.schemas import as_schema
 from trident.spouts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.states.folders import make_folder
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -233,7 +234,7 @@ class _Intake:
                     shutil.rmtree(folder, ignore_errors=True)
             self._started = True
         folder = self._mine / f"{attempt.txid}-{attempt.attempt_id}"
-        folder.mkdir(parents=True)
+        make_folder(folder, self._copies.parent)
         return folder
 
     def committed(self, attempt: TransactionAttempt) -> None:

@@ -54,6 +54,13 @@ class EmbeddedKeeper:
                 continue
             if time.monotonic() - seen_at < _AWAY_SECS:
                 continue
+            if not self._folder.is_dir():
+                # Renamed with its warehouse: made anew here it would be another, empty server.
+                said = f"the folder of the embedded ZooKeeper server is gone: {self._folder}"
+                if said != told:
+                    self._tell(said)
+                    told = said
+                continue
             try:
                 self._zk.set_hosts(EmbeddedZooKeeper.ensure(self._folder))
                 said = "the embedded ZooKeeper server did not answer and was seen to"

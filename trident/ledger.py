@@ -25,6 +25,7 @@ from trident.arrow_tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.rows import parquet_reader
+from trident.states.folders import anchor_of, make_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +77,7 @@ class BatchLedger:
     def __init__(self, spark: "SparkSession", folder: Path, ackers: int) -> None:
         self._spark, self._ackers = spark, ackers
         self._folder = folder / uuid.uuid4().hex
-        self._folder.mkdir(parents=True)
+        make_folder(self._folder, anchor_of(folder))
 
     @contextmanager
     def told_to_tasks(self) -> Iterator[None]:

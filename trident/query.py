@@ -76,12 +76,14 @@ from trident.states.contradictions import repair_command
 from trident.states.dead_letters import check_names_apart
 from trident.states.descriptor import load_descriptor
 from trident.states.earlier_life import check_group_is_new, check_no_earlier_life
+from trident.states.folders import make_folder
 from trident.states.kernel import KernelEngine
 from trident.states.reading import read_state
 from trident.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.storage_failures import FailureExplainer, written_folders
 from trident.stored_frames import StoredFrames, own_snapshot
 from trident.stuck_calls import stuck_calls
+from trident.warehouse_place import WarehousePlace
 from trident.warm_up import WarmUp
 from trident.zookeeper_access import warn_if_open
 
@@ -265,7 +267,7 @@ class TopologyQuery(OtherNames):
         warehouse: Path, show_progress: bool = False,
     ) -> None:  # fmt: skip
         self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
-        self._warehouse = warehouse
+        self._warehouse, self._place = warehouse, WarehousePlace(warehouse, topology.name)
         self._engine = KernelEngine(spark)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
         self._zk: ZooKeeper | None = None
@@ -709,6 +711,8 @@ class TopologyQuery(OtherNames):
 
     def _lead(self, lease: Lease) -> None:
         assert self._zk is not None and self._registration is not None
+        if self._place.is_gone(sure=True):
+            raise self._place.halted()
         self._recovering = True
         fences = lease.fences.values()
         if self._registration.read() is None:
@@ -866,7 +870,7 @@ class TopologyQuery(OtherNames):
 
     def _spout_context(self, tx_id: str) -> SpoutContext:
         folder = self._warehouse / "_trident" / self._topology.name / "streams" / tx_id
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, self._warehouse)
         return SpoutContext(
             self._spark, self._topology.name, tx_id, folder, self._incarnation,
             {
@@ -897,6 +901,10 @@ class TopologyQuery(OtherNames):
                 self._stop_requested.set()  # so that a call that hangs now is left behind, too
                 raise gone
             ended = [group for group in groups if group.driver.wait(0.02 if self._stop_requested.is_set() else 0.1)]
+            if self._place.is_gone(sure=any(group.driver.error is not None for group in ended)):
+                for group in groups:
+                    group.driver.abandon()
+                raise self._place.halted()
             for group in ended:
                 if group.driver.error is not None:
                     self._error = group.driver.error

@@ -226,7 +226,8 @@ class StatusWriter:
         text = json.dumps({**self._wanted.to_json(), "written_at": round(self._clock(), 3)}, indent=1)
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._on_disk is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
             self._sweep()
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self._path)

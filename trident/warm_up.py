@@ -47,6 +47,7 @@ from trident.schemas import spout_schema
 from trident.states.binding import StateBinding
 from trident.states.control import DOMAIN, decode_control
 from trident.states.dead_letters import BESIDE
+from trident.states.folders import anchor_of, make_folder
 from trident.states.staging import StagingTarget, stage
 from trident.states.tables import PROPERTIES, plain_table, published_table
 from trident.states.user_tasks import BatchInfo
@@ -227,7 +228,7 @@ class WarmUp:
         """A staged file without rows: it is read as one with rows is."""
         path = self._folder / f"{uuid.uuid4().hex}.parquet"
         with faults.fault_point(STAGE):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, anchor_of(self._folder))
             parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), path)
         return parquet_reader(self._spark, schema).parquet(str(path)).coalesce(1)
 

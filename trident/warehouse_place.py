@@ -1,0 +1,54 @@
+"""Whether a running topology's warehouse is still where it was when the topology started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trident.coordinators.errors import Halted
+
+_LOOK_SECS = 0.5
+
+
+class WarehousePlace:
+    """Looks for the topology's own folder in the warehouse, which is there from the start.
+
+    Args:
+        warehouse: the folder of the tables.
+        topology: the topology's name.
+    """
+
+    def __init__(self, warehouse: Path, topology: str) -> None:
+        self._warehouse, self._topology = warehouse, topology
+        self._folder = warehouse / "_trident"
+        self._looked_at = -_LOOK_SECS
+        self._missed = False
+
+    def is_gone(self, sure: bool = False) -> bool:
+        """Whether it is gone: seen twice, half a second apart, or at once when ``sure`` asks for it.
+
+        A file system that does not answer is not one that is gone.
+        """
+        now = time.monotonic()
+        if not sure and now - self._looked_at < _LOOK_SECS:
+            return False
+        self._looked_at = now
+        missed_before, self._missed = self._missed, not self._is_there()
+        return self._missed and (sure or missed_before)
+
+    def _is_there(self) -> bool:
+        try:
+            return self._folder.is_dir()
+        except OSError:
+            return True
+
+    def halted(self) -> Halted:
+        """Why the topology stops."""
+        return Halted(
+            f"the warehouse {self._warehouse} was moved or deleted while topology {self._topology!r} runs; nothing is "
+            "written at the old place, and no transaction is lost",
+            found=f"no folder {self._folder}",
+            expected="the warehouse where it was when the topology started",
+            action="start the topology with the new place (--warehouse FOLDER, or warehouse=…): it goes on where it "
+            "was; or put the warehouse back. A disk that is not mounted looks the same",
+        )

@@ -16,7 +16,7 @@ from typing import Any, Union
 from trident.coordinators.errors import ConfigError, TopologyError
 from trident.states.host_bound import check_hosts
 from trident.states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from trident.states.names import check_name
+from trident.states.names import check_flag, check_name
 from trident.states.user_states import BackingMap
 from trident.states.values import Semantics
 
@@ -95,6 +95,7 @@ class BackedMapState:
         check_name("state", self.name)
         _check_number(self, "cache_size", 0)
         _check_number(self, "partitions", 1)
+        check_flag(self.skip_replays, f"skip_replays of state {self.name}")
         if not isinstance(self.semantics, Semantics):
             raise ConfigError(f"the semantics of state {self.name} are unknown", found=repr(self.semantics))
         if self.skip_replays and self.semantics is not Semantics.NON_TRANSACTIONAL:

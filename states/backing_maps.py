@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trident.coordinators.errors import StaleEpoch, TopologyError
+from trident.coordinators.errors import ConfigError, StaleEpoch, TopologyError, described
 from trident.states.host_bound import SHARED_STORE
 from trident.states.map_states import key_text
 from trident.states.names import check_name
@@ -109,10 +109,14 @@ class StaticMap:
         values: key tuples -> plain values. Copied: later changes are not seen.
 
     Raises:
-        ConfigError: a key or value is not a plain one.
+        ConfigError: a key or value is not a plain one, or this is no mapping.
     """
 
     def __init__(self, values: Mapping[Key, Any]) -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                "a StaticMap needs its values by key", found=described(values), expected="{(key, …): value, …}"
+            )
         self._values = {key_text(key): loads(dumps(value)) for key, value in values.items()}
 
     def begin_commit(self, txid: int | None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trident.states.names import check_name
+from trident.coordinators.errors import TopologyError, described
+from trident.states.names import check_flag, check_name
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class DeltaAppend:
         name: the state's name, and the table's folder.
         partition_columns: fields by which the table is partitioned.
         adopt: take over a table that exists and was not made by this topology.
+
+    Raises:
+        TopologyError: the name cannot be used, or the columns are no names.
+        ConfigError: ``adopt`` is neither True nor False.
     """
 
     name: str
@@ -28,4 +33,10 @@ class DeltaAppend:
     def __post_init__(self) -> None:
         check_name("state", self.name)
         columns = self.partition_columns
+        if not isinstance(columns, str) and not isinstance(columns, Iterable):
+            raise TopologyError(
+                f"partition_columns of state {self.name} are no names", found=described(columns),
+                expected="a list of field names, or one name",
+            )  # fmt: skip
+        check_flag(self.adopt, f"adopt of state {self.name}")
         object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))

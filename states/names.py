@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from trident.coordinators.errors import ForeignTable, TableError, TopologyError
+from trident.coordinators.errors import ConfigError, ForeignTable, TableError, TopologyError, described
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 # Folders of the framework beside those of the topologies; its znodes beside those of streams and batch groups.
@@ -39,6 +39,16 @@ def check_name(kind: str, name: object) -> str:
             action="choose another",
         )  # fmt: skip
     return name
+
+
+def check_flag(value: object, what: str) -> None:
+    """A setting that is yes or no: a text such as "false" would be taken for yes.
+
+    Raises:
+        ConfigError: it is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} is impossible", found=described(value), expected="True or False")
 
 
 def check_streams_apart(names: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from trident.coordinators.errors import ConfigError, OutcomeUnknown, TridentErro
 from trident.states.backing_maps import stale_epoch
 from trident.states.host_bound import is_this_host
 from trident.states.map_states import key_text
-from trident.states.names import check_name
+from trident.states.names import check_flag, check_name
 from trident.states.redis_server import (
     REDIS_OF_ALL,
     SCHEMES,
@@ -84,6 +84,7 @@ class RedisMap:
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
+        check_flag(self.durable, f"durable of the RedisMap {self.name!r}")
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in SCHEMES and (parts.port or 1) > 0

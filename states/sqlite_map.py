@@ -18,7 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trident.coordinators.errors import ConfigError, ForeignTable, OutcomeUnknown, TopologyError, TridentError
+from trident.coordinators.errors import (
+    ConfigError,
+    ForeignTable,
+    OutcomeUnknown,
+    TopologyError,
+    TridentError,
+    described,
+)
 from trident.states.backing_maps import stale_epoch
 from trident.states.host_bound import SHARED_STORE
 from trident.states.map_states import key_text
@@ -60,9 +67,11 @@ class SqliteMap:
         check_name("state", self.table)
         if self.table.lower() == _EPOCHS or self.table.lower().startswith("sqlite_"):
             raise TopologyError(f"the table name {self.table!r} is taken", action="choose another")
-        path = os.fspath(self.path)
+        path = os.fspath(self.path) if isinstance(self.path, (str, os.PathLike)) else None
         if not isinstance(path, str) or not path or path.startswith((":memory:", "file:")) or "\0" in path:
-            raise ConfigError("the path of a SqliteMap cannot be used", found=repr(path), expected="a file's path")
+            raise ConfigError(
+                "the path of a SqliteMap cannot be used", found=described(self.path), expected="a file's path"
+            )
         # Workers may have another current folder.
         object.__setattr__(self, "path", os.path.abspath(path))
 

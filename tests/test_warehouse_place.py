@@ -1,4 +1,4 @@
-"""A warehouse that is moved while its topology runs is not made anew at its old place; at the new one nothing is lost."""
+"""A warehouse that is moved while its topology runs is not made anew at its old place; at the new one it goes on."""
 
 from __future__ import annotations
 

@@ -69,6 +69,7 @@ def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk
                 caught.append(error)
         warm_up._clean()
 
+    (warehouse / "_trident").mkdir(parents=True)  # as every start does
     rehearse()
     # A state that is read before it is written has no table yet.
     assert len(caught) == 1 and "longest" in str(caught[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
@@ -59,7 +59,7 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     from trident.states.reading import latest_txid
 
     check_name("topology", name)
-    config = config or TridentConfig()
+    config = as_config(config)
     warehouse = Path(config.warehouse).resolve()
     descriptors = _descriptors(warehouse, name)
     if not force:
@@ -103,7 +103,7 @@ def skip(
         TopologyError: no such topology or group.
     """
     check_name("topology", name)
-    config = config or TridentConfig()
+    config = as_config(config)
     warehouse = Path(config.warehouse).resolve()
     with own_zookeeper(config, warehouse, name, "skip", force) as zk:
         registered = Registration(zk, name).read()

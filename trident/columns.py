@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.anchors import ANCHORS
-from trident.coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.lowering import ANCHORS_FIELD, GroupingOp, OwnOp
 from trident.meeting_ops import quoted
@@ -120,6 +120,7 @@ def select(stream: "Stream", chosen: Sequence[Any], what: str = "select") -> "St
 
 def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
     """See :meth:`trident.stream.Stream.with_column`."""
+    _require_names(columns, "with_columns", "{'name': a Column, …}")
     made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
     for name, column in columns.items():
         if not is_expression(column):
@@ -140,8 +141,17 @@ def drop(stream: "Stream", names: tuple[str, ...]) -> "Stream":
 
 def rename(stream: "Stream", names: Mapping[str, str]) -> "Stream":
     """See :meth:`trident.stream.Stream.rename`."""
+    _require_names(names, "rename", "{'field': 'its new name', …}")
+    odd = [name for name in names.values() if not isinstance(name, str)]
+    if odd:
+        raise FieldError("rename needs names", found=described(odd[0]), expected="text")
     require_fields(names, stream.schema, "rename")
     return _select(stream, [Made(names.get(name, name), name, None) for name in stream.fields], "rename")
+
+
+def _require_names(given: Any, what: str, expected: str) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise FieldError(f"{what} needs the fields by name", found=described(given), expected=expected)
 
 
 def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":

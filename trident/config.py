@@ -356,7 +356,11 @@ class TridentConfig:
             ConfigError: a text is not of the form, or as in the constructor.
         """
         given: dict[str, Any] = {}
+        if isinstance(assignments, (str, bytes)) or not isinstance(assignments, Iterable):
+            raise ConfigError("overrides are several texts", found=described(assignments), expected='["key=value", …]')
         for assignment in assignments:
+            if not isinstance(assignment, str):
+                raise ConfigError("--set cannot be read", found=described(assignment), expected="the text key=value")
             key, equals, value = assignment.partition("=")
             if not equals or not key.strip():
                 sounds_secret = any(word in assignment.lower() for word in ("auth", "password", "token"))
@@ -536,3 +540,19 @@ def _default_text(default: Any) -> str:
 
 if __name__ == "__main__":
     print(markdown_table(), end="")
+
+
+def as_config(config: object) -> TridentConfig:
+    """The settings that a caller gave; None: the defaults and the environment.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if config is None:
+        return TridentConfig()
+    if not isinstance(config, TridentConfig):
+        raise ConfigError(
+            "config is no settings object", found=described(config), expected="a TridentConfig, or None",
+            action="give single settings by name: start(max_attempts=3), or TridentConfig(max_attempts=3)",
+        )  # fmt: skip
+    return config

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
 from trident.own_zookeeper import own_zookeeper
 from trident.query import spark_settings
@@ -81,7 +81,7 @@ def dead_letters(
     Raises:
         TopologyError: the warehouse knows no such topology.
     """
-    config = config or TridentConfig()
+    config = as_config(config)
     warehouse = _warehouse(name, config)
     paths = [path for path, _ in tables_beside(warehouse, name, ("dead_letters",))]
     if not paths:
@@ -127,7 +127,7 @@ def replay(
         TopologyError: there is no such dead letter.
         CoordinationError: the topology is another ZooKeeper's.
     """
-    config = config or TridentConfig()
+    config = as_config(config)
     warehouse = _warehouse(name, config)
     if not force:
         with own_zookeeper(config, warehouse, name, "dead-letters replay"):

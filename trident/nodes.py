@@ -351,7 +351,7 @@ def require_fields(names: Iterable[str], schema: StructType, what: str) -> None:
                 f"{what} uses a field that does not exist",
                 found=repr(name),
                 expected=f"one of {', '.join(schema.names)}",
-                action=did_you_mean(name, schema.names),
+                action=did_you_mean(name, schema.names) if isinstance(name, str) else "give the name as text",
             )
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident import last_resort
 from trident.cluster_probe import prepare_cluster
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.embedded import EmbeddedZooKeeper
@@ -179,7 +179,7 @@ def start_topology(
         TridentError: a query of this topology runs in this process already.
     """
     last_resort.install()
-    config = (config or TridentConfig()).replace(**settings)
+    config = as_config(config).replace(**settings)
     plans = plan(topology, tracking=config.ackers > 0)
     warehouse = Path(config.warehouse).resolve()
     if "://" in config.warehouse:
@@ -219,7 +219,7 @@ def run_topology(
     Raises:
         TridentError: why it ended; and as :func:`start_topology`.
     """
-    config = (config or TridentConfig()).replace(**settings)
+    config = as_config(config).replace(**settings)
     query = start_topology(topology, spark, config, show_progress=True)
     asked = threading.Event()
 

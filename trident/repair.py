@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trident.admin import leading
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
 from trident.coordinators.leadership import Lease
@@ -86,7 +86,7 @@ def repair(
         TopologyError: nothing is known of the topology, or a state that was named is not its.
         CoordinationError: the topology runs, by this ZooKeeper or, as its status says, by another.
     """
-    config, choices = config or TridentConfig(), choices or Choices()
+    config, choices = as_config(config), choices or Choices()
     warehouse = Path(config.warehouse).resolve()
     with closing(open_zookeeper(config, warehouse)) as zk:
         refuse_unfinished_reset(zk, name)

@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.resetting import delete_topology, finish_reset
 from trident.own_zookeeper import own_zookeeper
@@ -42,7 +42,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         TableError: something could not be deleted: the message says what was, and what was not.
     """
     check_name("topology", name)  # it becomes a folder that is deleted
-    config = config or TridentConfig()
+    config = as_config(config)
     warehouse = Path(config.warehouse).resolve()
     descriptors = list_descriptors(warehouse, name)
     folder = warehouse / "_trident" / name

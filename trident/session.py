@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 from trident.cluster_files import send_framework
 from trident.coordinators.environment import is_secret, without_secrets
-from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem
+from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.states.host_bound import is_local_master
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         EnvironmentProblem: Delta's jars can neither be found nor downloaded.
         SparkSessionProblem: the builder is one for Spark Connect.
     """
+    if isinstance(builder, type) or not callable(getattr(builder, "config", None)):
+        raise SparkSessionProblem(
+            "configure_spark needs a session's builder", found=described(builder), expected="SparkSession.builder"
+        )
     given = dict(getattr(builder, "_options", {}))
     if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
         raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")

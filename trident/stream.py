@@ -18,7 +18,7 @@ from trident.aggregation import aggregator_name, read_aggregation
 from trident.aggregators import is_groupable
 from trident.builtin_operations import as_expression, native_form
 from trident.chained import ChainedAggregation, partition_aggregate
-from trident.coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.deferred import expr
 from trident.expressions import is_expression, resolve
 from trident.extremes import FirstN, extreme
@@ -205,6 +205,8 @@ class Stream(OtherNames):
 
     def with_column(self, name: str, column: Columnar) -> "Stream":
         """Adds a field, or replaces the one of that name: ``with_column("n", F.col("n") + 1)``."""
+        if not isinstance(name, str):
+            raise FieldError("with_column needs a name", found=described(name), expected="text")
         return columns.with_columns(self, {name: column})
 
     def with_columns(self, made: Mapping[str, Columnar]) -> "Stream":

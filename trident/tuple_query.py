@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident import last_resort
 from trident.cluster_probe import prepare_cluster
-from trident.config import TridentConfig
+from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import BatchError, SourceError, TridentError
@@ -61,7 +61,7 @@ def start_tuple_topology(
     from trident.query import master_of, spark_settings
 
     last_resort.install()
-    config = (config or TridentConfig()).replace(**settings)
+    config = as_config(config).replace(**settings)
     plan = topology.plan()
     check_tuple_topology(topology, master_of(spark, config))
     if spark is None:

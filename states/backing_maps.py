@@ -125,6 +125,10 @@ class StaticMap:
     def commit(self, txid: int | None) -> None:
         """Nothing: it has no transactions."""
 
+    def get_tuples(self) -> list[tuple]:
+        """Every (key fields…, value), for TupleCollectionGet."""
+        return [(*loads(key), fresh(value)) for key, value in self._values.items()]
+
     def multi_get(self, keys: Sequence[Key]) -> list[Any]:
         """The values in the order of the keys; None where absent."""
         return [fresh(self._values.get(key_text(key))) for key in keys]

@@ -97,6 +97,18 @@ class _ValueMap:
             return [fresh(entry.value) for entry in self._read(keys)]
         return [visible(self.semantics, stored, self._incarnation) for stored in self._stored(keys)]
 
+    def keys(self) -> list[Key]:
+        """Every key that the store has at this moment, also one whose value is absent for this transaction.
+
+        Raises:
+            ConfigError: the backing map has no ``items()``, which gives (key, stored value).
+        """
+        items = getattr(self._backing, "items", None)
+        if not callable(items):
+            raise ConfigError("a map cannot list its keys", found=f"{type(self._backing).__name__} without items()",
+                              expected="items(), which gives every (key, stored value)")  # fmt: skip
+        return [tuple(key) for key, _ in items()]
+
     def multi_update(self, keys: Sequence[Key], updaters: Sequence[Updater]) -> list[Any]:
         """Replaces each key's value by ``updater(value)``; at most one ``multi_get`` for all of them.
 
@@ -291,6 +303,10 @@ class CachedMap:
             self._rows.pop(text, None)
         self._backing.multi_put(keys, values, epoch=epoch)
         self._keep(rows)
+
+    def items(self) -> Any:
+        """Every (key, stored value) of the store itself."""
+        return self._backing.items()  # type: ignore[attr-defined]
 
     def clear(self) -> None:
         """Forgets every row."""

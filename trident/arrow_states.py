@@ -18,6 +18,7 @@ from trident.arrow_failures import Label, fail
 from trident.arrow_groups import _NOTHING, Folds
 from trident.arrow_ops import Frame, Meter, call_rows, one_row, output_arrays
 from trident.coordinators.errors import Halted
+from trident.state_queries import TupleCollectionGet
 from trident.states.map_states import BufferedMap
 from trident.states.plain_values import frozen
 from trident.states.user_tasks import (
@@ -46,7 +47,7 @@ class QueryRows:
     Attributes:
         label: the operation.
         state: a StateBinding, or the factory of a static state.
-        query: MapGet, SnapshotGet or a QueryFunction.
+        query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction.
         inputs, outputs, types, many, keep: as in Rows.
         place: the field that says which partition of the state the row belongs to; "": the first.
         info: of the batch.
@@ -114,6 +115,8 @@ class QueryRows:
         return Frame({**kept, **arrays}, len(results.rows), frame.meter, values)
 
     def _many(self) -> bool | None:
+        if isinstance(self.query, TupleCollectionGet):
+            return True
         return False if not hasattr(self.query, "execute") else self.many
 
 
@@ -134,7 +137,29 @@ class _Lookup:
         return self._missing if result is None else result
 
 
+class _Everything:
+    """TupleCollectionGet of a state of one's own: all its entries for each row."""
+
+    def __init__(self, outputs: int) -> None:
+        self._outputs = outputs
+
+    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> list[Any]:
+        if callable(getattr(state, "get_tuples", None)):
+            rows = [tuple(row) for row in state.get_tuples()]
+        else:
+            keys = state.keys()
+            found = ((key, value) for key, value in zip(keys, state.multi_get(keys)) if value is not None)
+            one = all(self._outputs == len(key) + 1 for key in keys)
+            rows = [(*key, value) if one else (*key, *value) for key, value in found]
+        return [rows if self._outputs > 1 else [row[0] for row in rows]] * len(args)
+
+    def execute(self, args: tuple, result: Any) -> Any:
+        return result
+
+
 def _builtin(query: Any, outputs: int) -> Any:
+    if isinstance(query, TupleCollectionGet):
+        return _Everything(outputs)
     return query if hasattr(query, "execute") else _Lookup(outputs)
 
 
@@ -178,6 +203,10 @@ class MapAsOf:
             map_.begin_commit(txid + 1)
         elif map_.semantics is Semantics.TRANSACTIONAL and txid:
             map_.begin_commit(txid)
+
+    def keys(self) -> list[tuple]:
+        """Every key that the store has now; of one that a later transaction made ``multi_get`` gives None."""
+        return self._map.keys()
 
     def multi_get(self, keys: Sequence[tuple]) -> list[Any]:
         """The values in the order of the keys, None where absent.

@@ -56,7 +56,11 @@ def _built_in(
 ) -> list[tuple[str, DataType]]:
     binding = state.binding
     if binding is None or binding.kind in ("append", "user"):
-        if isinstance(query, MapGet) and (binding is None or binding.kind == "user"):
+        own = binding is None or binding.kind == "user"
+        if own and isinstance(query, TupleCollectionGet):
+            _check_collection(state, inputs, query)
+            return _typed(outputs, f"{query!r} of a state of your own")
+        if own and isinstance(query, MapGet):
             return _typed(outputs, f"{query!r} of a state of your own")
         raise TopologyError(f"{query!r} cannot ask this state", found=repr(state.name or state.source),
                             expected="a state with one value per key")  # fmt: skip
@@ -64,8 +68,7 @@ def _built_in(
     given = list(binding.keys) if isinstance(query, TupleCollectionGet) else []
     stored = [binding.schema[name] for name in (*given, *binding.value_fields)]
     if isinstance(query, TupleCollectionGet) and binding.kind == "map":
-        raise TopologyError(f"{query!r} cannot ask a map of your own", found=binding.name,
-                            expected="a DeltaMapState or MemoryMapState", action="use MapGet, or a QueryFunction")  # fmt: skip
+        _check_collection(state, inputs, query)
     if len(outputs) != len(stored):
         raise OutputTypeError(
             f"{query!r} of state {binding.name} gives {len(stored)} fields", found=f"{len(outputs)} outputs",
@@ -76,6 +79,26 @@ def _built_in(
             raise OutputTypeError(f"output {name!r} of {query!r} has another type", found=field.dataType.simpleString(),
                                   expected=type_.simpleString(), action="leave the type out")  # fmt: skip
     return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
+
+
+def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any) -> None:
+    """Raises TopologyError unless a state of one's own can give all its entries at one place."""
+    setting = state.binding.state if state.binding is not None else state.source
+    if inputs:
+        raise TopologyError(f"{query!r} takes no inputs", found=", ".join(inputs), expected="state, query, outputs")
+    if getattr(setting, "partitions", 1) != 1:
+        raise TopologyError(f"{query!r} cannot ask a state in several partitions", found=repr(state.name),
+                            expected="a state with partitions=1", action="use MapGet, or a QueryFunction")  # fmt: skip
+    made_there = callable(getattr(setting, "make_state", None)) or callable(getattr(setting, "get_tuples", None))
+    backing = getattr(setting, "backing", None)
+    if not made_there and backing is not None and hasattr(backing, "multi_get") and not hasattr(backing, "items"):
+        raise TopologyError(
+            f"{query!r} cannot ask state {state.name}: its map cannot list what it has",
+            found=f"{type(backing).__name__} without items()", expected="items(), which gives every (key, stored value)",
+        )  # fmt: skip
+    if not made_there and backing is None:
+        raise TopologyError(f"{query!r} cannot ask this state", found=repr(setting)[:200],
+                            expected="a state with get_tuples(), which gives a tuple for each entry")  # fmt: skip
 
 
 def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str, ...], query: Any) -> None:

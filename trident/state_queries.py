@@ -23,5 +23,7 @@ class SnapshotGet(_Query):
 class TupleCollectionGet(_Query):
     """Every entry of a state, for each row: ``state_query(counts, TupleCollectionGet(), "word, count")``.
 
-    The outputs are the state's keys, then its values. A state without entries drops the row.
+    The outputs are the state's keys, then its values. A state without entries drops the row. A map of your own
+    needs ``items()`` beside ``multi_get``, as SqliteMap and RedisMap have it; a state of a StateFactory, or a
+    static one, ``get_tuples()`` (Storm's ITupleCollection), and then the outputs name their types.
     """

@@ -130,7 +130,8 @@ class TridentTopology(OtherNames):
         Raises:
             TopologyError: it is neither, or cannot be sent to executors.
         """
-        asks = any(callable(getattr(source, method, None)) for method in ("make_state", "multi_get", "get"))
+        methods = ("make_state", "multi_get", "get", "get_tuples")
+        asks = any(callable(getattr(source, method, None)) for method in methods)
         if isinstance(source, type) or not asks:
             raise TopologyError(
                 "this is not a static state", found=repr(source),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trident.coordinators.errors import ConfigError
 from trident.states.binding import DELETED_COLUMN
 from trident.states.names import check_name
 from trident.states.plain_values import frozen, python_values
@@ -37,6 +38,30 @@ class MemoryMapState:
         memory_map(self.name).clear()
 
 
+@dataclass(frozen=True)
+class LRUMemoryMapState(MemoryMapState):
+    """A MemoryMapState that forgets: only the keys that were written last are kept, so it is for tests and demos.
+
+    What is dropped is gone: a key that comes again begins anew.
+
+    Args:
+        name: as of a MemoryMapState.
+        max_size: so many keys are kept.
+
+    Raises:
+        ConfigError: max_size is not a whole number from 1.
+    """
+
+    max_size: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.max_size) is not int or self.max_size < 1:
+            raise ConfigError(f"max_size of state {self.name} is impossible", found=repr(self.max_size),
+                              expected="a whole number from 1")  # fmt: skip
+        memory_map(self.name).max_size = self.max_size
+
+
 class MemoryMap:
     """key → (txid, value); an update whose txid is not newer is skipped."""
 
@@ -47,6 +72,7 @@ class MemoryMap:
         # What it held before that transaction, and since which one; shares its values.
         self._before: tuple[int, dict[tuple, tuple[int, tuple]]] = (0, {})
         self._incarnation = ""
+        self.max_size: int | None = None
 
     def update(
         self, txid: int, rows: Iterable[tuple[tuple, tuple]], combine: Callable[[Any, Any], Any], incarnation: str = ""
@@ -79,6 +105,9 @@ class MemoryMap:
             self._replace(entries, txid)
 
     def _replace(self, entries: dict[tuple, tuple[int, tuple]], txid: int) -> None:
+        if self.max_size is not None and len(entries) > self.max_size:
+            newest = sorted(entries.items(), key=lambda entry: entry[1][0])[-self.max_size :]
+            entries = dict(newest)
         self._before = (self._txid, self._entries)
         self._entries, self._txid = entries, txid
 

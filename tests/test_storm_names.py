@@ -14,6 +14,7 @@ from trident import (
     DeltaMapState,
     JoinOutFieldsMode,
     JoinType,
+    LRUMemoryMapState,
     MemoryMapState,
     SameBatchOnlyWarning,
     TopologyQuery,
@@ -22,7 +23,8 @@ from trident import (
     TupleTopology,
     expr,
 )
-from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.coordinators.errors import ConfigError, FieldError, OutputTypeError, TopologyError
+from trident.states.memory_map import memory_map
 from trident.testing import run_batch
 
 # --- hints -------------------------------------------------------------------------------
@@ -172,3 +174,15 @@ def test_predicates_as_text_and_counts_as_in_pyspark(spark: SparkSession) -> Non
         stream_of("k string, n long").where("nothing_like_it > 1")
     with pytest.raises(TopologyError, match="each.expr.'explode.items"):
         stream_of("k string, items array<int>").select("k", expr("explode(items) as item"))
+
+
+def test_an_lru_memory_map_keeps_the_keys_that_were_written_last() -> None:
+    state = LRUMemoryMapState("lru_names", 2)
+    made = memory_map(state.name)
+    for txid, keys in enumerate(["ab", "ac", "b"], 1):
+        made.update(txid, [((key,), (1,)) for key in keys], lambda old, new: old + new, "life")
+    assert len(state.values()) == 2 and ("b",) in state.values()
+    assert made.as_of(2, "life") == {("a",): (2, (2,)), ("c",): (2, (1,))}
+    assert stream_of("k string").group_by("k").persistent_aggregate(state, Count(), "n").name == "lru_names"
+    with pytest.raises(ConfigError, match="max_size"):
+        LRUMemoryMapState("none", 0)

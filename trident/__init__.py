@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from trident.states.delta_append import DeltaAppend
     from trident.states.delta_map import DeltaMapState
     from trident.states.map_states import SnapshottableMap
-    from trident.states.memory_map import MemoryMapState
+    from trident.states.memory_map import LRUMemoryMapState, MemoryMapState
     from trident.states.redis_map import RedisMap
     from trident.states.sqlite_map import SqliteMap
     from trident.states.stored_values import OpaqueValue, TransactionalValue
@@ -132,6 +132,7 @@ _HOME = {
     "InProcessQueueSpout": "trident.message_queue",
     "JoinOutFieldsMode": "trident.meetings",
     "JoinType": "trident.meetings",
+    "LRUMemoryMapState": "trident.states.memory_map",
     "LiveAttempts": "trident.live_attempts",
     "MapGet": "trident.state_queries",
     "MapState": "trident.states.user_states",
@@ -243,6 +244,7 @@ __all__ = [
     "InProcessQueueSpout",
     "JoinOutFieldsMode",
     "JoinType",
+    "LRUMemoryMapState",
     "LiveAttempts",
     "MapGet",
     "MapState",

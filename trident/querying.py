@@ -94,7 +94,8 @@ def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any
     if not made_there and backing is not None and hasattr(backing, "multi_get") and not hasattr(backing, "items"):
         raise TopologyError(
             f"{query!r} cannot ask state {state.name}: its map cannot list what it has",
-            found=f"{type(backing).__name__} without items()", expected="items(), which gives every (key, stored value)",
+            found=f"{type(backing).__name__} without items()",
+            expected="items(), which gives every (key, stored value)",
         )  # fmt: skip
     if not made_there and backing is None:
         raise TopologyError(f"{query!r} cannot ask this state", found=repr(setting)[:200],

@@ -76,7 +76,7 @@ storage: check-java $(STAMP) $(CLASSES)
 		tests/test_embedded_keeper.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/test_cluster.py $(PYTEST_ARGS)
+	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/test_cluster.py tests/test_wheel.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)

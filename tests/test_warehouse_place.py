@@ -14,7 +14,7 @@ from trident import cli
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
 from trident.states.folders import anchor_of, make_folder
-from trident.states.kernel_files import commit_lock
+from trident.states.kernel_files import table_lock
 from trident.warehouse_place import WarehousePlace
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_made_above_the_anchor(tmp_path: Path) -> None:
     for folder, anchor in ((own, anchor_of(own)), (tmp_path / "w" / "counts", tmp_path / "w")):
         with pytest.raises(FileNotFoundError, match="not made again"):
             make_folder(folder, anchor)
-    with pytest.raises(Exception, match="not made again"), commit_lock(str(tmp_path / "w" / "counts")):
+    with pytest.raises(Exception, match="not made again"), table_lock(str(tmp_path / "w" / "counts")):
         pass
     assert os.listdir(tmp_path) == []
     (tmp_path / "w" / "_trident").mkdir(parents=True)

@@ -29,6 +29,7 @@ TINY = {
     "takeover": Scenario(2, Budget(takeovers=1)),
     "stop": Scenario(2, Budget(failures=1, stops=1)),
     "cap": Scenario(2, Budget(failures=2), Limits(max_spout_pending=2, max_attempts=2)),
+    "same-failure": Scenario(2, Budget(failures=2), Limits(max_spout_pending=2, max_same_failures=2), alike=True),
     "timeouts": Scenario(2, Budget(failures=2), timeouts=True),
 }
 

@@ -66,7 +66,7 @@ class DeferredColumn:
             raise AttributeError(f"a Column has no attribute {name!r}")
         method = _methods().get(name)
         if method is None:
-            return self[name]
+            return self[name]  # type: ignore[index]  # as every operator, it is set below
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> DeferredColumn:

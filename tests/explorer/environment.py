@@ -50,6 +50,7 @@ class Scenario:
         transactions: the spouts have this many batches.
         empty: the txids whose batches are empty.
         timeouts: the failures are timeouts.
+        alike: the failures are all the same one, so the coordinator tries no more after ``max_same_failures``.
     """
 
     transactions: int
@@ -57,7 +58,14 @@ class Scenario:
     limits: Limits = Limits(max_spout_pending=2)
     empty: frozenset[int] = frozenset()
     timeouts: bool = False
+    alike: bool = False
     rules: Rules = Rules()
+
+    @property
+    def cap(self) -> int:
+        """The failures of a transaction after which it is given up."""
+        limits = self.limits
+        return min(limits.max_attempts, limits.max_same_failures) if self.alike else limits.max_attempts
 
 
 class Brain:
@@ -215,7 +223,7 @@ class Environment:
         heard = dict(world.leader.heard)
         heard[attempt.txid] = heard.get(attempt.txid, 0) + 1
         spent = world._replace(budget=world.budget._replace(failures=world.budget.failures - 1))
-        event = master.Failed(attempt, self.scenario.timeouts)
+        event = master.Failed(attempt, self.scenario.timeouts, "the same" if self.scenario.alike else None)
         run = partial(self._tell_after, spent, who, event, heard=tuple(sorted(heard.items())), **changes)
         yield Action(f"{who}: {label}", run, fault=True)
 
@@ -374,7 +382,9 @@ class Environment:
             f"{command} is beyond the window of {process.writer.view.current}",
         )
         if process.heard:
-            timeouts = dict(process.heard).get(txid, 0) if self.scenario.timeouts else 0
+            failures = dict(process.heard).get(txid, 0)
+            _claim(failures < self.scenario.cap, f"{command} after {failures} failures")
+            timeouts = failures if self.scenario.timeouts else 0
             _claim(command.timeout_factor == 2**timeouts, f"{command} after {timeouts} timeouts")
         begins = (*process.begins, Beginning(command.attempt, command.parent))
         return process._replace(begins=begins, begun_to=max(process.begun_to, txid))
@@ -385,7 +395,7 @@ class Environment:
             _claim(not leads or record.decided is None, f"stopped with {record.decided} decided and not published")
         elif command.mode is Mode.GAVE_UP:
             failures = dict(process.heard).get(command.txid, 0)
-            _claim(failures >= self.scenario.limits.max_attempts, f"gave {command.txid} up after {failures} failures")
+            _claim(failures >= self.scenario.cap, f"gave {command.txid} up after {failures} failures")
             _claim(not leads or record.current == command.txid, f"gave up before {record.current} was finished")
             _claim(not leads or record.decided is None, f"gave up with {record.decided} decided")
         elif command.mode is Mode.DEPOSED:

@@ -99,6 +99,7 @@ def test_a_stale_writer_is_refused_by_the_control_record(spark, engine, group: G
     later = zombie.prepare(TransactionAttempt(3, 0), ["zombie"])
     new = Group(engine, group.warehouse, epoch=2, record=group.record).open()
     new.commit(2, ["b"], attempt_id=1)
+    zombie.committer._led_at = float("inf")  # it had asked whether it leads just before it was stopped
     for stale in (late, later):
         with pytest.raises(Deposed):
             zombie.committer.publish(stale, zombie.record)
@@ -266,6 +267,14 @@ def test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover(s
     with pytest.raises(Halted, match="somebody else changed.*RESTORE"):
         Group(engine, group.warehouse, epoch=2, record=group.record).open()
     assert words(spark, Path(log)) == {"a": 1, "b": 1}
+
+
+def test_a_plain_table_that_is_gone_is_not_made_anew_at_takeover(engine, group: Group) -> None:
+    """Empty, and merged up to nothing: what the log has dropped since would be missing without a word."""
+    group.commit(1, ["a"])
+    shutil.rmtree(group.warehouse / "counts")
+    with pytest.raises(Halted, match="gone|missing"):
+        Group(engine, group.warehouse, epoch=2, record=group.record).open()
 
 
 def test_a_log_that_was_cleaned_too_far_halts(spark, engine, group: Group) -> None:

@@ -91,7 +91,7 @@ races: check-java $(STAMP) $(CLASSES)
 		tests/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
 
 types: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py $(PYTEST_ARGS)
+	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py tests/test_value_types.py $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

@@ -14,11 +14,14 @@ class DeltaAppend:
     """A Delta table that every transaction appends its rows to, exactly once.
 
     The table is ``<warehouse>/<name>``; any Delta reader may read it. Exactly
-    once with transactional spouts (docs/semantics.md 5).
+    once with transactional and opaque spouts (docs/semantics.md 5).
 
     Args:
         name: the state's name, and the table's folder.
-        partition_columns: fields by which the table is partitioned.
+        partition_columns: fields by which the table is partitioned: numbers,
+            strings, booleans, dates and timestamps (of the years 1 to 9999). Delta
+            keeps them as text, to which an empty string is null: it is read back
+            as null, as from any Delta table.
         adopt: take over a table that exists and was not made by this topology.
 
     Raises:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trident.states.folders import anchor_of, make_folder
-from trident.states.plain_values import python_values
+from trident.states.partition_values import partition_texts
 
 REPORT_SCHEMA = (
     "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"
@@ -114,15 +114,15 @@ def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[t
         return
     rest = table.drop_columns(columns)
     keys = table.select(columns)
-    seen: dict[tuple, list[int]] = {}
-    for index, row in enumerate(zip(*(python_values(keys.column(name)) for name in columns))):
+    seen: dict[tuple[str | None, ...], list[int]] = {}
+    for index, row in enumerate(zip(*(partition_texts(name, keys.column(name)) for name in columns))):
         seen.setdefault(row, []).append(index)
     for values, indices in seen.items():
         yield values, rest.take(pa.array(indices))
 
 
 class _OpenFile:
-    def __init__(self, target: FileTarget, partition_values: tuple) -> None:
+    def __init__(self, target: FileTarget, partition_values: tuple[str | None, ...]) -> None:
         self._target = target
         self._values = partition_values
         # In the order of the Spark partitions: what reads the files again can keep the order of the rows.
@@ -131,12 +131,12 @@ class _OpenFile:
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._rows = 0
-        self._with_nan: set[str] = set()
+        self._floats: dict[str, _FloatBounds] = {}
 
     def append(self, table: pa.Table) -> None:
         for name, column in zip(table.column_names, table.columns):
-            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-                self._with_nan.add(name)
+            if pa.types.is_floating(column.type):
+                self._floats.setdefault(name, _FloatBounds()).add(column)
         self._pending.append(table)
         self._pending_rows += table.num_rows
         self._pending_bytes += table.nbytes
@@ -151,8 +151,9 @@ class _OpenFile:
             full = os.path.join(self._target.root, self._path)
             make_folder(os.path.dirname(full), anchor_of(self._target.root))
             self._writer = pq.ParquetWriter(
-                full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us"
-            )
+                full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us",
+                write_statistics=_with_statistics(table.schema),
+            )  # fmt: skip
         self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         self._rows += table.num_rows
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
@@ -170,11 +171,56 @@ class _OpenFile:
             "size": status.st_size,
             "mtime_ms": status.st_mtime_ns // 1_000_000,
             "num_records": self._rows,
-            "stats": json.dumps(statistics(pq.read_metadata(full), self._with_nan)),
-            "partition_values": json.dumps(
-                {name: _partition_text(value) for name, value in zip(self._target.partition_columns, self._values)}
-            ),
+            "stats": json.dumps(self._statistics(pq.read_metadata(full))),
+            "partition_values": json.dumps(dict(zip(self._target.partition_columns, self._values))),
         }
+
+
+    def _statistics(self, metadata: pq.FileMetaData) -> dict[str, Any]:
+        found = statistics(metadata)
+        for name, floats in self._floats.items():
+            found["nullCount"][name] = floats.nulls
+            bounds = floats.bounds()
+            if bounds is not None:
+                found["minValues"][name], found["maxValues"][name] = bounds
+        return found
+
+
+class _FloatBounds:
+    """What a column of floats holds in one file."""
+
+    def __init__(self) -> None:
+        self.nulls = 0
+        self._low = self._high = None
+        self._nan = False
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        self.nulls += column.null_count
+        self._nan = self._nan or bool(pc.any(pc.is_nan(column)).as_py())
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            self._low = found["min"] if self._low is None else min(self._low, found["min"])
+            self._high = found["max"] if self._high is None else max(self._high, found["max"])
+
+    def bounds(self) -> tuple[float, float] | None:
+        """None where they could be wrong: Spark sorts NaN above all numbers."""
+        if self._low is None or self._nan:
+            return None
+        low, high = self._low, self._high
+        # Some readers sort -0.0 below 0.0.
+        low, high = low if low != 0 else -0.0, high if high != 0 else 0.0
+        return _bounds(low, high)
+
+
+def _with_statistics(schema: pa.Schema) -> list[str]:
+    """The columns whose bounds a Parquet footer has.
+
+    Floats are not among them: bounds there leave NaN out, and Spark's reader
+    passes over a row group by them even when NaN is what it looks for.
+    """
+    return [
+        field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+    ]
 
 
 def _task_index() -> int:
@@ -281,17 +327,5 @@ def _milliseconds(value: datetime.datetime, up: bool) -> str:
     rest = value.microsecond % 1000
     if rest:
         value += datetime.timedelta(microseconds=(1000 - rest) if up else -rest)
-    return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
-
-
-def _partition_text(value: Any) -> str | None:
-    """A partition value as the Delta protocol writes it."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime.datetime):
-        if value.tzinfo is not None:
-            return value.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return value.strftime("%Y-%m-%d %H:%M:%S.%f")
-    return str(value)
+    # Not strftime: its %Y has no leading zeros here, and Spark reads no such bound.
+    return value.replace(tzinfo=None).isoformat("T", "milliseconds") + "Z"

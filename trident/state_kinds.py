@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import FieldError, TopologyError
+from trident.states.partition_values import can_partition
 from trident.states.tables import TXID_COLUMN, UPTO_COLUMN
 
 _KINDS = (
@@ -102,6 +103,14 @@ def check_append(state: Any, schema: StructType) -> None:
             raise FieldError(
                 f"state {state.name} is partitioned by a field that is not written to it",
                 found=repr(column), expected=f"one of {', '.join(schema.names)}",
+            )  # fmt: skip
+        if not can_partition(schema[column].dataType):
+            raise FieldError(
+                f"state {state.name} cannot be partitioned by field {column!r}",
+                found=schema[column].dataType.simpleString(),
+                expected="a number, string, boolean, date or timestamp: values of other types do not come back exactly "
+                "from the text that a Delta log has of them",
+                action="partition by another field, as in with_column('part', F.hex('key'))",
             )  # fmt: skip
     if columns and len(columns) == len(schema.names):
         raise FieldError(

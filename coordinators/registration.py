@@ -24,8 +24,15 @@ from trident.coordinators.zookeeper import Create, MultiRefused, Op, SetData, Zo
 
 REGISTER = faults.register("zk.register", "the multi that stores a topology's identity and incarnation")
 
-# Rows and whole values stay what they are when a column is added; parts of an aggregate would not.
+# Rows and whole values stay what they are when a column is added, or is null from now on; parts of an aggregate
+# would not.
 _EVOLVING = ("append", "upsert")
+
+# What to do about each kind of difference: the mildest that works.
+_STREAM = "bring the stream back with its earlier name and spout: its position is known under them"
+_STATE = "give the state another name (it begins anew, and the earlier one stays as it is), or bring its code back"
+_GROUP = "join or merge the same streams as before"
+_ELSE = "else give the topology another name, or begin again with `trident reset {}`"
 
 IdentityDict = Mapping[str, Any]
 """{"streams": {tx_id: spout class}, "states": {name: {"keys": […], "value_schema": …,
@@ -34,45 +41,56 @@ IdentityDict = Mapping[str, Any]
 
 def identity_difference(stored: IdentityDict, given: IdentityDict) -> list[str]:
     """Every difference between two identities, one line each; empty if there is none."""
-    return [line for _, line in _differences(stored, given)]
+    return [line for _, line, _ in _differences(stored, given)]
 
 
 def identity_conflicts(stored: IdentityDict, given: IdentityDict) -> list[str]:
     """The differences that a running topology's data does not survive.
 
     Allowed: a new state, a state that is gone (kept, detached), a new stream
-    that leaves the existing streams in their groups, further columns behind
-    those of an append or of the last values by key (``Upsert``). Refused: a
+    that leaves the existing streams in their groups; of an append or of the
+    last values by key (``Upsert``) further columns behind the others, or some
+    columns fewer, as after a roll-back of the code: they stay in the table, and
+    are null in what is written from then on. Refused: a
     stream that is gone or has another spout class, since its position would be
     lost; any other change of a state's keys, value schema or aggregator; merged
     or split groups.
     """
-    return [line for allowed, line in _differences(stored, given) if not allowed]
+    return [line for allowed, line, _ in _differences(stored, given) if not allowed]
 
 
-def _differences(stored: IdentityDict, given: IdentityDict) -> Iterator[tuple[bool, str]]:
-    """(whether it is allowed, what it is)."""
+def _advice(topology: str, stored: IdentityDict, given: IdentityDict) -> str:
+    """What to do about the differences that are not allowed."""
+    actions = list(dict.fromkeys(action for allowed, _, action in _differences(stored, given) if not allowed))
+    if actions == [_STATE]:
+        return _STATE
+    return "; ".join([*actions, _ELSE.format(topology)])
+
+
+def _differences(stored: IdentityDict, given: IdentityDict) -> Iterator[tuple[bool, str, str]]:
+    """(whether it is allowed, what it is, what to do if it is not)."""
     before, after = stored["streams"], given["streams"]
     for tx_id in sorted(before.keys() | after.keys()):
         if tx_id not in after:
-            yield False, f"stream {tx_id!r} is gone (was {before[tx_id]})"
+            yield False, f"stream {tx_id!r} is gone (was {before[tx_id]})", _STREAM
         elif tx_id not in before:
-            yield True, f"stream {tx_id!r} is new ({after[tx_id]})"
+            yield True, f"stream {tx_id!r} is new ({after[tx_id]})", ""
         elif before[tx_id] != after[tx_id]:
-            yield False, f"the spout of stream {tx_id!r} was {before[tx_id]}, now {after[tx_id]}"
+            yield False, f"the spout of stream {tx_id!r} was {before[tx_id]}, now {after[tx_id]}", _STREAM
     before, after = stored["states"], given["states"]
     for name in sorted(before.keys() | after.keys()):
         if name not in after or name not in before:
-            yield True, f"state {name!r} is {'new' if name in after else 'gone'}"
+            yield True, f"state {name!r} is {'new' if name in after else 'gone'}", ""
             continue
         for key in ("keys", "value_schema", "aggregator"):
             one, other = _shown(before[name][key]), _shown(after[name][key])
             if one != other:
-                yield _adds_columns(before[name], after[name], key), f"{key} of state {name!r} was {one}, now {other}"
+                allowed = _only_columns_differ(before[name], after[name], key)
+                yield allowed, f"{key} of state {name!r} was {one}, now {other}", _STATE
     before, after = _group_of(stored), _group_of(given)
     for tx_id in sorted(before.keys() & after.keys()):
         if before[tx_id] != after[tx_id]:
-            yield False, f"stream {tx_id!r} was in batch group {before[tx_id]!r}, now in {after[tx_id]!r}"
+            yield False, f"stream {tx_id!r} was in batch group {before[tx_id]!r}, now in {after[tx_id]!r}", _GROUP
 
 
 def is_compatible(stored: IdentityDict, given: IdentityDict) -> bool:
@@ -212,7 +230,7 @@ class Registration:
             f"topology {self._topology!r} is stored with another identity",
             found="; ".join(difference),
             expected="the streams, states and batch groups of the earlier runs",
-            action=f"give this topology another name, or begin again with `trident reset {self._topology}`",
+            action=_advice(self._topology, stored, given),
         )
 
     def _read(self) -> tuple[str, IdentityDict, int] | None:
@@ -244,15 +262,30 @@ def _group_of(identity: IdentityDict) -> dict[str, str]:
     return {tx_id: group for group, tx_ids in identity["groups"].items() for tx_id in tx_ids}
 
 
-def _adds_columns(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
-    """Whether all that is new of a state is columns behind its earlier ones, of a kind that can be null in old rows."""
-    if key != "value_schema" or before["aggregator"] != after["aggregator"]:
+def _only_columns_differ(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
+    """Whether a state, of a kind that may have nulls, has columns behind its earlier ones, or lacks some of them."""
+    if key != "value_schema" or before["aggregator"] != after["aggregator"] or before["aggregator"] not in _EVOLVING:
         return False
-    one, other = before[key], after[key]
-    # As Spark writes it: struct<name:type,…>. What is inside a column's type is that column's, and stays.
-    return (
-        before["aggregator"] in _EVOLVING and one.startswith("struct<") and other.startswith(one[:-1] + ",")
-    )
+    one, other = _columns(before[key]), _columns(after[key])
+    if not one or not other:
+        return False
+    # What is inside a column's type is that column's, and stays.
+    left = iter(one)
+    return other[: len(one)] == one or all(column in left for column in other)
+
+
+def _columns(schema: str) -> list[str]:
+    """The columns, with their types, of a schema as Spark writes it: struct<name:type,…>. None of another text."""
+    if not (schema.startswith("struct<") and schema.endswith(">")):
+        return []
+    found, depth = [""], 0
+    for letter in schema[len("struct<") : -1]:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -172,8 +172,8 @@ def test_streams_take_them_wherever_they_take_columns(spark):
 README = """\
 from trident import FixedBatchSpout, TridentTopology
 topology = TridentTopology("readme")
-orders = topology.new_stream("orders", FixedBatchSpout("order_id long, country string", [[(1, "de")]]))
-payments = topology.new_stream("payments", FixedBatchSpout("order_id long, amount double, paid_at timestamp", [[]]))
+fields = "order_id long, country string, amount double, paid_at timestamp"
+payments = topology.new_stream("payments", FixedBatchSpout(fields, [[]]))
 """
 
 FILE = """\

@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
-from trident.coordinators.errors import SchemaMismatch, TableError
+from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from trident.states.kernel_errors import (
     CheckpointExists,
     CommitOutcomeUnknown,
@@ -454,9 +454,13 @@ class KernelEngine:
             result, entry = self._publish(snapshot.path, version, snapshot, commit)
             if snapshot.path in self._littered:
                 self.sweep(snapshot.path, version)
-        except CommitOutcomeUnknown:
+        except CommitConflict:
+            raise
+        except TableError as error:
+            # A full disk leaves what Kernel had begun to write.
             self._littered.add(snapshot.path)
-            self._settle_newest_entry(snapshot.path)
+            if isinstance(error, CommitOutcomeUnknown):
+                self._settle_newest_entry(snapshot.path)
             raise
         return TableSnapshot(
             self, result.getPostCommitSnapshot().get(), snapshot.path, version, entry,

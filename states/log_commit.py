@@ -35,7 +35,8 @@ from trident.states.parquet_files import fsync
 # So long a writer that renames has to look again, or to rename: it takes it a fraction of a millisecond.
 RIVAL_SECS = 0.1
 Signature = tuple[int, int, int]  # inode, time of the last change in ns, size
-_DRAFT = re.compile(r"\.{1,2}(\d{20})\.json\.[^/]*\.tmp(?:\.crc)?")
+# A draft of a draft, which Kernel renames, and its checksum have a dot more each.
+_DRAFT = re.compile(r"\.{1,3}(\d{20})\.json\.[^/]*\.tmp(?:\.crc)?")
 # Of checkpoints and checksums: who writes one takes a second; one that nobody has touched for so long is left over.
 _OTHER_DRAFT = re.compile(r"\.{1,2}\d{20}\.[^/]*\.tmp(?:\.crc)?")
 _OTHER_SECS = 600.0

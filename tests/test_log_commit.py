@@ -271,7 +271,8 @@ def test_a_link_that_is_refused_is_a_failure_and_says_what_to_do(table: str, mon
 
 def test_drafts_of_entries_that_exist_go_and_those_of_the_next_one_and_of_a_running_checkpoint_stay(table: str) -> None:
     log = Path(table, "_delta_log")
-    stale = [f".{0:020d}.json.a.tmp", f"..{0:020d}.json.a.tmp.crc", f".{0:020d}.json.b.trident.tmp"]
+    stale = [f".{0:020d}.json.a.tmp", f"..{0:020d}.json.a.tmp.crc", f".{0:020d}.json.b.trident.tmp",
+             f"..{0:020d}.json.b.trident.tmp.c.tmp", f"...{0:020d}.json.b.trident.tmp.c.tmp.crc"]  # fmt: skip
     old = f".{0:020d}.checkpoint.parquet.a.tmp"
     stay = [f".{1:020d}.json.a.tmp", f".{0:020d}.checkpoint.parquet.b.tmp", f"{0:020d}.json", f"{0:020d}.crc"]
     for name in [*stale, old, *stay]:

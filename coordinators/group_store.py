@@ -26,6 +26,7 @@ The state in memory follows a write only once it is known to have happened.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,7 +93,8 @@ class GroupStore:
     After Deposed, OutcomeUnknown or a foreign write the store writes nothing more.
     """
 
-    # Whether a leader's load halts where positions are not those of the record; a repair's goes on.
+    # Whether a leader's load halts where positions are not those of the record. A repair's goes on; nor does it vouch,
+    # with a record of a version before this one, for positions that it has not put there: the next start asks.
     _halts_where_misplaced = True
 
     def __init__(
@@ -146,9 +148,9 @@ class GroupStore:
 
     @property
     def pins(self) -> dict[str, dict[int, Any]]:
-        """Pinned metadata: tx_id -> txid -> metadata, txids ascending."""
+        """Pinned metadata: tx_id -> txid -> metadata, txids ascending; a copy: a spout may change what it gets."""
         with self._lock:
-            return {tx_id: pins.list_states() for tx_id, pins in self._pins.items()}
+            return {tx_id: copy.deepcopy(pins.list_states()) for tx_id, pins in self._pins.items()}
 
     @property
     def opaque_metadata(self) -> dict[str, dict[str, tuple[int, Any]]]:
@@ -319,7 +321,7 @@ class GroupStore:
                 if tx_id != self.group:
                     self._ensure(self._pins_path(tx_id))
             self._write(BEGIN, after, [], edits)
-            return pinned
+            return copy.deepcopy(pinned)
 
     def _check_begin(
         self, record: GroupRecord, attempt: TransactionAttempt, parent: TransactionAttempt | None
@@ -514,9 +516,11 @@ class GroupStore:
     ) -> None:
         assert self._fence is not None
         digests, partition_digests = self._digests_after(edits)
-        after = replace(
-            after, pins={**(after.pins or {}), **digests}, partitions={**(after.partitions or {}), **partition_digests}
-        )
+        if after.pins is not None or edits or self._halts_where_misplaced:
+            after = replace(
+                after, pins={**(after.pins or {}), **digests},
+                partitions={**(after.partitions or {}), **partition_digests},
+            )  # fmt: skip
         data = encode(after)
         request: list[Op] = []
         self._fence.check_op(request)

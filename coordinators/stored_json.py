@@ -42,12 +42,15 @@ def read_stored(path: str | os.PathLike[str]) -> bytes:
     try:
         # A FIFO without a writer would block an ordinary open for ever.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
+        try:
             mode = os.fstat(handle).st_mode
             if not stat.S_ISREG(mode):
                 kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
                 raise Unreadable(f"it is {kind}, not a file", kind)
-            return file.read()
+            with open(handle, "rb", closefd=False) as file:
+                return file.read()
+        finally:  # also of a folder, which the second open refuses without closing it
+            os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:

@@ -522,7 +522,7 @@ class ZooKeeper:
             ValueTooLarge: nothing was sent.
             OutcomeUnknown: everything or nothing happened.
         """
-        _check_sizes(ops)
+        check_multi(ops)
         request = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -716,21 +716,8 @@ def _not_allowed(path: str, problem: Exception, hosts: str = "ZooKeeper") -> Coo
     )
 
 
-def _check_sizes(ops: Sequence[Op]) -> None:
-    for op in ops:
-        value = op.value if isinstance(op, (Create, SetData)) else b""
-        if len(value) > VALUE_BYTES_MAX:
-            raise ValueTooLarge(
-                f"the value of {getattr(op, 'owner', '') or 'a znode'} is too large for ZooKeeper (znode {op.path})",
-                found=f"{len(value):,} bytes",
-                expected=f"at most {VALUE_BYTES_MAX:,} bytes",
-                action="keep the data elsewhere and only a reference to it in the metadata",
-            )
-    check_multi(ops)
-
-
 def check_multi(ops: Sequence[Op], what: str = "", reserve: int = 0) -> None:
-    """Whether writes that belong together fit into one request.
+    """Whether writes that belong together fit into one request, and each value into its znode.
 
     Args:
         ops: of the multi.
@@ -740,6 +727,15 @@ def check_multi(ops: Sequence[Op], what: str = "", reserve: int = 0) -> None:
     Raises:
         ValueTooLarge: they do not; with whose they are.
     """
+    for op in ops:
+        value = op.value if isinstance(op, (Create, SetData)) else b""
+        if len(value) > VALUE_BYTES_MAX:
+            raise ValueTooLarge(
+                f"the value of {getattr(op, 'owner', '') or 'a znode'} is too large for ZooKeeper (znode {op.path})",
+                found=f"{len(value):,} bytes",
+                expected=f"at most {VALUE_BYTES_MAX:,} bytes",
+                action="keep the data elsewhere and only a reference to it in the metadata",
+            )
     total, by_owner = 0, dict[str, int]()
     for op in ops:
         size = multi_bytes([op])

@@ -656,8 +656,12 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     path.unlink()
     found = damage()
     assert found.data is None and str(path) in found.text
-    run.pins = {1: {"n": 1}}
-    assert damage() is None  # another spout's
+    places = {"from": [1, 0], "to": [3, 0]}
+    for of_another in ({"n": 1}, {"from": 3, "to": 7, "file": "f"}, places, {**places, "file": {"name": "f"}}):
+        run.pins = {1: of_another}
+        assert look_at_ledger(path.parent, "life", "words", run.pins, "OwnFileSpout") is None
+    run.pins = {1: {"from": 3, "to": 7, "file": "f"}}
+    assert damage() is None  # of a class of the user's with that name
 
 
 # --- odd entries and names ----------------------------------------------------------------

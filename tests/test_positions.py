@@ -6,6 +6,8 @@ Also how the metadata of many opaque partitions is stored, on a real ZooKeeper.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +15,12 @@ from trident.coordinators.errors import Halted, ValueTooLarge
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.opaque_metadata import PAGE_BYTES_MAX, OpaqueMetadata, partition_znode
-from trident.coordinators.records import Decision, GroupRecord, Marker, encode_value
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode_value
 from trident.coordinators.repairing import RepairStore
 from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.coordinators.zookeeper import Create, Delete, SetData
+from trident.coordinators.zookeeper import VALUE_BYTES_MAX, Create, Delete, SetData
+from trident.positions_check import misplaced_by_manifest
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 
@@ -236,3 +239,71 @@ def test_a_page_is_never_larger_than_it_may_be(zk):
     changes = metadata.change(1, {str(number): "x" * 3_000 for number in range(300)})
     assert len(changes.ops) == 4 and all(len(op.value) <= PAGE_BYTES_MAX + 1_000 for op in changes.ops)
     assert len(changes.values()) == 300
+
+
+def test_a_value_that_does_not_fit_into_a_page_is_refused_before_the_decision(zk, store):
+    store.check_advance(1, {"words": {"p": "x" * (VALUE_BYTES_MAX - 100)}})
+    with pytest.raises(ValueTooLarge, match="spout words"):
+        store.check_advance(1, {"words": {"p": "x" * (VALUE_BYTES_MAX - 10)}})
+
+
+# --- what a spout does with what it is given ---------------------------------------------------------------
+
+
+def test_a_spout_that_changes_the_metadata_that_it_was_given_changes_nothing_of_what_is_stored(zk, lease, store):
+    begin(store, {"lines": {"at": 1}})
+    given = store.begin(Attempt(1, 1), None, {"lines": {"at": 7}})["lines"]
+    assert given == {"at": 1}
+    given["at"] = 8  # by an emitter
+    store.pins["lines"][1]["at"] = 9  # by a coordinator: prev_metadata["at"] += …
+    assert store.begin(Attempt(1, 2), None, {"lines": {"at": 9}})["lines"] == {"at": 1}
+    assert store.pins == opened(zk, lease).pins
+
+
+# --- a record of the version before, whose last manifest is the only witness ----------------------------------
+
+
+def without_digests(zk):
+    path = zk.path("wc", GROUP, "coordinator")
+    fields = {key: value for key, value in json.loads(zk.get(path)[0]).items() if key not in ("pins", "partitions")}
+    zk.multi([SetData(path, json.dumps(fields).encode(), zk.exists(path).znode_version)])
+
+
+def test_a_repair_of_something_else_does_not_vouch_for_positions(zk, lease, store):
+    run_one(store)
+    begin(store, {"lines": {"at": 2}})
+    store.decide(Decision(2, 0, "m/2-0.json", 1, "d"), store.record.last.attempt)
+    without_digests(zk)
+    repair = opened(zk, lease, RepairStore)
+    repair.put_tables({"id": TableMark(0, 0, 0, "")})
+    repair.abandon(repair.decision)
+    assert opened(zk, lease).record.pins is None
+    repair.put_positions({"lines": {1: {"at": 1}}}, {})
+    assert opened(zk, lease).record.pins["lines"].keys() == {1}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["last published", "empty ones behind it"])
+def test_the_last_manifest_contradicts_what_is_missing_or_another_one(behind, tmp_path):
+    def manifest(metadata, opaque):
+        spouts = {
+            "lines": {"spout": "S", "kind": "transactional", "metadata": metadata, "commit_data": None},
+            "words": {"spout": "S", "kind": "opaque", "metadata": None, "commit_data": None, "opaque": opaque},
+        }
+        return SimpleNamespace(spouts=spouts)
+
+    last = Marker(4, 0, "d")
+    now = Marker(6, 0, "") if behind else last
+    record = GroupRecord("inc", now.txid + 1, last=now, last_published=last)
+    found = [(Decision(4, 0, "m/4-0.json", 1, "d"), manifest({"at": 4}, {"p": 1}))]
+
+    def wrong(pins, partitions):
+        pins, partitions = {"lines": pins, "words": {}}, {"lines": {}, "words": partitions}
+        return [one.tx_id for one in misplaced_by_manifest(record, pins, partitions, found)]
+
+    txid = now.txid
+    assert wrong({txid: {"at": 4}, txid + 1: {"at": 9}}, {"p": 1}) == []
+    assert wrong({txid: {"at": 4}}, {"p": 1, "q": 2}) == ([] if behind else ["words"])
+    assert wrong({txid: {"at": 6}}, {"p": 2}) == ([] if behind else ["lines", "words"])
+    assert wrong({txid - 1: {"at": 4}}, {}) == ["lines", "words"]
+    assert misplaced_by_manifest(replace(record, pins={}), {"lines": {}}, {}, found) == []
+    assert misplaced_by_manifest(record, {"lines": {}}, {}, []) == []

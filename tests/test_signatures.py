@@ -216,7 +216,13 @@ class OfTheUser(Exception):
 
 
 def test_what_fails_again_has_a_fingerprint_and_what_may_pass_has_none() -> None:
+    import http.client
+    import sqlite3  # of Python's own libraries
+    import subprocess
+
     from kazoo.exceptions import ConnectionLoss  # of an installed library
+
+    from trident.coordinators.errors import TridentError
 
     def failing(error: Exception, cause: Exception | None = None) -> Any:
         def fails(n: int) -> int:
@@ -232,6 +238,9 @@ def test_what_fails_again_has_a_fingerprint_and_what_may_pass_has_none() -> None
     for error, cause in (
         (ConnectionError("away"), None), (TimeoutError(), None), (OSError(5, "disk"), None), (MemoryError(), None),
         (ConnectionLoss(), None), (RuntimeError("the service is away"), ConnectionResetError("reset")),
+        (sqlite3.OperationalError("database is locked"), None), (http.client.BadStatusLine("502"), None),
+        (TridentError("as a SqliteMap says it"), sqlite3.OperationalError("database is locked")),
+        (subprocess.TimeoutExpired("curl", 5), None),
     ):  # fmt: skip
         assert failing(error, cause) is None
     found = failing(ValueError(f"{object()}"))

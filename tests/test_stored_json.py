@@ -63,6 +63,8 @@ def test_the_reader_gives_a_value_or_one_kind_of_error(what: str, tmp_path: Path
         assert parse_stored(read_stored(tmp_path / "x")) in ([], None, {"schema": True})
     except Unreadable as problem:
         assert str(problem)
+    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / "x") not in held
     with pytest.raises(FileNotFoundError):
         read_stored(tmp_path / "y")
     with pytest.raises(Unreadable, match="null byte"):

@@ -22,6 +22,7 @@ from trident.coordinators.registration import Registration
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.own_zookeeper import own_zookeeper
+from trident.positions_check import check_by_manifest
 from trident.query import spark_settings
 from trident.reset import reset
 from trident.session import make_session
@@ -137,6 +138,7 @@ def _skip(
             expected="the current transaction, begun and not decided",
             action="start the topology to finish what is decided; `trident status` shows the current transaction",
         )
+    check_by_manifest(store, warehouse)
     metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
     unpinned = [tx_id for tx_id, value in metadata.items() if value is None and not pins[tx_id]]
     if unpinned:

@@ -39,11 +39,12 @@ class UserCodeFailed(Exception):
     """A user's function failed; its text carries the report to the driver."""
 
 
-_INSTALLED = tuple({os.path.join(sysconfig.get_path(key), "") for key in ("purelib", "platlib")})
-_LIBRARIES = tuple(
+_INSTALLED = tuple(
     {os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {os.path.join(os.path.dirname(os.path.abspath(__file__)), "")}
 )
+# Also those of the operating system's packages, and of the user's own folder.
+_INSTALLED_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_LIBRARIES = (*_INSTALLED, os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
 
 
 def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: str = "", **wrong: str) -> NoReturn:
@@ -120,8 +121,9 @@ _TEXT_MAX = 200
 def _may_pass(error: BaseException) -> bool:
     """Whether the same rows may be taken another time: something outside was asked, and it did not answer.
 
-    That is what an OSError says, or the own error class of an installed library (a database's, a broker's), unless
-    that is one for wrong values. What is left is the user's own code, which fails for a row as often as it sees it.
+    That is what an OSError says, or the own error class of a library, installed or Python's own (a database's, a
+    broker's, http.client's), unless that is one for wrong values. What is left is the user's own code, and the errors
+    that are built into Python, which it raises for a row as often as it sees it.
     """
     seen: set[int] = set()
     current: BaseException | None = error
@@ -132,7 +134,8 @@ def _may_pass(error: BaseException) -> bool:
         home = type(current).__module__
         # On a worker __main__ is PySpark's own; the class is of the user's script.
         module = None if home == "__main__" else sys.modules.get(home)
-        library = (getattr(module, "__file__", None) or "").startswith(_INSTALLED)
+        file = getattr(module, "__file__", None) or ""
+        library = file.startswith(_INSTALLED) or any(folder in file for folder in _INSTALLED_FOLDERS)
         if library and not isinstance(current, (*_OF_VALUES, WrongValue)):
             return True
         current = current.__cause__ or current.__context__

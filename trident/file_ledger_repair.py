@@ -22,6 +22,7 @@ from trident.file_ledger import SCHEMA, FileLedger, LedgerBook, line_digest
 from trident.file_listing import FileListing
 from trident.states.parquet_files import fsync
 
+_PINNED = {"path", "size", "mtime_ns", "digest"}
 WRITE = faults.register("repair.ledger", "writing a ledger of files again")
 
 
@@ -56,16 +57,22 @@ def look_at_ledger(
     path = folder / f"files-{incarnation}.jsonl"
     if not isinstance(metadata, dict) or not {"from", "to"} <= metadata.keys():
         return None
-    if "file" not in metadata and spout != "FileSpout":
+    # A spout of the user's may have keys of these names for something else; a class made from FileSpout has its ledger.
+    file = metadata.get("file")
+    pinned = file if isinstance(file, dict) and file.keys() == _PINNED else None
+    if pinned is None and spout != "FileSpout":
         return None
     unit = "rows" if "rows" in metadata else "bytes"
     try:
         position = read_position(metadata, "to")
-        number = position.number if position.offset else position.number - 1
-        FileLedger(path, unit).check(number, metadata.get("file"))
+    except SourceError:  # a class of the user's has that name
+        return None
+    number = position.number if position.offset else position.number - 1
+    try:
+        FileLedger(path, unit).check(number, pinned)
     except SourceError as error:
         try:
-            data = _as_it_was(path, unit, number, metadata["file"]) if "file" in metadata else None
+            data = _as_it_was(path, unit, number, pinned) if pinned is not None else None
         except (SourceError, OSError):  # the files are gone as well
             data = None
         return LedgerDamage(tx_id, str(path), str(error), data)

@@ -45,7 +45,7 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
             found=", ".join(paths), expected=", ".join(before),
             action="give the topology another name if it is another one; if the folder was moved, say so once with "
             f"FileSpout(…, moved_from={folder_of(before[0])!r}); to go on with other files, name both paths in a list "
-            f"for one start; to begin again: `trident reset {topology}`",
+            f"until a file of the new one was found; to begin again: `trident reset {topology}`",
         )  # fmt: skip
 
 

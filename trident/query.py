@@ -9,6 +9,7 @@ own threads and contend again.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
@@ -1055,7 +1056,8 @@ def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping
     if pins:
         executor.resume(max(pins), pins[max(pins)])
     elif committed:
-        positions = {partition: metadata for partition, (_, metadata) in committed.items()}
+        # A copy: what a spout does with it must not reach what is stored with the next transaction.
+        positions = {partition: copy.deepcopy(metadata) for partition, (_, metadata) in committed.items()}
         executor.resume(max(txid for txid, _ in committed.values()), positions)
 
 

@@ -195,7 +195,7 @@ class KernelEngine:
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
         self._json = jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString
-        self._drafts = DraftCommitter(self.java, kernel)
+        self._drafts = DraftCommitter(self.java, kernel, jvm.java.lang.Thread.currentThread)
         # One Java object for all calls: each time a Python object is handed over, py4j makes another.
         held = self._list()
         held.add(self._drafts)
@@ -475,14 +475,14 @@ class KernelEngine:
             return guard_commit(path, version, call, None)
         if base is not None:
             self._settle_base(base)
-        draft = self._drafts.expect(path, version)
+        expected = guard(path, lambda: self._drafts.expect(path, version))
         try:
             result, entry = guard_commit(
-                path, version, lambda: self._drafts.written(call),
-                lambda: publish_draft(path, version, draft, base.entry if base else None),
+                path, version, lambda: self._drafts.written(expected, call),
+                lambda: publish_draft(path, version, expected.draft, base.entry if base else None),
             )  # fmt: skip
         finally:
-            remove_draft(draft)
+            remove_draft(expected.draft)
         self._durable[path] = version, entry
         return result, entry
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import CommitConflict, TableError
@@ -41,7 +41,6 @@ _DRAFT = re.compile(r"\.{1,3}(\d{20})\.json\.[^/]*\.tmp(?:\.crc)?")
 _OTHER_DRAFT = re.compile(r"\.{1,2}\d{20}\.[^/]*\.tmp(?:\.crc)?")
 _OTHER_SECS = 600.0
 _OWN = ".trident.tmp"
-_thread = threading.local()  # its next draft; not by engine: a snapshot of one may be committed upon by another
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -49,51 +48,78 @@ class EntryMayBeLost(Exception):
     """The entry was there, and it is not known whether it is for good, or outlives a power cut."""
 
 
+@dataclass
+class Expected:
+    """The commit that a thread is about to make.
+
+    Attributes:
+        thread: Java's id of the thread.
+        draft: the file that the actions go into.
+        failure: why it could not be written.
+    """
+
+    thread: int
+    draft: str
+    failure: Exception | None = None
+
+
+# By the Java thread; not by engine: a snapshot of one may be committed upon by another.
+_expected: dict[int, Expected] = {}
+
+
 class DraftCommitter:
     """Kernel's ``Committer`` for tables on a local disk: writes the entry as a draft, and commits nothing.
 
-    Kernel calls it back on the Python thread that called Kernel, which is how
-    the thread knows its draft.
+    Kernel calls it back on the Java thread of the Python thread that called
+    Kernel, which is how it is known whose draft it is. Usually that is the same
+    Python thread; not where a callback server was started meanwhile, for a
+    stream's ``foreachBatch`` or a listener of the user's.
 
     Args:
         engine: Kernel's engine, a Java object.
         kernel: the Java package ``io.delta.kernel``.
+        this_thread: ``java.lang.Thread.currentThread``.
     """
 
     class Java:
         implements = ["io.delta.kernel.commit.Committer"]
 
-    def __init__(self, engine: Any, kernel: Any) -> None:
+    def __init__(self, engine: Any, kernel: Any, this_thread: Callable[[], Any]) -> None:
+        self._this_thread = this_thread
         self._write = engine.getJsonHandler().writeJsonFileAtomically
         self._status = kernel.utils.FileStatus.of
         self._entry = kernel.internal.files.ParsedPublishedDeltaData.forFileStatus
         self._response = kernel.commit.CommitResponse
 
-    def expect(self, path: str, version: int) -> str:
+    def expect(self, path: str, version: int) -> Expected:
         """Names the draft of this thread's next commit."""
-        _thread.draft, _thread.failure = _draft_of(path, version), None
-        return _thread.draft
+        thread = self._this_thread().getId()
+        expected = _expected[thread] = Expected(thread, _draft_of(path, version))
+        return expected
 
     def commit(self, _engine: Any, actions: Any, metadata: Any) -> Any:
         """Called by Kernel, with the actions of one commit in the order in which they are written."""
+        expected = _expected[self._this_thread().getId()]
         try:
-            self._write(_thread.draft, actions, True)
-            found = os.stat(_thread.draft)
+            self._write(expected.draft, actions, True)
+            found = os.stat(expected.draft)
             status = self._status(metadata.getPublishedDeltaFilePath(), found.st_size, found.st_mtime_ns // 1_000_000)
             return self._response(self._entry(status))
         except Exception as error:
             # py4j would print it, and hand Kernel a text. Kernel fails over None, and written() says why.
-            _thread.failure = error
+            expected.failure = error
             return None
 
-    def written(self, call: Callable[[], Any]) -> Any:
+    def written(self, expected: Expected, call: Callable[[], Any]) -> Any:
         """Runs Kernel's commit; when the draft could not be written, raises what that raised."""
         try:
             return call()
         except Exception as error:
-            if _thread.failure is not None:
-                raise _thread.failure from error
+            if expected.failure is not None:
+                raise expected.failure from error
             raise
+        finally:
+            _expected.pop(expected.thread, None)
 
 
 def _draft_of(path: str, version: int) -> str:
@@ -190,7 +216,8 @@ def _turn_rivals_away(folder: int | str, version: int) -> list[str]:
 
 def drafts_in(folder: int | str, version: int, own: bool = False) -> list[str]:
     """Drafts of entries up to a version; our own, which are linked and can replace nothing, only when asked for."""
-    found = ((name, _DRAFT.fullmatch(name)) for name in os.listdir(folder))
+    # Each commit looks, and a log of a day has 100,000 entries: only drafts begin with a dot.
+    found = ((name, _DRAFT.fullmatch(name)) for name in os.listdir(folder) if name[0] == ".")
     return [name for name, draft in found if draft and int(draft[1]) <= version and (own or _OWN not in name)]
 
 

@@ -71,8 +71,10 @@ def require_whole_log(path: str, version: int | None = None) -> None:
 
     Delta itself takes an empty entry for a commit without actions. Entries
     below the last checkpoint are not needed, and not looked at; an empty
-    checkpoint is none (Delta passes over it too). On other file systems than a
-    local disk this does nothing, and where there is no log.
+    checkpoint is none (Delta passes over it too). Of a version whose beginning was
+    cleaned up behind a later checkpoint only what is there is looked at: Delta
+    refuses it. On other file systems than a local disk this does nothing, and
+    where there is no log.
 
     Args:
         path: the table's root.
@@ -98,7 +100,10 @@ def require_whole_log(path: str, version: int | None = None) -> None:
         return  # no table, or one that whoever reads it will say more of
     last = max(entries, default=-1) if version is None else version
     begin = next((at for at in sorted(checkpoints, reverse=True) if at <= last and _filled(checkpoints[at])), -1)
-    for each in range(begin + 1, last + 1):
+    first = begin + 1
+    if begin < 0 and any(at > last for at in checkpoints):
+        first = min(entries, default=0)  # cleaned up behind a later checkpoint: whoever reads the version says so
+    for each in range(first, last + 1):
         wrong = _wrong(entries.get(each))
         if wrong is not None:
             raise TableError(

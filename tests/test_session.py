@@ -206,6 +206,12 @@ def test_spark_connect_is_refused():
         configure_spark(SparkSession.builder.config("spark.remote", "sc://host"))
 
 
+def test_a_session_in_which_java_cannot_call_python_back_is_refused(monkeypatch, spark):
+    monkeypatch.setattr(spark.sparkContext, "_gateway", object())  # py4j's other kind, without pinned threads
+    with pytest.raises(SparkSessionProblem, match="PYSPARK_PIN_THREAD"):
+        check_session(spark)
+
+
 def test_without_java_there_is_one_clear_error_and_no_output_of_spark():
     code = """
 from trident.session import make_session

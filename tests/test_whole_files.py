@@ -98,6 +98,14 @@ def test_what_a_checkpoint_holds_needs_no_entry_and_an_empty_checkpoint_holds_no
         require_whole_log(log_of(tmp_path / "torn", {**rest, 5: b""}, v3=b"PAR1"))
 
 
+def test_a_log_that_was_cleaned_up_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    """Whoever reads the version says that it is too old, and not that a file must be brought back from a back-up."""
+    later = {at: ENTRY for at in range(4, 9)}
+    require_whole_log(log_of(tmp_path / "cleaned", later, v7=b"PAR1"), 5)
+    with pytest.raises(TableError, match="log entry 5 of table"):
+        require_whole_log(log_of(tmp_path / "empty", {**later, 5: b""}, v7=b"PAR1"), 6)
+
+
 # --- reading --------------------------------------------------------------------------------------
 
 

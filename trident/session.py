@@ -292,11 +292,19 @@ def check_session(spark: SparkSession) -> SparkSession:
     Raises:
         SparkSessionProblem: it cannot; the message names the setting.
     """
+    from py4j.clientserver import ClientServer
+
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise SparkSessionProblem(
             "a Spark Connect session has no JVM at hand, which commits need",
             found="spark.remote",
             expected="a classic session, with spark.master",
+        )
+    if not isinstance(spark.sparkContext._gateway, ClientServer):
+        raise SparkSessionProblem(
+            "in this session Java cannot call Python back, which commits need, and threads share their jobs' names",
+            found="PYSPARK_PIN_THREAD=false",
+            expected="PYSPARK_PIN_THREAD not set, or true, before the session is made",
         )
     extensions = (spark.conf.get("spark.sql.extensions", "") or "").split(",")
     if DELTA_EXTENSION not in [name.strip() for name in extensions]:

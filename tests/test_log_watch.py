@@ -145,7 +145,7 @@ def test_entries_that_were_cleaned_up_do_not_stop_a_merge(log: Entries, plain: E
 def looked(log: Entries, mark: TableMark | None, txid: int = 2) -> TableFacts:
     control = ControlRecord("top", "lines", "inc", txid, 0, "d", 1, 1)
     table = TableFacts("words", APPEND, "words", True, "id", log.version, control, mark=mark)
-    looking = _Look(None, None, Path(log.path).parent, "top", "lines", [])  # type: ignore[arg-type]
+    looking = _Look(None, None, Path(log.path).parent, "top", "lines", [], "inc", {})  # type: ignore[arg-type]
     return looking._with_changes(table, Path(log.path), None, control, None)  # type: ignore[arg-type]
 
 

@@ -236,7 +236,7 @@ def run(spark: SparkSession, zk_server: str, world: dict[str, Any], folder: Path
         topology, names = topology_of(world, source, folder)
         query = start_topology(
             topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-            zookeeper_session_timeout_secs=4, max_spout_pending=world["in_flight"], **IN_ONE_PROCESS,
+            zookeeper_session_timeout_secs=4, max_spout_pending=world["in_flight"], standby=True, **IN_ONE_PROCESS,
         )  # fmt: skip
         queries.append(query)
         return query, names

@@ -128,7 +128,7 @@ def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
 
 def is_batch_spout(spout: Any) -> bool:
     """A spout without a coordinator of its own."""
-    return isinstance(spout, BatchSpout) and not hasattr(spout, "get_emitter")
+    return callable(getattr(spout, "emit_batch", None)) and not hasattr(spout, "get_emitter")
 
 
 def kind_of(spout: Any) -> SpoutKind:

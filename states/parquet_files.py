@@ -153,6 +153,8 @@ class _OpenFile:
             self._writer = pq.ParquetWriter(
                 full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us",
                 write_statistics=_with_statistics(table.schema),
+                # Of a column with -0.0 and no 0.0, Spark's reader would pass over a row group by its dictionary.
+                use_dictionary=_with_statistics(table.schema),
             )  # fmt: skip
         self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         self._rows += table.num_rows

@@ -24,6 +24,7 @@ from trident import (
     RichSpout,
     TridentTopology,
     TupleTopology,
+    running,
 )
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
@@ -148,6 +149,24 @@ def test_a_stop_leaves_behind_a_hook_that_does_not_return(
     assert [row.n for row in again.snapshot("rows0").collect()] == [1], "the next one leads, and nothing is lost"
 
 
+def test_a_stop_ends_when_the_status_cannot_be_written_either(
+    start: Starter, hang: Callable[[], None], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A disk that does not answer keeps whoever writes to it: nobody else may wait for that thread."""
+    monkeypatch.setattr("trident.query._END_SECS", 0.5)
+    folder = tmp_path / "warehouse" / "_trident" / "moody"
+    folder.mkdir(parents=True)
+    draft = folder / f".status.json.{os.getpid()}"
+    os.mkfifo(draft)  # opening it for writing does not return before somebody reads
+    query = start(topology(spout := Moody(close=hang)), stop_timeout_secs=1)
+    try:
+        assert eventually(lambda: any(name == "success" for name, _ in spout.calls), WAIT_SECS)
+        assert not (folder / "status.json").exists()
+        assert stopped(query, 30)
+    finally:
+        os.close(os.open(draft, os.O_RDONLY | os.O_NONBLOCK))
+
+
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
     monkeypatch.setattr("trident.query._TAKE_OVER_SECS", -3.0)
     monkeypatch.setattr("trident.query._UNREADY_SECS", 0.5)
@@ -249,6 +268,18 @@ def test_a_second_start_in_one_process_names_the_query_that_runs(start: Starter,
     said = [one.getMessage() for one in caplog.records if "stopped and replaced" in one.getMessage()]
     assert len(said) == 1 and first.run_id[:8] in said[0] and not first.is_active
     assert counts(second) == {"a": 3, "b": 3}
+
+
+def test_queries_that_have_ended_are_forgotten(monkeypatch: Any) -> None:
+    class Ended:
+        name, run_id, is_active = "n", "r", True
+
+    monkeypatch.setattr(running, "_queries", {})
+    one, other = Ended(), Ended()
+    running.add(("tuples", "of", "one"), one)
+    one.is_active = False
+    running.add(("tuples", "of", "other"), other)
+    assert running._queries == {("tuples", "of", "other"): [other]} and running.all_running() == [other]
 
 
 def test_a_with_block_stops_the_query_and_lets_exceptions_through(start: Starter) -> None:

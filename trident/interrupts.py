@@ -53,7 +53,7 @@ def _spare_the_batches() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGINT)
-    if getattr(handler, "__module__", "").startswith("pyspark."):
+    if str(getattr(handler, "__module__", "")).startswith("pyspark."):
         _pysparks_handler = handler
         signal.signal(signal.SIGINT, _on_interrupt)
 

@@ -303,9 +303,13 @@ class TopologyQuery(OtherNames):
         self._end_begins = threading.Lock()  # taken by whoever ends it, and never given back
         self._leave_at: float | None = None  # when a stop goes on without what still runs
         self._thread = threading.Thread(target=self._supervise, name=f"trident-{topology.name}", daemon=True)
-        self._pulse = threading.Thread(target=self._pulse_status, name="trident-status", daemon=True)
-        # Of its own: a spout's backlog may hang.
-        self._backlogs = threading.Thread(target=self._ask_backlogs, name="trident-backlog", daemon=True)
+        # Each of its own: a spout's backlog may hang, and so may the disk with the status; a stop ends all the same.
+        self._helpers = [
+            threading.Thread(target=work, name=f"trident-{name}", daemon=True)
+            for name, work in (
+                ("status", self._pulse_status), ("backlog", self._ask_backlogs), ("stop", self._time_the_stop),
+            )
+        ]  # fmt: skip
 
     # --- what a user asks ---------------------------------------------------------------------
 
@@ -582,8 +586,8 @@ class TopologyQuery(OtherNames):
             folder = server_folder(self._warehouse)
             self._keeper = EmbeddedKeeper(self._zk, folder, self._server_trouble, self._explain)
         self._thread.start()
-        self._pulse.start()
-        self._backlogs.start()
+        for helper in self._helpers:
+            helper.start()
 
     def _supervise(self) -> None:
         try:
@@ -657,8 +661,11 @@ class TopologyQuery(OtherNames):
             self.name, self._config.stop_timeout_secs,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
         )  # fmt: skip
-        for group in list(self._groups):
-            self._each([group.driver.abandon, group.runner.close])
+        parts = [part for group in list(self._groups) for part in (group.driver.abandon, group.runner.close)]
+        # A JVM that does not answer keeps whoever cancels something there.
+        cancelling = threading.Thread(target=self._each, args=(parts,), name="trident-ending", daemon=True)
+        cancelling.start()
+        cancelling.join(_JOIN_SECS)
         self._end()
 
     def _explain(self, error: BaseException) -> BaseException:
@@ -982,17 +989,21 @@ class TopologyQuery(OtherNames):
             log.warning("%s: %s", self.name, text)
 
     def _pulse_status(self) -> None:
-        """Status and display once in a while, off every critical path."""
+        """Status and display once in a while, off every critical path; it may hang where the disk does."""
         while not self._done.wait(_STATUS_POLL_SECS):
             try:
                 self._show_status()
             except Exception as error:  # for show only: it must go on
                 log.debug("the status of %s cannot be shown: %s", self.name, error)
+
+    def _time_the_stop(self) -> None:
+        while not self._done.wait(_STATUS_POLL_SECS):
             if self._stop_requested.is_set():
                 if self._leave_at is None:
                     self._leave_at = time.monotonic() + self._config.stop_timeout_secs
                 elif time.monotonic() > self._leave_at:
                     self._leave_behind()
+                    return
 
     def _show_status(self) -> None:
         self._front.listen_again()

@@ -29,7 +29,6 @@ class Query(Protocol):
     def stop(self, timeout_secs: float | None = None) -> None: ...
 
 
-
 _lock = threading.Lock()
 _queries: dict[Place, list[Query]] = {}
 
@@ -73,7 +72,12 @@ def running_at(place: Place) -> list[Query]:
 def add(place: Place, query: Query) -> None:
     """A query runs, until it ends."""
     with _lock:
-        _queries[place] = [other for other in _queries.get(place, ()) if other.is_active] + [query]
+        # Those that have ended are forgotten, wherever they ran: each holds its topology and its tables' plans.
+        for known in list(_queries):
+            _queries[known] = [other for other in _queries[known] if other.is_active]
+            if not _queries[known]:
+                del _queries[known]
+        _queries.setdefault(place, []).append(query)
 
 
 def all_running() -> list[Query]:

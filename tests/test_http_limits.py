@@ -256,6 +256,22 @@ def test_time_is_up(server: HttpServer, monkeypatch: pytest.MonkeyPatch, sent: b
     assert health(server.address) == 200
 
 
+def test_a_slow_client_that_reads_all_the_time_gets_all(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_limits, "UNREAD_SECS", 0.25)
+    server._server.adj.cleanup_interval = 0.05
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        host, _, port = server.address.rpartition(":")
+        slow.connect((host, int(port)))
+        slow.sendall(sized(7_000_000))
+        got = 0
+        while got < 7_000_000:
+            part = slow.recv(20_000)
+            assert part, f"cut after {got} bytes"
+            got += len(part)
+            time.sleep(len(part) / 2_000_000)
+
+
 def test_a_request_byte_by_byte_has_no_more_time_than_another(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,10 +21,13 @@ A request that runs is never closed for any of this.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import resource
 import socket
+import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -44,7 +47,8 @@ HELD_BYTES_MAX = 64 << 20
 HEADER_SECS = 10.0
 BODY_SECS = 30.0
 UNREAD_SECS = 10.0
-IDLE_SECS = 60.0
+# Longer than the 60 s that many load balancers keep one for: a connection that is closed while they send is an error.
+IDLE_SECS = 75.0
 # How long what a refused client still sends is read away: closed at once, its answer would be lost (RFC 9112 9.6).
 _DRAIN_SECS = 2.0
 _DRAIN_BYTES = 1 << 16
@@ -85,6 +89,7 @@ class _Channel(HTTPChannel):
         super().__init__(*args, **named)
         # Since when a request is incomplete; None between two requests.
         self._began: float | None = self.creation_time
+        self._in_kernel, self._read_at = 0, self.creation_time
 
     @property
     def held_bytes(self) -> int:
@@ -100,12 +105,26 @@ class _Channel(HTTPChannel):
         if self._drains_until is not None:
             return now > self._drains_until
         if self.total_outbufs_len:
-            return now > self.last_activity + UNREAD_SECS
+            return now > max(self.last_activity, self._last_read(now)) + UNREAD_SECS
         if self._began is None:
             return now > self.last_activity + IDLE_SECS
         request = self.request
         in_body = request is not None and request.headers_finished
         return now > self._began + (BODY_SECS if in_body else HEADER_SECS)
+
+    def _last_read(self, now: float) -> float:
+        """When the client was last seen to have read anything.
+
+        A socket takes more only when a third of what it holds is gone: a slow client may read for long before.
+        """
+        try:
+            found = fcntl.ioctl(self._fileno, termios.TIOCOUTQ, b"\0" * 4)
+        except OSError:  # closed, or a system that does not tell
+            return self._read_at
+        waiting = int.from_bytes(found, sys.byteorder)
+        if waiting != self._in_kernel:
+            self._in_kernel, self._read_at = waiting, now
+        return self._read_at
 
     def received(self, data: bytes) -> bool:
         taken = super().received(data)

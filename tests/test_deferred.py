@@ -139,10 +139,17 @@ def test_what_is_not_simple_is_left_to_spark():
     for one in (F.col("N"), F.col("`n`"), F.col("*"), F.col("n") / 2, F.col("f") + F.col("n"), F.col("day") > "2024",
                 F.rand(), expr("n"), F.explode("xs"), F.col("n").alias("a", metadata={}), F.lit(None), F.sum("n"),
                 F.col("flag") + 1, F.col("word") > 3, F.col("n").isin(), F.lit(1 << 70),
-                F.col("day").cast("int")):  # fmt: skip
+                F.col("day").cast("int"), F.col("flag").cast("bool"), F.col("n").isin((1, 2)), F.col("current_date"),
+                F.col("word").like(F.col("word"))):  # fmt: skip
         assert known(one, schema, "x") is None, str(one)
     with pytest.raises(FieldError, match="`wrd`; expected: one of n, i.*Did you mean 'word'"):
         known(F.col("wrd") > 3, schema, "x")
+
+
+def test_a_column_of_pyspark_in_front_of_one_of_these_says_what_to_write(spark):
+    with pytest.raises(TypeError, match="is not iterable: n; beside a Column of pyspark.*trident.functions"):
+        P.col("i") + F.col("n")
+    assert plain(build(F.col("n") + P.col("i"))) == plain(P.col("n") + P.col("i"))
 
 
 def test_streams_take_them_wherever_they_take_columns(spark):

@@ -84,7 +84,11 @@ class DeferredColumn:
         return DeferredColumn(name, self, args, kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError("a Column is not iterable")
+        # PySpark asks for it when one of its own Columns stands in front.
+        raise TypeError(
+            f"a Column is not iterable: {self}; beside a Column of pyspark.sql.functions write that one with "
+            "trident.functions, too"
+        )
 
     def __contains__(self, item: object) -> bool:
         raise TopologyError("`in` cannot be asked of a Column", action="use contains, isin or array_contains")

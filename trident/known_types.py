@@ -39,7 +39,12 @@ _COMPARED = (StringType(), BooleanType(), DateType(), TimestampType(), Timestamp
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eqNullSafe")
 _SUMS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
 _OF_TEXT = ("upper", "lower", "trim", "ltrim", "rtrim", "initcap")
-_TEXT_TESTS = ("like", "ilike", "rlike", "contains", "startswith", "endswith")
+_PATTERNS = ("like", "ilike", "rlike")  # PySpark takes a text there, and no Column
+_TEXT_TESTS = (*_PATTERNS, "contains", "startswith", "endswith")
+# What Spark takes such a name for where there is no field of it.
+_NO_FIELDS = (
+    "current_date", "current_timestamp", "current_time", "current_user", "user", "session_user", "grouping__id",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,15 @@ def _of(value: Any, schema: StructType, what: str) -> Known:
         return Known(_cast(base.type, args[0]), base.reads)
     if name in ("isNull", "isNotNull"):
         return Known(BooleanType(), base.reads)
+    if name in _PATTERNS and not all(isinstance(one, str) for one in args):
+        raise _AskSpark
     others = [_of(one, schema, what) for one in _flat(name, args)]
     reads = base.reads.union(*(one.reads for one in others))
     return Known(_result(name, base.type, [one.type for one in others]), reads)
 
 
 def _flat(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if name == "isin" and len(args) == 1 and isinstance(args[0], (list, tuple)):
+    if name == "isin" and len(args) == 1 and isinstance(args[0], (list, set)):  # of a tuple PySpark makes one value
         return tuple(args[0])
     return args
 
@@ -118,7 +125,7 @@ def _field(name: str, schema: StructType, what: str) -> Known:
     if any(mark in name for mark in ".`*"):
         raise _AskSpark
     near = [field for field in schema.fields if field.name.lower() == name.lower()]
-    if not near and not name.startswith("_"):  # such as _metadata
+    if not near and not name.startswith("_") and name.lower() not in _NO_FIELDS:  # such as _metadata
         raise FieldError(
             f"{what} uses a field that does not exist", found=f"`{name}`",
             expected=f"one of {', '.join(schema.names)}", action=did_you_mean(name, schema.names),
@@ -147,6 +154,8 @@ def _cast(source: DataType, target: Any) -> DataType:
         found = parse_type(target) if isinstance(target, str) else target
     except TridentError:  # a type that our own grammar does not have
         raise _AskSpark from None
+    if isinstance(target, str) and target.strip().lower() == "bool":  # our own word for it
+        raise _AskSpark
     plain = (*_NUMBERS, StringType())
     if source in (*plain, BooleanType()) and found in plain or source == found and found in (*plain, *_COMPARED):
         return found

@@ -139,3 +139,18 @@ def test_a_transactional_partition_that_was_away_goes_on_where_it_was(made) -> N
     executor.initialize(Known(Attempt(3, 0), Attempt(2, 0), previous=second))
     assert jobs.began_at == {"a": 6, "b": 3}
     assert OPAQUE not in {one.mode for one in jobs.asked}
+
+
+def test_an_emitter_may_change_the_metadata_that_it_is_given(tmp_path: Path) -> None:
+    class Emitter:
+        def emit_batch(self, attempt: Attempt, metadata: Any) -> list[Any]:
+            return [(metadata.pop("from"),)]
+
+    parts = {
+        "output_schema": StructType(), "get_coordinator": lambda self, context: Coordinator(),
+        "get_emitter": lambda self, context: Emitter(),
+    }  # fmt: skip
+    executor = make_executor(type("Spout", (), parts)(), SpoutContext(None, "t", "s", tmp_path, "inc"))
+    metadata = {"from": 3}
+    assert executor.emit_batch(Attempt(1, 0), metadata).data == [(3,)]
+    assert metadata == {"from": 3}  # it goes into the manifest afterwards

@@ -15,6 +15,7 @@ executors (:mod:`trident.partition_tasks`).
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Mapping
@@ -198,7 +199,8 @@ class TridentSpoutExecutor:
         return self._coordinator.initialize(known)
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
-        emitted = self._emitter.emit_batch(attempt, metadata)
+        # A copy: the manifest says what was pinned, and a rebuilt ZooKeeper has its position from there.
+        emitted = self._emitter.emit_batch(attempt, copy.deepcopy(metadata))
         emitted = emitted if isinstance(emitted, Emitted) else Emitted(emitted)
         if emitted.commit_data is None:
             return emitted

@@ -209,3 +209,21 @@ def test_none_where_the_schema_forbids_it_is_an_error(spark):
     for data in ([(1,), (None,)], pa.table({"n": [1, None]})):
         with pytest.raises(SourceError, match="'n' .*None|'n' .*nulls"):
             to_dataframe(spark, data, schema)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_the_first_and_the_last_moment_of_the_calendar_have_local_time_too(zone, monkeypatch):
+    from trident.rows import _local
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        first = datetime.datetime.min
+        for naive in (first, first + datetime.timedelta(hours=5), datetime.datetime.max):
+            assert _local(naive).replace(tzinfo=None) == naive
+            assert _local(naive).utcoffset() is not None
+            inside = naive + datetime.timedelta(days=2 if naive.year == 1 else -2)
+            assert _local(naive).utcoffset() == inside.astimezone().utcoffset()
+    finally:
+        monkeypatch.undo()
+        time.tzset()

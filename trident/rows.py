@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import SourceError
@@ -133,12 +133,12 @@ def _column(values: list[Any], field: "pyarrow.Field", of: Any) -> "pyarrow.Arra
     import pyarrow as pa
     from pyspark.sql.types import TimestampType
 
-    if isinstance(of.dataType, TimestampType):
-        # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
-        values = [v.astimezone() if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
     try:
+        if isinstance(of.dataType, TimestampType):
+            # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
+            values = [_local(v) if isinstance(v, datetime) and v.tzinfo is None else v for v in values]
         column = pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError) as error:
         raise _bad_value(values, field.type, of, error) from error
     if column.null_count and not field.nullable:
         raise SourceError(f"the field {field.name!r} of a spout's batch holds None", expected="none, by its schema")
@@ -169,13 +169,22 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
     return _create(spark, arrow_rows(rows, schema), schema)
 
 
+def _local(naive: datetime) -> datetime:
+    """With this process's offset; Python gives none on the first and the last day that it knows."""
+    try:
+        return naive.astimezone()
+    except (ValueError, OverflowError):
+        inside = naive + timedelta(days=2 if naive.year == 1 else -2)
+        return naive.replace(tzinfo=timezone(inside.astimezone().utcoffset() or timedelta(0)))
+
+
 def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> SourceError:
     import pyarrow as pa
 
     for number, value in enumerate(values):
         try:
             pa.array([value], type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError):
             return SourceError(
                 f"the field {field.name!r} of row {number} of a spout's batch does not fit its type",
                 found=repr(value)[:200],

@@ -91,7 +91,8 @@ races: check-java $(STAMP) $(CLASSES)
 		tests/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
 
 types: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py tests/test_value_types.py $(PYTEST_ARGS)
+	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py tests/test_value_types.py \
+		tests/test_same_keys.py $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

@@ -386,6 +386,21 @@ def test_maintenance_writes_a_checkpoint_that_every_reader_takes(spark, engine, 
     assert DeltaTable(table.path).to_pyarrow_table().num_rows == 8
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux for the faults of ended children")
+def test_a_commit_starts_no_process(spark, engine, table):
+    """Hadoop's own local file system asks `readlink` and `chmod`, in processes of their own: 50 ms a commit."""
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+
+    def faults_of_ended_children() -> int:
+        return int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[8])
+
+    snapshot = commit(engine, table, 1, [1])  # what is loaded once is loaded
+    before = faults_of_ended_children()
+    for txid in range(2, 5):
+        snapshot = commit(engine, snapshot, txid, [txid])
+    assert faults_of_ended_children() == before
+
+
 def test_maintenance_disturbs_no_commit_that_runs_meanwhile(engine, table):
     snapshots, commits = [table], 40 if RACE_ROUNDS else 15
     stop = threading.Event()

@@ -6,6 +6,7 @@ import logging
 import re
 
 from trident.coordinators.errors import BatchError
+from trident.signatures import search_causes
 
 _log = logging.getLogger("trident.failures")
 # Class 22 of the SQL standard's states: the data is at fault. It fails the same way whenever it is computed.
@@ -14,22 +15,14 @@ _DATA_FAILURE = re.compile(r"\[([A-Z_0-9.]+)\] ((?:(?!SQLSTATE: )[^\n])*)SQLSTAT
 
 def expression_failure(exc: BaseException, attempt: object) -> BatchError | None:
     """The error behind a failed Spark job, when the values of a row were the cause; else None."""
-    seen: set[int] = set()
-    current: BaseException | None = exc
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        try:
-            match = _DATA_FAILURE.search(str(current))
-        except Exception:  # str() of a Java error asks the JVM, which may be gone
-            match = None
-        if match:
-            said = f"[{match[1]}] {match[2].strip()}"
-            error = BatchError(
-                f"an expression of Spark cannot take a value of attempt {attempt}: {said}",
-                action="correct the expression or the data",
-            )
-            error.attempt, error.fingerprint = str(attempt), said
-            _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
-            return error
-        current = current.__cause__ or current.__context__
-    return None
+    match = search_causes(exc, _DATA_FAILURE)
+    if match is None:
+        return None
+    said = f"[{match[1]}] {match[2].strip()}"
+    error = BatchError(
+        f"an expression of Spark cannot take a value of attempt {attempt}: {said}",
+        action="correct the expression or the data",
+    )
+    error.attempt, error.fingerprint = str(attempt), said
+    _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
+    return error

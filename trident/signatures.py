@@ -377,18 +377,26 @@ def users_traceback(report: Mapping[str, Any] | None) -> UsersTraceback | None:
 
 def find_report(exc: BaseException) -> dict[str, str] | None:
     """What a worker told of a user's function that raised (trident.arrow_failures), from what Spark raised here."""
+    match = search_causes(exc, _MARK)
+    if match is None:
+        return None
+    try:
+        return json.loads(base64.b64decode(match.group(1), validate=True))
+    except (binascii.Error, ValueError):  # cut off on its way: no report
+        return None
+
+
+def search_causes(exc: BaseException, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """The first match in the texts of an exception and of what caused it."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         try:
-            match = _MARK.search(str(current))
+            match = pattern.search(str(current))
         except Exception:  # str() of a Java error asks the JVM, which may be gone
             match = None
         if match:
-            try:
-                return json.loads(base64.b64decode(match.group(1), validate=True))
-            except (binascii.Error, ValueError):  # cut off on its way: no report
-                return None
+            return match
         current = current.__cause__ or current.__context__
     return None

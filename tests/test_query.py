@@ -562,8 +562,10 @@ def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(s
     def kept() -> int:
         return spark.sparkContext._jsc.getPersistentRDDs().size()
 
-    def bad(n: int) -> int:
-        raise ValueError(n)
+    def bad(n: int) -> int:  # for one row only: of two partitions that fail, Spark reports either
+        if n == 0:
+            raise ValueError(n)
+        return n
 
     topology, before = TridentTopology("kept"), kept()
     broken = topology.new_stream("rows", Frames(spark)).each("n", bad, "m")

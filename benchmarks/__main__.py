@@ -59,7 +59,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(names: list[str], given: argparse.Namespace, folder: Path) -> int:
     from trident.coordinators.embedded import EmbeddedZooKeeper
-    from trident.session import make_session
+    from trident.spark.session import make_session
 
     spark = make_session(
         "trident benchmarks",

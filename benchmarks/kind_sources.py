@@ -13,7 +13,7 @@ from trident import (
     PartitionBatch,
     PartitionedTridentSpout,
 )
-from trident.spouts import BatchSpout, SpoutKind
+from trident.spouts.contracts import BatchSpout, SpoutKind
 
 SCHEMA = StructType().add("key", "string").add("n", "long")
 

@@ -113,7 +113,7 @@ def run(bench: Bench, report: Report) -> None:
 def _by_size(bench: Bench, report: Report) -> None:
     """Looking 1,000 changed keys up, and appending their new values, in a small and in a large state."""
     from trident import Count, DeltaAppend, DeltaMapState, TridentConfig, TridentTopology
-    from trident.admin import compact
+    from trident.commands.admin import compact
 
     resolve = {}
     for keys in (bench.size(20_000, 200), bench.size(1_000_000, 400)):

@@ -25,7 +25,7 @@ def main(mode: str, files: Path, folder: Path, lines: int) -> None:
     import trident  # noqa: F401
     from benchmarks import words
     from trident import DeltaMapState
-    from trident.session import make_session
+    from trident.spark.session import make_session
 
     _tell("imported")
     spark = make_session("restart", {"spark.driver.memory": "1g"})

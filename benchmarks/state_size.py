@@ -148,7 +148,7 @@ class _Sized:
             query.process_all_available()
         # stop() has merged, unless that took it too long.
         from trident import TridentConfig
-        from trident.admin import compact
+        from trident.commands.admin import compact
 
         compact("sized", TridentConfig(warehouse=str(self._warehouse), spark_master=self._bench.spark.sparkContext.master))
         found = self.plain().count()

@@ -138,7 +138,7 @@ def _frame(bench: Bench, count: int, partitions: int) -> "DataFrame":
 
 def _plan(ours: Callable[["Stream"], "Stream"]) -> Any:
     from trident import DeltaAppend, TridentTopology
-    from trident.planner import plan
+    from trident.planning.groups import plan
 
     topology = TridentTopology("bench")
     ours(topology.new_stream("rows", _Rows())).partition_persist(DeltaAppend("out"))
@@ -161,8 +161,8 @@ def _timed(call: Callable[[], None]) -> float:
 def _small(bench: Bench, report: Report) -> None:
     """Each batch planned and staged: by the topology's plan, and by DataFrames made by hand for each batch."""
     from trident.coordinators.transactions import TransactionAttempt
-    from trident.rows import to_dataframe
-    from trident.states.staging import StagingTarget, stage
+    from trident.spark.rows import to_dataframe
+    from trident.states.delta.staging import StagingTarget, stage
 
     rows_ = [(number, f"{_WORDS} {number % 50}", number % 7) for number in range(bench.size(1_000, 20))]
     count = bench.size(200, 3)

@@ -106,7 +106,7 @@ def _ledger(bench: Bench, report: Report, messages: int) -> None:
     """A ledger of so many messages, added up on the driver and by a Spark job."""
     import numpy as np
 
-    from trident.ledger import BatchLedger
+    from trident.messages.ledger import BatchLedger
 
     ledger = BatchLedger(bench.spark, bench.fresh("ledgers"), 1)
     roots = np.arange(1, messages + 1, dtype=np.uint64)

@@ -6,7 +6,7 @@ as "from the beginning", an older one as "from there", and everything would be
 counted again without a word. So each write of the group's record, which
 every write of the group sets, has a digest of what is stored with it, and
 loading compares. A record of a version before this one has none; see
-:mod:`trident.positions_check` for what is asked then.
+:mod:`trident.running.positions_check` for what is asked then.
 """
 
 from __future__ import annotations

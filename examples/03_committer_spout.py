@@ -15,7 +15,7 @@ from pathlib import Path
 from trident import Count, DeltaMapState, QueueSpout, SqliteQueue, TridentTopology
 
 folder = Path(tempfile.mkdtemp(prefix="trident-example-"))
-queue = SqliteQueue(folder / "orders.db")  # or a queue of your own, see trident.queue_spout.ReceiptQueue
+queue = SqliteQueue(folder / "orders.db")  # or a queue of your own, see trident.spouts.queues.receipts.ReceiptQueue
 
 
 def order(payload: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ def make(archive: Path) -> None:
     """Runs a topology with what most tests use, and has its JVM write down the classes as it ends."""
     from tests.spark_fixtures import spark_confs
     from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentTopology
-    from trident.session import make_session
+    from trident.spark.session import make_session
 
     os.environ[VARIABLE] = f"{cold_options()} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from typing import Any
 
 from trident.coordinators.errors import Deposed, SourceError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts import Commits, Emitted, Prepares, SpoutContext
+from trident.spouts.contracts import Commits, Emitted, Prepares, SpoutContext
 
 IN_FLIGHT = 3
 

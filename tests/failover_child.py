@@ -30,9 +30,9 @@ from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, SpoutKind, SqliteMap, TridentTopology, opaque
 from trident.coordinators import faults
 from trident.coordinators.zookeeper import WRITE, Check, ZooKeeper
-from trident.schemas import as_schema
-from trident.session import make_session
-from trident.states.kernel import KernelEngine
+from trident.spark.session import make_session
+from trident.states.delta.kernel import KernelEngine
+from trident.udf.schemas import as_schema
 
 TOPOLOGY, STREAM, WORDS = "failover", "numbers", 7
 

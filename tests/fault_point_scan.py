@@ -40,7 +40,7 @@ class Function:
     """One function or method.
 
     Attributes:
-        name: "states/manifest.py:ManifestStore.write".
+        name: "states/delta/manifest.py:ManifestStore.write".
         sites: (line, what) of I/O that no ``with fault_point`` around it covers.
         calls: name as called → lines, outside of any fault point.
         callers: functions that call it outside of one; filled by :func:`scan`.

@@ -12,14 +12,14 @@ from pyspark.sql.types import StructType
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.records import GroupRecord, Marker
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.binding import StateBinding
-from trident.states.committer import DeltaCommitter
-from trident.states.delta_append import DeltaAppend
-from trident.states.delta_map import DeltaMapState
-from trident.states.kernel import KernelEngine
-from trident.states.parquet_files import FileTarget, write_partition
-from trident.states.staged import StagedFile
-from trident.states.staging import attempt_folder, staged_file
+from trident.states.core.binding import StateBinding
+from trident.states.core.staged import StagedFile
+from trident.states.delta.append import DeltaAppend
+from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import attempt_folder, staged_file
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.publishing.committer import DeltaCommitter
 
 ROWS = StructType().add("word", "string").add("n", "long")
 COUNTS = StructType().add("word", "string").add("count", "long")

@@ -19,15 +19,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType
 
-from trident.states.binding import StateBinding
-from trident.states.control import DOMAIN, ControlRecord
-from trident.states.delta_append import DeltaAppend
-from trident.states.delta_map import DeltaMapState
-from trident.states.descriptor import StateDescriptor
-from trident.states.kernel import KernelEngine, TableSnapshot
-from trident.states.parquet_files import FileTarget, write_partition
-from trident.states.staged import StagedFile
-from trident.states.tables import plain_table, published_table
+from trident.states.core.binding import StateBinding
+from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.staged import StagedFile
+from trident.states.delta.append import DeltaAppend
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.tables import plain_table, published_table
+from trident.states.keyed.delta_map import DeltaMapState
 
 COUNT_SCHEMA = "word string, count bigint"
 

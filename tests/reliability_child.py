@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, RedisListSpout, TridentTopology
-from trident.session import make_session
+from trident.spark.session import make_session
 
 TOPOLOGY, STREAM, GATE, POISON = "reliable", "lines", "gate-", "poison"
 # Nobody waits for ever: a worker whose test has failed must end.

@@ -14,9 +14,9 @@ from tests.topology_helpers import IN_ONE_PROCESS
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
 from trident.coordinators.errors import TridentError
 from trident.coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
-from trident.query import TopologyQuery, start_topology
-from trident.repair import Repaired, repair
-from trident.repair_steps import Choices
+from trident.repair.apply import Repaired, repair
+from trident.repair.steps import Choices
+from trident.running.query import TopologyQuery, start_topology
 
 WAIT_SECS = 90.0
 BATCHES = [[("a b a",), ("b",)], [("c a",)], [("b b",)], [("d",), ("a d",)], [("e a",)]]

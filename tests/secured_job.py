@@ -18,10 +18,10 @@ from typing import Any
 
 from trident import DeltaAppend, DeltaMapState, FileSpout, Sum, TridentConfig, TridentTopology
 from trident.coordinators import faults
-from trident.query import TopologyQuery
-from trident.schemas import as_schema
-from trident.session import make_session
-from trident.spouts import OpaquePartitionedTridentSpout, PartitionBatch
+from trident.running.query import TopologyQuery
+from trident.spark.session import make_session
+from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionBatch
+from trident.udf.schemas import as_schema
 
 NAME = "secured"
 NUMBERS, PER_BATCH = 20, 5

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jvm_options import session_options
-from trident.session import make_session
+from trident.spark.session import make_session
 
 
 @functools.lru_cache(maxsize=1)

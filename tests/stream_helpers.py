@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from trident.arrow_ops import Chain
-from trident.arrow_values import python_values
 from trident.coordinators.transactions import TransactionAttempt
-from trident.lowering import PyOp, arrow_type
-from trident.planner import GroupPlan, plan
-from trident.run_batch import _plan_of
-from trident.states.delta_append import DeltaAppend
-from trident.stream import Stream
-from trident.topology import TridentTopology
-from trident.types import parse_outputs
+from trident.planning.groups import GroupPlan, plan
+from trident.planning.lowering import PyOp, arrow_type
+from trident.states.delta.append import DeltaAppend
+from trident.streams.run_batch import _plan_of
+from trident.streams.stream import Stream
+from trident.streams.topology import TridentTopology
+from trident.udf.types import parse_outputs
+from trident.workers.chain import Chain
+from trident.workers.values import python_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

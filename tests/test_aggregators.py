@@ -11,14 +11,25 @@ from typing import Any
 import pytest
 
 from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of
-from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum, is_groupable, is_ordered, kind_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planner import plan
-from trident.signatures import translate_failure
-from trident.states.memory_map import MemoryMapState
-from trident.states.native import NATIVE
-from trident.types import parse_type
+from trident.operations.aggregators import (
+    Aggregator,
+    Combiner,
+    Count,
+    Max,
+    Min,
+    Reducer,
+    Sum,
+    is_groupable,
+    is_ordered,
+    kind_of,
+)
+from trident.planning.groups import plan
+from trident.states.core.native import NATIVE
+from trident.states.maps.memory_map import MemoryMapState
+from trident.udf.signatures import translate_failure
+from trident.udf.types import parse_type
 
 NAN = float("nan")
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from trident import DeltaAppend, FixedBatchSpout, TridentConfig, TridentTopology, admin, configure_spark, opaque
+from trident import DeltaAppend, FixedBatchSpout, TridentConfig, TridentTopology, configure_spark, opaque
+from trident.commands import admin
 from trident.coordinators.errors import TridentError, described
-from trident.states.backed_map import non_transactional
-from trident.states.backing_maps import StaticMap
-from trident.states.redis_map import RedisMap
-from trident.states.sqlite_map import SqliteMap
-from trident.stream import Stream
-from trident.tuple_topology import TupleTopology
+from trident.states.maps.backed_map import non_transactional
+from trident.states.maps.backing_maps import StaticMap
+from trident.states.maps.redis_map import RedisMap
+from trident.states.maps.sqlite_map import SqliteMap
+from trident.streams.stream import Stream
+from trident.tuples.topology import TupleTopology
 
 ODD = [None, True, 0, -1, 1.5, float("nan"), b"x", [], [1], [None], object(), int, lambda: 1, "\0"]
 

@@ -27,12 +27,12 @@ from trident.coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from trident.states.backed_map import BackedMapState, non_transactional, opaque, transactional
-from trident.states.backing_maps import MemoryBackingMap
-from trident.states.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from trident.states.redis_map import RedisMap
-from trident.states.sqlite_map import SqliteMap
-from trident.states.values import OpaqueValue, Semantics
+from trident.states.core.values import OpaqueValue, Semantics
+from trident.states.maps.backed_map import BackedMapState, non_transactional, opaque, transactional
+from trident.states.maps.backing_maps import MemoryBackingMap
+from trident.states.maps.map_states import CachedMap, NonTransactionalMap, OpaqueMap, TransactionalMap
+from trident.states.maps.redis_map import RedisMap
+from trident.states.maps.sqlite_map import SqliteMap
 
 ROOT = Path(__file__).resolve().parent.parent
 STORES = ["memory", "sqlite", "redis"]
@@ -144,7 +144,7 @@ def test_a_thread_of_an_old_epoch_never_writes_after_the_new_one(store):
 
 ZOMBIE = """
 import pickle, sys
-from trident.states.map_states import OpaqueMap
+from trident.states.maps.map_states import OpaqueMap
 from trident.coordinators.errors import StaleEpoch
 store = pickle.loads(bytes.fromhex(sys.argv[1]))
 state = OpaqueMap(store, epoch=1, incarnation="i")

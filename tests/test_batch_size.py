@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trident.batch_size import AdaptiveBatchSize
 from trident.coordinators.errors import TopologyError
+from trident.spouts.batch_size import AdaptiveBatchSize
 
 
 def test_the_first_batch_of_a_small_backlog_has_the_least_size():

@@ -29,7 +29,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(os.environ.get("TRIDENT_BENCH") != "all", reason="make bench runs it, before the benchmarks")
 def test_a_quick_run_prints_ratios_and_writes_json(tmp_path: Path, spark: SparkSession, monkeypatch, capsys) -> None:
     """On the session of the tests: that the command makes and stops one of its own costs a JVM."""
-    monkeypatch.setattr("trident.session.make_session", lambda *_: spark)
+    monkeypatch.setattr("trident.spark.session.make_session", lambda *_: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda self: None)
     written = tmp_path / "figures.json"
     code = main(["commit-path", "--quick", "--json", str(written), "--folder", str(tmp_path)])

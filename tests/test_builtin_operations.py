@@ -13,11 +13,11 @@ import pytest
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
 from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
-from trident.deferred import expr
-from trident.nodes import NativeNode, PythonNode
-from trident.signatures import translate_failure
-from trident.stream import Stream
+from trident.planning.nodes import NativeNode, PythonNode
+from trident.streams.stream import Stream
 from trident.testing import run_batch
+from trident.udf.deferred import expr
+from trident.udf.signatures import translate_failure
 
 NAN = float("nan")
 NASTY = [("a b",), ("",), (None,), ("  a  b ",), ("äö ü",), ("a|b\\c",), (" ",), ("a.b*c",), ("x--y-",), ("'\n'",)]

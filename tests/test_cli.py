@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from trident.cli import exit_code, main
+from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators import errors
-from trident.status import GroupStatus, StatusWriter, TopologyStatus, status_path
-from trident.user_file import load_topology
+from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, status_path
 
 ROOT = Path(__file__).resolve().parent.parent
 

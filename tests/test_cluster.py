@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.installed import bare_environment, site_packages
-from trident import cluster_files, cluster_probe
 from trident.coordinators.errors import ClusterProblem, EnvironmentProblem
+from trident.running import cluster_probe
+from trident.spark import cluster_files
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTER = "local-cluster[2,1,1024]"
@@ -48,8 +49,8 @@ def test_the_framework_that_is_sent_is_whole_and_runs_alone(tmp_path: Path) -> N
     python = bare_environment(tmp_path / "env")
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import trident, trident.states.parquet_files, trident.states.user_tasks, trident.coordinators.errors\n"
-        "import trident.arrow_ops, trident.tuple_tasks, trident.states.log_merge\n"
+        "import trident, trident.states.delta.parquet_files, trident.states.publishing.user_tasks, trident.coordinators.errors\n"
+        "import trident.workers.chain, trident.tuples.tasks, trident.states.keyed.log_merge\n"
         "print(trident.states.__file__)\n"
     )
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trident.rich_spouts import SpoutCollector
+from trident.spouts.rich import SpoutCollector
 
 THREADS, EMITS = 4, 20_000
 

@@ -12,10 +12,10 @@ import pytest
 from trident.coordinators.errors import Halted, StagedFileMissing
 from trident.coordinators.records import TableMark
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.control import ControlRecord
-from trident.states.manifest import Manifest, ManifestStore
-from trident.states.parquet_files import FileTarget, write_partition
-from trident.states.staging import fsync_folders, staged_file, verify_staged
+from trident.states.core.control import ControlRecord
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import fsync_folders, staged_file, verify_staged
 
 CONTROL = ControlRecord("top", "g", "inc", 7, 2, "digest", 1, 1)
 

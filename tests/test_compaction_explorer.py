@@ -1,6 +1,6 @@
 """MERGE, log drop and live read in every interleaving (docs/semantics.md 11).
 
-The decisions are the production ones of ``trident.states.compaction``. In each
+The decisions are the production ones of ``trident.states.keyed.compaction``. In each
 reachable state: no transaction counted twice or lost, the floor never above P, P
 never above the last advanced; each live read is exact as of its N.
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.explorer.compaction import Compaction
 from tests.explorer.search import DEEP, Violation, explore
-from trident.states.compaction import (
+from trident.states.keyed.compaction import (
     READ_AGAIN,
     LiveRead,
     LogView,

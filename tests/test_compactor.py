@@ -14,11 +14,11 @@ import pytest
 from tests.keyed_helpers import Concat, Group, Longest, append, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
-from trident.states import compactor as compactor_module
-from trident.states.background_compactor import BackgroundCompactor
-from trident.states.compactor import Compactor
-from trident.states.control import DOMAIN, decode_control
-from trident.states.kernel import KernelEngine
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import compactor as compactor_module
+from trident.states.keyed.background_compactor import BackgroundCompactor
+from trident.states.keyed.compactor import Compactor
 
 
 @pytest.fixture(autouse=True)
@@ -434,7 +434,7 @@ def test_an_error_in_the_background_is_told_and_tried_again(counts):
 @pytest.mark.parametrize("given_up", [False, True])
 def test_stopping_does_not_wait_for_ever(counts, monkeypatch, given_up: bool):
     publish_words(counts, [1])
-    monkeypatch.setattr("trident.states.background_compactor._CANCEL_SECS", 0.3)
+    monkeypatch.setattr("trident.states.keyed.background_compactor._CANCEL_SECS", 0.3)
     background = BackgroundCompactor([compactor_of(counts)], poll_secs=0.05)
     faults.arm("compact.merge:hang")
     background.start(advanced=1)

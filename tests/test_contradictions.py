@@ -22,14 +22,15 @@ from pyspark.sql import SparkSession
 
 from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, connected, fold, topology
 from tests.repair_sources import Sources
-from trident import admin, cli
+from trident import cli
+from trident.commands import admin
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
 from trident.coordinators.leadership import Fence
 from trident.coordinators.zookeeper import Delete, SetData, ZooKeeper, ZooKeeperConfig
-from trident.repair import repair
-from trident.status import format_status, read_status
+from trident.repair.apply import repair
+from trident.running.status import format_status, read_status
 
 ALL = os.environ.get("TRIDENT_REPAIR") == "all"
 full = pytest.mark.skipif(not ALL, reason="part of the whole list: TRIDENT_REPAIR=all")
@@ -560,7 +561,7 @@ def test_a_delta_log_that_was_cleaned_too_far(world: World) -> None:
 
 def cleaned(world: World, table: str) -> None:
     """Writes a checkpoint and removes every entry before it, as Delta does after its retention; not that of its version."""
-    from trident.states.kernel import KernelEngine
+    from trident.states.delta.kernel import KernelEngine
 
     engine = KernelEngine(world.spark)
     path = world.warehouse / table
@@ -606,7 +607,7 @@ def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     with pytest.raises(Halted):
         query.await_termination(WAIT_SECS)
     from tests.repair_helpers import connected
-    from trident.admin import leading
+    from trident.commands.admin import leading
 
     with connected(world.hosts, world.root) as zk, leading(zk, "top", ["lines"]):
         with pytest.raises(CoordinationError, match="top is running"):

@@ -17,8 +17,8 @@ from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.data_source_spout import DataSourceSpout
-from trident.spouts import Refreshes, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.contracts import Refreshes, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.data_source import DataSourceSpout
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 

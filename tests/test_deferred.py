@@ -18,11 +18,11 @@ from tests.stream_helpers import stream_of
 from trident import expr
 from trident import functions as F
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.deferred import DeferredColumn, build
-from trident.expressions import _analyse, to_column
 from trident.functions import _columns
-from trident.known_types import known
-from trident.types import parse_outputs
+from trident.udf.deferred import DeferredColumn, build
+from trident.udf.expressions import _analyse, to_column
+from trident.udf.known_types import known
+from trident.udf.types import parse_outputs
 
 
 def test_every_function_of_pyspark_that_makes_a_column_is_here_with_its_signature():
@@ -153,7 +153,7 @@ def test_a_column_of_pyspark_in_front_of_one_of_these_says_what_to_write(spark):
 
 
 def test_streams_take_them_wherever_they_take_columns(spark):
-    from trident.run_batch import run_batch
+    from trident.streams.run_batch import run_batch
 
     stream = stream_of("n long, word string")
     shaped = (
@@ -203,7 +203,7 @@ def test_a_file_with_columns_is_planned_without_a_jvm_and_pysparks_own_are_expla
     Path(tmp_path, "readme.py").write_text(README + next(block for block in blocks if "functions as F" in block))
     script = """
 from pyspark import SparkContext
-from trident.user_file import load_topology
+from trident.commands.user_file import load_topology
 for name in ("good", "readme", "own", "explodes", "wrong"):
     try:
         print(load_topology(name + ".py")[0].name)

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
-from trident.states import delta_log
-from trident.states.delta_log import (
+from trident.states.core.staged import StagedFile
+from trident.states.delta import history as delta_log
+from trident.states.delta.history import (
     Commit,
     commits_since,
     find_version_by_control,
@@ -20,8 +21,7 @@ from trident.states.delta_log import (
     foreign,
     read_commit,
 )
-from trident.states.kernel import KernelEngine, TableSnapshot
-from trident.states.staged import StagedFile
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
 APP = "trident/topology/group"

@@ -12,14 +12,14 @@ from pyspark.sql import functions as F
 
 from tests import source_helpers
 from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
-from trident import delta_changes
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.delta_changes import DeltaChanges, differences
-from trident.delta_planning import Range
-from trident.delta_spout import DeltaSpout
-from trident.schemas import as_schema
-from trident.spouts import Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.contracts import Refreshes, ReportsBacklog, Resumes, Shrinks, SpoutContext, TridentSpout
+from trident.spouts.delta import log as delta_changes
+from trident.spouts.delta.coordinator import Range
+from trident.spouts.delta.log import DeltaChanges, differences
+from trident.spouts.delta.spout import DeltaSpout
+from trident.udf.schemas import as_schema
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 
@@ -310,8 +310,8 @@ def test_a_long_row_of_versions_without_rows_does_not_hide_what_follows(tmp_path
     schema = json.dumps({"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": True, "metadata": {}}]})
     idle = [{"commitInfo": {"operation": "OPTIMIZE"}}]
     table = write_log(tmp_path, [{"metaData": {"id": "i", "schemaString": schema}}], *[idle] * 50, [added("a")])
-    monkeypatch.setattr("trident.delta_planning._AHEAD_VERSIONS", 5)
-    monkeypatch.setattr("trident.delta_spout.DeltaFrames", lambda spark, table: None)
+    monkeypatch.setattr("trident.spouts.delta.coordinator._AHEAD_VERSIONS", 5)
+    monkeypatch.setattr("trident.spouts.delta.spout.DeltaFrames", lambda spark, table: None)
     spout = DeltaSpout(table, starting_version=0, poll_interval_secs=0)
     coordinator = spout.get_coordinator(SpoutContext(None, "t", "rows", tmp_path, "life"))
     looks = next(look for look in range(20) if coordinator.is_ready(1))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import ConfigError, ForeignTable, TableError, TopologyError
-from trident.states.delta_map import DeltaMapState
-from trident.states.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.states.keyed.delta_map import DeltaMapState
 
 SCHEMA = '{"type":"struct","fields":[{"name":"word","type":"string","nullable":true,"metadata":{}}]}'
 

@@ -15,15 +15,17 @@ from pyspark.sql import SparkSession
 
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
-from trident import DeltaAppend, TridentTopology, directory_queue, directory_spout
+from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.transactions import TransactionAttempt
-from trident.directory_queue import HIDDEN
-from trident.directory_spout import DirectoryQueueSpout
-from trident.file_reading import source_failure
-from trident.spouts import Backlog, CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.files.reading import source_failure
+from trident.spouts.queues import directory as directory_queue
+from trident.spouts.queues import directory_spout
+from trident.spouts.queues.directory import HIDDEN
+from trident.spouts.queues.directory_spout import DirectoryQueueSpout
 
 
 class LazyLines:

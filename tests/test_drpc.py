@@ -43,7 +43,6 @@ from trident import (
     opaque,
     transactional,
 )
-from trident.arrow_states import MapAsOf, NewerThanAsked
 from trident.config import TridentConfig
 from trident.coordinators import faults
 from trident.coordinators.errors import (
@@ -57,15 +56,16 @@ from trident.coordinators.errors import (
     WrongArguments,
 )
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from trident.drpc import Answer
-from trident.drpc_plan import drpc_plans
-from trident.drpc_values import as_json, converted
-from trident.http_server import HttpServer
-from trident.planner import plan
-from trident.query import TopologyQuery
-from trident.states.map_states import OpaqueMap, TransactionalMap
-from trident.states.memory_map import MemoryMap
-from trident.types import parse_type
+from trident.drpc.http import HttpServer
+from trident.drpc.requests import Answer
+from trident.drpc.values import as_json, converted
+from trident.planning.groups import plan
+from trident.planning.requests import drpc_plans
+from trident.running.query import TopologyQuery
+from trident.states.maps.map_states import OpaqueMap, TransactionalMap
+from trident.states.maps.memory_map import MemoryMap
+from trident.udf.types import parse_type
+from trident.workers.states import MapAsOf, NewerThanAsked
 
 TOKEN = "a-token-of-the-tests"
 

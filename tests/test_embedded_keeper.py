@@ -16,8 +16,8 @@ from tests.storage_helpers import small_disk
 from tests.zk_fixtures import eventually
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper, ZooKeeperConfig
-from trident.embedded_keeper import EmbeddedKeeper
-from trident.storage_failures import FailureExplainer
+from trident.running.embedded_keeper import EmbeddedKeeper
+from trident.running.storage_failures import FailureExplainer
 
 LEVELS = (0, 4096, 8192, 12_288) if os.environ.get("TRIDENT_STORAGE") == "all" else (4096,)
 

@@ -16,14 +16,14 @@ from trident.coordinators.errors import CommitConflict, Halted, SchemaMismatch
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration, identity_conflicts
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states import delta_log
-from trident.states.compactor import Compactor
-from trident.states.control import DOMAIN, decode_control
-from trident.states.delta_log import commits_since, foreign
-from trident.states.evolution import add_columns, columns_only_added
-from trident.states.kernel import CommitOutcomeUnknown, KernelEngine
-from trident.states.reading import read_state
-from trident.states.tables import plain_table, published_table
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.delta import history as delta_log
+from trident.states.delta.evolution import add_columns, columns_only_added
+from trident.states.delta.history import commits_since, foreign
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
+from trident.states.delta.tables import plain_table, published_table
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.reading import read_state
 
 UPSERT = Native("upsert")
 

@@ -15,8 +15,8 @@ from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.feeder_spouts import FeederBatchSpout, FeederCommitterBatchSpout
-from trident.spouts import BatchSpout, Commits, CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.contracts import BatchSpout, Commits, CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.feeders import FeederBatchSpout, FeederCommitterBatchSpout
 
 
 def context(folder: Path, incarnation: str = "life") -> SpoutContext:

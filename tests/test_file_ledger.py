@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
-from trident.file_cuts import MAX_FILES, START, Position, cut, length_after, ranges, read_position
-from trident.file_ledger import FileLedger, FoundFile, LedgerBook, LedgerEntry
-from trident.file_listing import FileListing, as_paths
+from trident.spouts.files.cuts import MAX_FILES, START, Position, cut, length_after, ranges, read_position
+from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerBook, LedgerEntry
+from trident.spouts.files.listing import FileListing, as_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -157,7 +157,7 @@ def test_numbers_are_used_only_after_they_are_durable(tmp_path):
 
 def test_a_process_killed_right_after_an_append_leaves_a_good_ledger(tmp_path):
     program = (
-        "from pathlib import Path; from trident.file_ledger import *\n"
+        "from pathlib import Path; from trident.spouts.files.ledger import *\n"
         f"ledger = FileLedger(Path({str(tmp_path / 'l')!r}), 'bytes')\n"
         "for n in 'abc': ledger.append([FoundFile('/in/' + n, 1, 1)])\n"
     )

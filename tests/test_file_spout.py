@@ -20,18 +20,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trident import file_reading
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, IdentityMismatch, SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.file_cuts import FileRange
-from trident.file_ledger import LedgerEntry
-from trident.file_ledger_repair import look_at_ledger, write_ledger
-from trident.file_parquet import _is_exact
-from trident.file_reading import group, partitions_for, pieces, source_failure
-from trident.file_spout import FileSpout
-from trident.file_tasks import read_lines, shown
-from trident.spouts import ReportsBacklog, Shrinks, SpoutContext, SpoutKind, TridentSpout
+from trident.repair.file_ledger import look_at_ledger, write_ledger
+from trident.spouts.contracts import ReportsBacklog, Shrinks, SpoutContext, SpoutKind, TridentSpout
+from trident.spouts.files import reading as file_reading
+from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.ledger import LedgerEntry
+from trident.spouts.files.parquet import _is_exact
+from trident.spouts.files.reading import group, partitions_for, pieces, source_failure
+from trident.spouts.files.spout import FileSpout
+from trident.spouts.files.tasks import read_lines, shown
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -506,8 +506,8 @@ def test_an_unreadable_file_is_named(tmp_path):
     program = f"""
 import os, sys, tempfile
 sys.path.insert(0, {str(ROOT)!r})
-from trident.file_changes import ChangePolicy
-from trident.file_ledger import FileLedger, FoundFile
+from trident.spouts.files.changes import ChangePolicy
+from trident.spouts.files.ledger import FileLedger, FoundFile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
 folder.chmod(0o777)

@@ -13,10 +13,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.fixed_batch_spout import FixedBatchSpout
-from trident.rows import to_dataframe
-from trident.schemas import as_schema
-from trident.spouts import Backlog, Emitter, ReportsBacklog, SpoutContext, SpoutKind, TridentSpout
+from trident.spark.rows import to_dataframe
+from trident.spouts.contracts import Backlog, Emitter, ReportsBacklog, SpoutContext, SpoutKind, TridentSpout
+from trident.spouts.fixed import FixedBatchSpout
+from trident.udf.schemas import as_schema
 
 BATCHES = [[("a", 1), ("b", 2)], [], [("c", 3)]]
 
@@ -213,7 +213,7 @@ def test_none_where_the_schema_forbids_it_is_an_error(spark):
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
 def test_the_first_and_the_last_moment_of_the_calendar_have_local_time_too(zone, monkeypatch):
-    from trident.rows import _local
+    from trident.spark.rows import _local
 
     monkeypatch.setenv("TZ", zone)
     time.tzset()

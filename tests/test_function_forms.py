@@ -20,10 +20,10 @@ import pytest
 import trident
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, FieldError, OutputTypeError, TopologyError, UserFunctionError
-from trident.lifecycle import OperationContext, owner_of
-from trident.signatures import translate_failure
-from trident.stream import Stream
+from trident.streams.stream import Stream
 from trident.testing import run_batch
+from trident.udf.signatures import translate_failure
+from trident.workers.lifecycle import OperationContext, owner_of
 
 # --- prepare and cleanup -----------------------------------------------------------------
 
@@ -165,8 +165,8 @@ def test_prepare_and_cleanup_that_raise_fail_the_batch_with_the_operation(tmp_pa
 
 
 def test_a_pass_that_nobody_reads_to_its_end_is_cleaned_up(tmp_path) -> None:
-    from trident.arrow_failures import Label
-    from trident.arrow_ops import Chain, Keep
+    from trident.workers.chain import Chain, Keep
+    from trident.workers.failures import Label
 
     log = tmp_path / "log"
     chain = Chain((Keep(Label("filter", "here:1"), Noted(log), ("n",), ("n",)),), pa.schema([("n", pa.int64())]))
@@ -482,7 +482,7 @@ def test_functions_over_columns_are_checked_when_the_topology_is_built() -> None
 def test_pandas_is_not_loaded_for_functions_over_rows() -> None:
     code = (
         "import sys; from tests.stream_helpers import stream_of; "
-        "stream_of('n long').each('n', str, 's'); import trident.arrow_vectors; assert 'pandas' not in sys.modules"
+        "stream_of('n long').each('n', str, 's'); import trident.workers.vectors; assert 'pandas' not in sys.modules"
     )
     assert os.system(f'"{sys.executable}" -c "{code}"') == 0
 

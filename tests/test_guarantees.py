@@ -25,10 +25,10 @@ from trident import (
     opaque,
     transactional,
 )
-from trident.guarantees import Guarantee, StateKind, guarantee, state_kind_of, table
-from trident.spout_executors import kind_of
-from trident.spouts import SpoutKind
-from trident.states.backing_maps import MemoryBackingMap
+from trident.operations.guarantees import Guarantee, StateKind, guarantee, state_kind_of, table
+from trident.spouts.contracts import SpoutKind
+from trident.spouts.executors import kind_of
+from trident.states.maps.backing_maps import MemoryBackingMap
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 EXACT = Guarantee.EXACTLY_ONCE

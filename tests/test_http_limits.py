@@ -22,12 +22,12 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.zk_fixtures import eventually
-from trident import http_limits
 from trident.coordinators.errors import WrongArguments
-from trident.drpc import Answer
-from trident.drpc_values import arguments, converted, read_json
-from trident.http_server import HttpServer
-from trident.types import parse_type
+from trident.drpc import limits as http_limits
+from trident.drpc.http import HttpServer
+from trident.drpc.requests import Answer
+from trident.drpc.values import arguments, converted, read_json
+from trident.udf.types import parse_type
 
 RESULT = StructType([StructField("text", StringType())])
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -105,7 +105,7 @@ descriptors = int(sys.argv[1])
 if descriptors:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from tests.test_http_limits import Front
-from trident.http_server import HttpServer
+from trident.drpc.http import HttpServer
 server = HttpServer("127.0.0.1:0", None, Front())
 print(server.address, flush=True)
 hogs = []

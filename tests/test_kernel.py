@@ -23,10 +23,16 @@ from pyspark.sql import SparkSession
 
 from tests.spark_fixtures import spark_confs
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
-from trident.states import kernel
-from trident.states.delta_log import commits_since, foreign, read_commit
-from trident.states.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot, TxnAlreadyApplied
-from trident.states.staged import StagedFile
+from trident.states.core.staged import StagedFile
+from trident.states.delta import kernel
+from trident.states.delta.history import commits_since, foreign, read_commit
+from trident.states.delta.kernel import (
+    CommitOutcomeUnknown,
+    KernelEngine,
+    TableMissing,
+    TableSnapshot,
+    TxnAlreadyApplied,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.dumps(
@@ -474,9 +480,9 @@ def test_of_threads_that_commit_on_one_snapshot_exactly_one_wins(engine, table):
 WORKER = """
 import json, sys, time
 from trident.coordinators.errors import CommitConflict
-from trident.states.kernel import KernelEngine
-from trident.states.staged import StagedFile
-from trident.session import make_session
+from trident.states.delta.kernel import KernelEngine
+from trident.states.core.staged import StagedFile
+from trident.spark.session import make_session
 mode, path, confs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 engine = KernelEngine(make_session("race", confs))
 def say(*words):

@@ -13,8 +13,8 @@ import json, sys
 from concurrent.futures import ThreadPoolExecutor
 from pyspark.java_gateway import ensure_callback_server_started
 from trident.coordinators.errors import TableError
-from trident.session import make_session
-from trident.states.kernel import KernelEngine
+from trident.spark.session import make_session
+from trident.states.delta.kernel import KernelEngine
 
 SCHEMA = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
 spark, path = make_session("callbacks"), sys.argv[1]

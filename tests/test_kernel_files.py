@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.states import kernel_files
-from trident.states.kernel_files import table_lock
+from trident.states.delta import kernel_files
+from trident.states.delta.kernel_files import table_lock
 
 HOLDER = """
 import sys
-from trident.states.kernel_files import table_lock
+from trident.states.delta.kernel_files import table_lock
 with table_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -19,10 +19,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import CommitConflict
-from trident.states.delta_log import read_commit
-from trident.states.kernel import KernelEngine, TableSnapshot
-from trident.states.parquet_files import FileTarget, write_partition
-from trident.states.staging import staged_file
+from trident.states.delta.history import read_commit
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import staged_file
 
 SCHEMA = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0"))

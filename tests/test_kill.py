@@ -46,8 +46,8 @@ from trident import (
     Count, DeltaAppend, DeltaMapState, FileSpout, OpaquePartitionedTridentSpout, PartitionBatch, QueueSpout, SqliteMap,
     SqliteQueue, Sum, TridentTopology, opaque,
 )
-from trident.schemas import as_schema
-from trident.session import make_session
+from trident.udf.schemas import as_schema
+from trident.spark.session import make_session
 
 folder, zookeeper, root = sys.argv[1:]
 spark = make_session("life", {"spark.master": "local[2]", "spark.driver.memory": "700m"})

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = """
 import logging, sys
-from trident import last_resort
+from trident.running import last_resort
 last_resort.install(), last_resort.install()
 log = logging.getLogger("trident.coordinator")
 log.warning("attempt %s of %s failed", "1:0", "words/lines")

@@ -13,13 +13,16 @@ from pyspark.sql import functions as F
 
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed, map_of
 from trident.coordinators.errors import CommitConflict, ConfigError, TableError
-from trident.states import log_merge, resolve_reads, stored, table_files
-from trident.states.compaction import SnapshotUnavailable
-from trident.states.compactor import Compactor
-from trident.states.descriptor import StateDescriptor
-from trident.states.kernel import KernelEngine
-from trident.states.reading import read_state
-from trident.states.resolve_reads import StatePins, base_of
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta import table_files
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import log_merge
+from trident.states.keyed import lookups as resolve_reads
+from trident.states.keyed import snapshot as stored
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.lookups import StatePins, base_of
+from trident.states.keyed.reading import read_state
 
 
 @pytest.fixture(scope="module")

@@ -260,7 +260,7 @@ def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> 
         ),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore::trident.guarantees.NotExactlyOnceWarning")
+@pytest.mark.filterwarnings("ignore::trident.operations.guarantees.NotExactlyOnceWarning")
 def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         build(stream_of("word string, n long"))

@@ -29,24 +29,24 @@ IMPURE = {
     "asyncio", "concurrent", "io", "kazoo", "logging", "msgspec", "multiprocessing", "os", "pathlib", "queue", "random",
     "secrets", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", *SPARK_AND_DELTA,
 }  # fmt: skip
-# `trident repair` decides without I/O, on facts: trident/repair_look.py finds them, trident/repair.py does what is decided.
-REPAIR = ["decided", "facts", "foreign", "plan", "positions", "rebuild", "steps", "whole"]
+# `trident repair` decides without I/O, on facts: trident/repair/look.py finds them, trident/repair/apply.py does what is decided.
+REPAIR = ["decided", "diagnose", "facts", "foreign", "positions", "rebuild", "steps", "whole"]
 REPAIR_MAY_USE = {
-    "coordinators.positions", "coordinators.records", "states.control", "states.manifest", "states.plain_watch",
-    *(f"trident.repair_{name}" for name in REPAIR),
+    "coordinators.positions", "coordinators.records", "states.core.control", "states.delta.manifest", "states.keyed.plain_watch",
+    *(f"trident.repair.{name}" for name in REPAIR),
 }  # fmt: skip
 PURE = {
-    **{f"trident/repair_{name}.py": REPAIR_MAY_USE for name in REPAIR},
+    **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
     "coordinators/backoff.py": set(),
     "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
     "coordinators/transactions.py": set(),
     "coordinators/errors.py": set(),
     "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
-    "states/compaction.py": {"coordinators.errors"},
-    "states/names.py": {"coordinators.errors"},
-    "states/stored_values.py": {"coordinators.errors"},
-    "states/values.py": {"coordinators.errors", "states.stored_values"},
+    "states/keyed/compaction.py": {"coordinators.errors"},
+    "states/core/names.py": {"coordinators.errors"},
+    "states/core/stored_values.py": {"coordinators.errors"},
+    "states/core/values.py": {"coordinators.errors", "states.core.stored_values"},
 }
 # Each of these is talked to in these modules alone.
 ONLY_IN = {
@@ -139,7 +139,7 @@ def test_no_import_crosses_the_layers(file):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("coordinators/driver.py", "from trident.query import TopologyQuery"),
+        ("coordinators/driver.py", "from trident.running.query import TopologyQuery"),
         ("coordinators/driver.py", "import trident.states"),
         ("coordinators/driver.py", "def f():\n    from trident.states import committer"),
         ("coordinators/driver.py", "if TYPE_CHECKING:\n    from pyspark.sql import DataFrame"),
@@ -150,15 +150,15 @@ def test_no_import_crosses_the_layers(file):
         ("coordinators/master.py", "from concurrent.futures import ThreadPoolExecutor"),
         ("coordinators/master.py", "from trident.coordinators.driver import GroupDriver"),
         ("coordinators/master.py", "from . import zookeeper"),
-        ("states/committer.py", "from trident.coordinators.zookeeper import ZooKeeper"),
-        ("states/committer.py", "from trident.coordinators import driver"),
-        ("states/committer.py", "from trident.config import TridentConfig"),
-        ("states/names.py", "import pyspark"),
-        ("states/committer.py", "from states import manifest"),
-        ("trident/query.py", "import coordinators.driver"),
-        ("trident/query.py", "from tests.helpers import x"),
-        ("trident/query.py", "from kazoo.client import KazooClient"),
-        ("examples/01_word_count.py", "from trident.states.delta_map import DeltaMapState"),
+        ("states/publishing/committer.py", "from trident.coordinators.zookeeper import ZooKeeper"),
+        ("states/publishing/committer.py", "from trident.coordinators import driver"),
+        ("states/publishing/committer.py", "from trident.config import TridentConfig"),
+        ("states/core/names.py", "import pyspark"),
+        ("states/publishing/committer.py", "from states import manifest"),
+        ("trident/running/query.py", "import coordinators.driver"),
+        ("trident/running/query.py", "from tests.helpers import x"),
+        ("trident/running/query.py", "from kazoo.client import KazooClient"),
+        ("examples/01_word_count.py", "from trident.states.keyed.delta_map import DeltaMapState"),
     ],
 )
 def test_a_planted_violation_is_found(file, source):
@@ -171,8 +171,8 @@ def test_a_planted_violation_is_found(file, source):
         ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
         ("coordinators/driver.py", "from trident.coordinators import faults, master"),
         ("coordinators/master.py", "from trident.coordinators.transactions import TransactionAttempt"),
-        ("states/committer.py", "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults"),
-        ("trident/query.py", "from trident.coordinators.driver import GroupDriver\nfrom trident.states.committer import x"),
+        ("states/publishing/committer.py", "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults"),
+        ("trident/running/query.py", "from trident.coordinators.driver import GroupDriver\nfrom trident.states.publishing.committer import x"),
         ("examples/01_word_count.py", "from trident import TridentTopology"),
     ],
 )

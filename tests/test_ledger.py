@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trident.ledger import BatchLedger
+from trident.messages.ledger import BatchLedger
 
 
 def numbers(*values: int) -> np.ndarray:

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import CommitConflict, TableError
-from trident.states import log_commit
-from trident.states.kernel_files import table_lock
-from trident.states.log_commit import EntryMayBeLost, Signature, publish_draft, sweep_drafts
-from trident.states.log_entries import entry_of, entry_signature
+from trident.states.delta import log_commit
+from trident.states.delta.kernel_files import table_lock
+from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, sweep_drafts
+from trident.states.delta.log_entries import entry_of, entry_signature
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0")) or 60
@@ -174,8 +174,8 @@ def test_a_table_that_was_made_anew_with_as_many_versions_gets_nothing(tmp_path:
 
 STOPPED = """
 import os, signal, sys
-from trident.states import log_commit
-from trident.states.log_entries import entry_signature
+from trident.states.delta import log_commit
+from trident.states.delta.log_entries import entry_signature
 table, where = sys.argv[1:]
 draft = log_commit._draft_of(table, 1)
 open(draft, "w").write("stopped")

@@ -11,10 +11,10 @@ import pytest
 
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import TableMark
-from trident.repair_facts import APPEND, TableFacts
-from trident.repair_look import _Look
-from trident.states.control import ControlRecord
-from trident.states.log_watch import check_log, merged_log_version, repair_marker, start_of
+from trident.repair.facts import APPEND, TableFacts
+from trident.repair.look import _Look
+from trident.states.core.control import ControlRecord
+from trident.states.keyed.log_watch import check_log, merged_log_version, repair_marker, start_of
 
 STATE: Any = SimpleNamespace(topology="top", group="lines", incarnation="inc", name="counts", merge_app="merge")
 LEFT = "somebody else changed the table"

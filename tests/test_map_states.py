@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, StaleEpoch, TridentError
-from trident.states.backing_maps import MemoryBackingMap, StaticMap
-from trident.states.map_states import (
+from trident.states.core.values import OpaqueValue, TransactionalValue
+from trident.states.maps.backing_maps import MemoryBackingMap, StaticMap
+from trident.states.maps.map_states import (
     BufferedMap,
     CachedMap,
     NonTransactionalMap,
@@ -20,9 +21,8 @@ from trident.states.map_states import (
     TransactionalMap,
     key_text,
 )
-from trident.states.sqlite_map import SqliteMap
-from trident.states.user_states import BackingMap, FencedBackingMap, RemovableMapState, Snapshottable, State
-from trident.states.values import OpaqueValue, TransactionalValue
+from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.maps.user_states import BackingMap, FencedBackingMap, RemovableMapState, Snapshottable, State
 
 MAPS = [NonTransactionalMap, TransactionalMap, OpaqueMap]
 NON, TX, OPAQUE = MAPS

@@ -20,7 +20,7 @@ from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import DeltaAppend, FileSpout, TridentTopology
 from trident.coordinators.errors import BatchOutOfMemory
-from trident.status import read_status
+from trident.running.status import read_status
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 3_000

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from tests.message_helpers import Messages
-from trident.anchors import ANCHORS, read_anchors
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.ledger import Failure
-from trident.message_executor import MessageSpoutExecutor
-from trident.message_table import Settled
-from trident.replays import request_replay
-from trident.rich_spouts import SpoutCollector, message_key
-from trident.spout_executors import Known
-from trident.spouts import SpoutContext
-from trident.states.stored_values import loads
+from trident.messages.executor import MessageSpoutExecutor
+from trident.messages.ledger import Failure
+from trident.messages.replays import request_replay
+from trident.messages.table import Settled
+from trident.spouts.contracts import SpoutContext
+from trident.spouts.executors import Known
+from trident.spouts.rich import SpoutCollector, message_key
+from trident.states.core.stored_values import loads
+from trident.workers.anchors import ANCHORS, read_anchors
 
 OPTIONS: dict[str, Any] = {
     "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 15, "max_replays": 1, "replay_backoff_secs": 0.0,

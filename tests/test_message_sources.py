@@ -27,10 +27,10 @@ from trident.coordinators.errors import (
     TopologyError,
     TridentError,
 )
-from trident.message_queue import InProcessQueue, InProcessQueueSpout
-from trident.redis_list_queue import RedisListQueue, new_owner
-from trident.redis_list_spout import RedisListSpout
-from trident.rich_spouts import SpoutCollector, is_rich_spout
+from trident.spouts.queues.in_process import InProcessQueue, InProcessQueueSpout
+from trident.spouts.queues.redis import RedisListQueue, new_owner
+from trident.spouts.queues.redis_spout import RedisListSpout
+from trident.spouts.rich import SpoutCollector, is_rich_spout
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 20.0
@@ -418,8 +418,8 @@ def test_close_gives_back_what_was_not_emitted_and_keeps_the_rest(queue):
 CHILD = """
 import pickle, sys, time
 from types import SimpleNamespace
-from trident.redis_list_spout import RedisListSpout
-from trident.rich_spouts import SpoutCollector
+from trident.spouts.queues.redis_spout import RedisListSpout
+from trident.spouts.rich import SpoutCollector
 queue, secs = pickle.loads(bytes.fromhex(sys.argv[1]))
 spout = RedisListSpout(queue.url, queue.key, consumer="c", redeliver_after_secs=secs, prefetch=8)
 spout.collector, spout.context = SpoutCollector({"default": 1}), None

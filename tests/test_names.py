@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.message_helpers import Messages
 from tests.topology_helpers import starter
-from trident import (
+from trident import (  # fmt: skip
     Count,
     DeltaAppend,
     DeltaMapState,
@@ -31,9 +31,10 @@ from trident import (
     MemoryMapState,
     TridentTopology,
     TupleTopology,
-    admin,
     cli,
-)  # fmt: skip
+)
+from trident.commands import admin
+from trident.commands.dead_letters import dead_letters, replay
 from trident.config import TridentConfig
 from trident.coordinators.embedded import _read_endpoint
 from trident.coordinators.errors import (
@@ -51,20 +52,19 @@ from trident.coordinators.records import RESERVED_NAMES, Decision, decode, encod
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import Create, Delete, ZooKeeper
 from trident.coordinators.zookeeper import check_name as check_znode_name
-from trident.dead_letter_admin import dead_letters, replay
-from trident.planner import plan
-from trident.spout_executors import OpaquePartitionedTridentSpoutExecutor, _usable
-from trident.states.backed_map import opaque
-from trident.states.control import ControlRecord
-from trident.states.dead_letters import check_names_apart, tables_beside
-from trident.states.descriptor import StateDescriptor, load_descriptor
-from trident.states.earlier_life import groups_with_manifests
-from trident.states.manifest import Manifest, ManifestStore, ManifestTable
-from trident.states.names import check_inside, check_name
-from trident.states.redis_map import RedisMap
-from trident.states.sqlite_map import SqliteMap
-from trident.states.staged import StagedFile
-from trident.states.staging import staged_file
+from trident.planning.groups import plan
+from trident.spouts.executors import OpaquePartitionedTridentSpoutExecutor, _usable
+from trident.states.core.control import ControlRecord
+from trident.states.core.descriptor import StateDescriptor, load_descriptor
+from trident.states.core.names import check_inside, check_name
+from trident.states.core.staged import StagedFile
+from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.delta.staging import staged_file
+from trident.states.maps.backed_map import opaque
+from trident.states.maps.redis_map import RedisMap
+from trident.states.maps.sqlite_map import SqliteMap
+from trident.states.publishing.dead_letters import check_names_apart, tables_beside
+from trident.states.publishing.prior_incarnation import groups_with_manifests
 
 NASTY = [
     "", " ", ".", "..", "...", "../x", "../../x", "x/..", "a/b", "/etc", "/", "//", "a/", "a\\b", "..\\x", "C:\\x",

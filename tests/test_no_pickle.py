@@ -30,13 +30,13 @@ from trident.coordinators.records import (
 )  # fmt: skip
 from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import Create, ZooKeeper
-from trident.replays import ReplayRequests
-from trident.states.control import decode_control
-from trident.states.descriptor import load_descriptor
-from trident.states.manifest import Manifest
-from trident.states.staged import StagedFile
-from trident.states.stored_values import loads
-from trident.status import read_status
+from trident.messages.replays import ReplayRequests
+from trident.running.status import read_status
+from trident.states.core.control import decode_control
+from trident.states.core.descriptor import load_descriptor
+from trident.states.core.staged import StagedFile
+from trident.states.core.stored_values import loads
+from trident.states.delta.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinators", "states", "trident")
@@ -51,15 +51,15 @@ CALLS = {"read_pickle", "system", "popen"}
 FROM_ITS_OWN_DRIVER = "a task reads what its own driver sent it, with the task"
 FROM_ITS_OWN_TASK = "a driver reads what its own task answered, in the result of its job"
 ALLOWED = {
-    ("trident/arrow_ops.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
-    ("trident/source_tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,
-    ("trident/tuple_tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
-    ("trident/tuple_tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
-    ("trident/tuple_runner.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
-    ("trident/data_sources.py", "copy_of"): "the driver tries, in its own memory, whether a reader can be sent",
-    ("trident/cluster_probe.py", "look"): "imports, on an executor, what its driver's code will import there",
-    ("trident/user_file.py", "_run"): "`trident run FILE` runs the user's file",
-    ("states/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
+    ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,
+    ("trident/spouts/row_tasks.py", "_read_one"): FROM_ITS_OWN_DRIVER,
+    ("trident/tuples/tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
+    ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
+    ("trident/tuples/rounds.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
+    ("trident/spouts/data_source_protocol.py", "copy_of"): "the driver tries, in its own memory, whether a reader can be sent",
+    ("trident/running/cluster_probe.py", "look"): "imports, on an executor, what its driver's code will import there",
+    ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
+    ("states/maps/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
     ("trident/__init__.py", "__getattr__"): "imports of the lazy facade: names of a constant table",
 }
 

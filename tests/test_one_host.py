@@ -25,10 +25,10 @@ from trident import (
     transactional,
 )  # fmt: skip
 from trident.coordinators.errors import TopologyError
-from trident.one_host import check_topology, check_tuple_topology
-from trident.states.backing_maps import MemoryBackingMap
-from trident.states.host_bound import is_local_master, is_this_host
-from trident.states.map_states import CachedMap
+from trident.running.one_host import check_topology, check_tuple_topology
+from trident.states.core.host_bound import is_local_master, is_this_host
+from trident.states.maps.backing_maps import MemoryBackingMap
+from trident.states.maps.map_states import CachedMap
 
 pytestmark = pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
 CLUSTER = "spark://a:7077"
@@ -160,8 +160,8 @@ def test_spouts_and_bolts_of_a_tuple_topology():
 
 
 def test_a_start_is_refused_before_a_session_or_a_folder_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("trident.query.current_session", lambda: None)
-    monkeypatch.setattr("trident.query.make_session", lambda *_: pytest.fail("a session was made"))
+    monkeypatch.setattr("trident.running.query.current_session", lambda: None)
+    monkeypatch.setattr("trident.running.query.make_session", lambda *_: pytest.fail("a session was made"))
     topology = written_to(transactional("counts", SqliteMap(str(tmp_path / "map.db"), "counts")))
     with pytest.raises(TopologyError, match="SqliteMap with the Spark master spark://a:7077"):
         topology.start(spark_master=CLUSTER, zookeeper="a:2181", warehouse=str(tmp_path / "w"))

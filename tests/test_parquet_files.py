@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trident.states.parquet_files import FileTarget, write_partition
+from trident.states.delta.parquet_files import FileTarget, write_partition
 
 UTC = datetime.timezone.utc
 
@@ -72,7 +72,7 @@ def test_bounds_of_floats_that_could_be_wrong_are_left_out(tmp_path: Path, value
 @given(st.lists(st.text(min_size=0, max_size=80), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_string_bounds_enclose_every_value(values: list[str]) -> None:
-    from trident.states.parquet_files import _string_bounds
+    from trident.states.delta.parquet_files import _string_bounds
 
     bounds = _string_bounds(min(values), max(values))
     if bounds is not None:
@@ -84,7 +84,7 @@ def test_string_bounds_enclose_every_value(values: list[str]) -> None:
 @given(st.lists(st.datetimes(timezones=st.just(UTC), min_value=datetime.datetime(1900, 1, 1)), min_size=1))
 @settings(max_examples=60, deadline=None)
 def test_timestamp_bounds_are_whole_milliseconds_that_enclose_every_value(values: list) -> None:
-    from trident.states.parquet_files import _milliseconds
+    from trident.states.delta.parquet_files import _milliseconds
 
     low = datetime.datetime.fromisoformat(_milliseconds(min(values), up=False).replace("Z", "+00:00"))
     high = datetime.datetime.fromisoformat(_milliseconds(max(values), up=True).replace("Z", "+00:00"))

@@ -17,7 +17,7 @@ from tests.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, MapGet, MemoryMapState, Split, TridentTopology
 from trident.cli import EXIT_BAD_INPUT, main
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
-from trident.plan_graph import to_dot, write_svg
+from trident.planning.drawing import to_dot, write_svg
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
-from trident.aggregators import Count, Sum
-from trident.arrow_ops import CountRows
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planner import plan
-from trident.states.delta_append import DeltaAppend
-from trident.states.delta_map import DeltaMapState
-from trident.states.memory_map import MemoryMapState
-from trident.topology import TridentTopology
+from trident.operations.aggregators import Count, Sum
+from trident.planning.groups import plan
+from trident.states.delta.append import DeltaAppend
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.maps.memory_map import MemoryMapState
+from trident.streams.topology import TridentTopology
+from trident.workers.chain import CountRows
 
 
 def split(line: str) -> Iterator[str]:
@@ -261,7 +261,7 @@ def test_a_failure_in_a_shared_node_leaves_no_blocks(spark) -> None:
 def test_counting_in_parts_loses_nothing_when_there_are_many_keys() -> None:
     import pyarrow as pa
 
-    from trident import arrow_ops
+    from trident.workers import chain as arrow_ops
 
     step, meter = CountRows(("k",), "n"), arrow_ops.Meter()
     batches = [pa.array([(row * 7 + part) % 90_000 for row in range(50_000)]) for part in range(5)]

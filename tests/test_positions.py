@@ -20,7 +20,7 @@ from trident.coordinators.repairing import RepairStore
 from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
 from trident.coordinators.zookeeper import VALUE_BYTES_MAX, Create, Delete, SetData
-from trident.positions_check import misplaced_by_manifest
+from trident.running.positions_check import misplaced_by_manifest
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trident.progress import PlainDisplay, ProgressLog, TerminalDisplay, make_display
+from trident.running.progress import PlainDisplay, ProgressLog, TerminalDisplay, make_display
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -195,7 +195,7 @@ def test_the_display_is_chosen_by_where_it_goes(monkeypatch):
 
 _ON_A_TERMINAL = """
 import sys, time
-from trident.progress import ProgressLog, make_display
+from trident.running.progress import ProgressLog, make_display
 log = ProgressLog("word-count", "a1", "r1", make_display("auto"))
 for txid in (1, 2, 3):
     log.transaction({"batch_id": txid, "num_input_rows": 1000, "in_flight": 2, "backlog": {"files": 7}})

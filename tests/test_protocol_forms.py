@@ -16,17 +16,17 @@ import pytest
 
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
 from trident import Aggregator, DeltaMapState, MultiReducer, StaticMap, TridentTopology, opaque
-from trident.arrow_failures import UserCodeFailed
-from trident.arrow_groups import Groups
-from trident.arrow_ops import Frame, Meter
-from trident.arrow_states import SHOWN, QueryRows, UpdateMap
 from trident.coordinators.errors import OutputTypeError
-from trident.lowering import PyOp
-from trident.meetings import MultiReduceNode
-from trident.planner import plan
-from trident.states.user_tasks import BatchInfo
-from trident.stream import Stream
+from trident.operations.joins import MultiReduceNode
+from trident.planning.groups import plan
+from trident.planning.lowering import PyOp
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.streams.stream import Stream
 from trident.testing import MemoryBackingMap
+from trident.workers.chain import Frame, Meter
+from trident.workers.failures import UserCodeFailed
+from trident.workers.groups import Groups
+from trident.workers.states import SHOWN, QueryRows, UpdateMap
 
 ROWS = [("a", 1), ("a", 2), ("b", 5)]
 SUMS = [("a", 3), ("b", 5)]
@@ -317,7 +317,7 @@ def committed(topology: TridentTopology, columns: dict[str, list[Any]], times: i
 
 
 def _loads(text: str) -> Any:
-    from trident.states.values import loads
+    from trident.states.core.values import loads
 
     return loads(text)
 
@@ -402,7 +402,7 @@ class AsksYieldedAnnotated(Asks):
 @pytest.mark.parametrize("of_requests", [False, True], ids=["batch", "request"])
 def test_a_query_function(kind: type, of_requests: bool) -> None:
     from trident import DeltaAppend
-    from trident.drpc_plan import drpc_plans
+    from trident.planning.requests import drpc_plans
 
     topology = TridentTopology("asks")
     state = topology.new_static_state(StaticMap({("a",): 7}))

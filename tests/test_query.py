@@ -46,10 +46,10 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.zookeeper import SetData
-from trident.query import TopologyQuery, start_topology
-from trident.schemas import as_schema
-from trident.spouts import SpoutKind
-from trident.status import read_status
+from trident.running.query import TopologyQuery, start_topology
+from trident.running.status import read_status
+from trident.spouts.contracts import SpoutKind
+from trident.udf.schemas import as_schema
 
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
@@ -425,7 +425,8 @@ def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_pat
 
 
 def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig, admin
+    from trident import TridentConfig
+    from trident.commands import admin
 
     def broken(sentence: str) -> Iterator[str]:
         if "c" in sentence:
@@ -448,7 +449,8 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_serve
 
 
 def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig, admin
+    from trident import TridentConfig
+    from trident.commands import admin
 
     def lines(prefix: str) -> TridentTopology:
         topology = TridentTopology("lines")
@@ -470,7 +472,8 @@ def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server
 
 
 def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tmp_path: Path) -> None:
-    from trident import TridentConfig, admin
+    from trident import TridentConfig
+    from trident.commands import admin
 
     first = run_to_end(start, word_count())
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
@@ -492,7 +495,7 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
 
 
 def test_status_shows_the_transaction_and_the_last_error(start, tmp_path: Path) -> None:
-    from trident.status import read_status
+    from trident.running.status import read_status
 
     query = run_to_end(start, word_count())
     query.stop()

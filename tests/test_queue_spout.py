@@ -20,14 +20,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.committer_harness import Group
 from tests.topology_helpers import starter
 from tests.zk_fixtures import eventually
-from trident import Count, DeltaAppend, DeltaMapState, TridentTopology, sqlite_queue
+from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, Deposed, ForeignTable, SourceError, TopologyError
 from trident.coordinators.faults import InjectedFault
 from trident.coordinators.transactions import TransactionAttempt
-from trident.queue_spout import QueueSpout
-from trident.spouts import CommitterTridentSpout, SpoutContext, SpoutKind
-from trident.sqlite_queue import SqliteQueue
+from trident.spouts.contracts import CommitterTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.queues import sqlite as sqlite_queue
+from trident.spouts.queues.receipts import QueueSpout
+from trident.spouts.queues.sqlite import SqliteQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -148,7 +149,7 @@ def test_threads_and_processes_share_the_queue_and_each_message_goes_to_one(tmp_
     queue = SqliteQueue(path)
     queue.put([str(n) for n in range(300)])
     program = (
-        "import sys; from trident.sqlite_queue import SqliteQueue\n"
+        "import sys; from trident.spouts.queues.sqlite import SqliteQueue\n"
         "q = SqliteQueue(sys.argv[1])\n"
         "while m := q.take(7):\n"
         "    print(*[x.payload for x in m], flush=True)\n"
@@ -528,9 +529,9 @@ PROGRAM = '''
 import json, sqlite3, sys
 from pathlib import Path
 from trident.coordinators.transactions import TransactionAttempt
-from trident.queue_spout import QueueSpout
-from trident.spouts import SpoutContext
-from trident.sqlite_queue import SqliteQueue
+from trident.spouts.queues.receipts import QueueSpout
+from trident.spouts.contracts import SpoutContext
+from trident.spouts.queues.sqlite import SqliteQueue
 
 folder, epoch = Path(sys.argv[1]), int(sys.argv[2])
 spout = QueueSpout(SqliteQueue(folder / "q.db", lease_secs=3600), max_messages=4)
@@ -588,7 +589,7 @@ def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothin
 
 def test_a_transaction_that_begins_again_ends_every_later_attempt_too() -> None:
     """They were built on what failed: their messages must be free before the new attempt takes."""
-    from trident.live_attempts import LiveAttempts
+    from trident.spouts.live_attempts import LiveAttempts
 
     live: LiveAttempts = LiveAttempts()
     for attempt in (TransactionAttempt(1, 0), TransactionAttempt(2, 0), TransactionAttempt(3, 0)):
@@ -602,7 +603,7 @@ def test_a_queue_has_acknowledged_before_the_spout_forgets_what_it_took() -> Non
     """Until then a message that is redelivered is known to be decided, and not taken again."""
     from types import SimpleNamespace
 
-    from trident.queue_spout import QueueEmitter
+    from trident.spouts.queues.receipts import QueueEmitter
 
     done: list[str] = []
     queue = SimpleNamespace(id="q", acknowledge=lambda ids: done.append("acknowledged"))

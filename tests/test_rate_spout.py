@@ -14,8 +14,8 @@ from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.rate_spout import GeneratorSpout, RateCoordinator, RateEmitter, RateRange, RateSpout
-from trident.spouts import ReportsBacklog, Resumes, Shrinks, TridentSpout
+from trident.spouts.contracts import ReportsBacklog, Resumes, Shrinks, TridentSpout
+from trident.spouts.rate import GeneratorSpout, RateCoordinator, RateEmitter, RateRange, RateSpout
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 

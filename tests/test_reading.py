@@ -11,10 +11,10 @@ import pytest
 
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
-from trident.states.compaction import SnapshotUnavailable
-from trident.states.compactor import Compactor
-from trident.states.kernel import KernelEngine
-from trident.states.reading import latest_txid, read_group, read_state
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.reading import latest_txid, read_group, read_state
 
 
 @pytest.fixture(scope="module")

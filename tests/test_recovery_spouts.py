@@ -8,7 +8,7 @@ import pytest
 
 from trident.coordinators.errors import Halted
 from trident.coordinators.transactions import TransactionAttempt as At
-from trident.spout_host import RecoverySpouts
+from trident.spouts.host import RecoverySpouts
 
 
 class Executor:

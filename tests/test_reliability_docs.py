@@ -80,7 +80,7 @@ def test_the_sums_in_the_drawings_are_right() -> None:
 
 
 def test_the_columns_on_the_page_are_those_of_the_tables() -> None:
-    from trident.states.dead_letters import dead_letter_binding, message_binding
+    from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
 
     ends, letters = (TEXT.split(f"`<topology>__<{one}>__", 1)[1].split("\n## ", 1)[0] for one in ("stream", "group"))
     ends = ends.split("`<topology>__<group>", 1)[0]

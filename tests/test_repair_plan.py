@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark, encode
 from trident.coordinators.transactions import TransactionAttempt
-from trident.repair_facts import (
+from trident.repair.diagnose import diagnose
+from trident.repair.facts import (
     APPEND,
     BESIDE,
     LOG,
@@ -29,12 +30,11 @@ from trident.repair_facts import (
     TableFacts,
     TopologyFacts,
 )
-from trident.repair_plan import diagnose
-from trident.repair_steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
-from trident.states.control import ControlRecord
-from trident.states.manifest import Manifest, ManifestTable
-from trident.states.plain_watch import ACCEPTED
-from trident.states.staged import StagedFile
+from trident.repair.steps import AbandonDecision, Choices, Finding, Restore, SetMarks, WriteRecord
+from trident.states.core.control import ControlRecord
+from trident.states.core.staged import StagedFile
+from trident.states.delta.manifest import Manifest, ManifestTable
+from trident.states.keyed.plain_watch import ACCEPTED
 
 TABLES = (("counts", LOG, "counts__log"), ("words", APPEND, "words"))
 IDENTITY = {"streams": {"lines": "Spout"}, "states": {}, "groups": {"lines": ["lines"]}}

@@ -12,13 +12,13 @@ from tests.test_repair_plan import CHANGE, Model
 from trident.config import TridentConfig, is_secret_setting
 from trident.coordinators import processes
 from trident.coordinators.errors import Halted
-from trident.own_zookeeper import leads_elsewhere
-from trident.repair import Repaired
-from trident.repair_cli import report, where_words
-from trident.repair_plan import diagnose
-from trident.states.earlier_life import check_group_is_new
-from trident.states.manifest import ManifestStore, ManifestTable
-from trident.status import TopologyStatus
+from trident.repair.apply import Repaired
+from trident.repair.diagnose import diagnose
+from trident.repair.report import report, where_words
+from trident.running.own_zookeeper import leads_elsewhere
+from trident.running.status import TopologyStatus
+from trident.states.delta.manifest import ManifestStore, ManifestTable
+from trident.states.publishing.prior_incarnation import check_group_is_new
 
 
 def test_the_suggested_command_hides_credentials_and_can_be_typed() -> None:

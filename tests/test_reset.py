@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from trident import admin, cli, dead_letter_admin
+from trident import cli
+from trident.commands import admin
+from trident.commands import dead_letters as dead_letter_admin
 from trident.config import TridentConfig
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration
 from trident.coordinators.resetting import unfinished_reset
 from trident.coordinators.zookeeper import Create, SetData
-from trident.own_zookeeper import own_zookeeper
-from trident.states.control import DOMAIN, ControlRecord
-from trident.states.descriptor import StateDescriptor, list_descriptors
-from trident.status import StatusWriter, TopologyStatus, status_path
+from trident.running.own_zookeeper import own_zookeeper
+from trident.running.status import StatusWriter, TopologyStatus, status_path
+from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
 
 IDENTITY = {"streams": {"lines": "A"}, "states": {}, "groups": {"lines": ["lines"]}}
 SCHEMA = '{"type":"struct","fields":[]}'

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trident import job_watch, round_resets
-from trident.round_resets import EXTENSIONS_MAX, ResetTeller, RoundResets, RoundWatch
-from trident.tuple_bolts import BasicOutputCollector, OutputCollector, Report, Tuple
+from trident.spark import jobs as job_watch
+from trident.tuples import round_resets
+from trident.tuples.bolts import BasicOutputCollector, OutputCollector, Report, Tuple
+from trident.tuples.round_resets import EXTENSIONS_MAX, ResetTeller, RoundResets, RoundWatch
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.stream_helpers import RowsSpout, stream_of
-from trident.aggregators import Count
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.deferred import expr
-from trident.state_queries import MapGet
+from trident.operations.aggregators import Count
+from trident.operations.query_kinds import MapGet
+from trident.streams.topology import TridentTopology
 from trident.testing import MemoryMapState, run_batch
-from trident.topology import TridentTopology
+from trident.udf.deferred import expr
 
 
 def split(line: str) -> Iterator[str]:

@@ -20,17 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.keyed_helpers import Group, Native, keyed
-from trident.arrow_failures import Label
-from trident.arrow_groups import Groups
-from trident.arrow_ops import Frame, Meter
 from trident.coordinators.errors import TableError
-from trident.states.compactor import Compactor
-from trident.states.delta_map import DeltaMapState
-from trident.states.kernel import KernelEngine
-from trident.states.log_merge import _fold_of
-from trident.states.memory_map import memory_map, staged_rows
-from trident.states.reading import read_state
-from trident.states.resolve_reads import base_of
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.log_merge import _fold_of
+from trident.states.keyed.lookups import base_of
+from trident.states.keyed.reading import read_state
+from trident.states.maps.memory_map import memory_map, staged_rows
+from trident.workers.chain import Frame, Meter
+from trident.workers.failures import Label
+from trident.workers.groups import Groups
 
 NAN = float("nan")
 AT = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)

@@ -22,7 +22,7 @@ from trident.config import _FIELDS, TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.query import open_zookeeper, start_topology
+from trident.running.query import open_zookeeper, start_topology
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 90.0
@@ -202,7 +202,7 @@ def test_the_variables_that_are_hidden_are_those_of_the_secret_settings() -> Non
 
 
 def test_a_session_of_the_users_own_does_not_hand_them_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trident.session import session_confs
+    from trident.spark.session import session_confs
 
     monkeypatch.setenv("TRIDENT_ZOOKEEPER_AUTH", f"digest:user:{DIGEST_PASSWORD}")
     confs = session_confs({"spark.master": "local[2]"})

@@ -40,8 +40,8 @@ from trident.coordinators.errors import ConfigError, CoordinationError, ZooKeepe
 from trident.coordinators.kazoo_parts import Handler, Problems
 from trident.coordinators.znode_access import keep_for_creator
 from trident.coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
-from trident.http_server import HttpServer
-from trident.query import open_zookeeper
+from trident.drpc.http import HttpServer
+from trident.running.query import open_zookeeper
 
 CONNECT_SECS = 10.0
 
@@ -378,7 +378,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> str:
         kazoo_connection.socket, "getaddrinfo",
         lambda host, *more, **named: real("127.0.0.1" if host == "zoo.example.org" else host, *more, **named),
     )  # fmt: skip
-    monkeypatch.setattr("trident.zookeeper_access._warned", set())
+    monkeypatch.setattr("trident.running.zookeeper_access._warned", set())
     return "zoo.example.org"
 
 
@@ -523,7 +523,7 @@ def test_the_token_is_compared_in_constant_time_and_not_logged(
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("trident.http_server.hmac.compare_digest", compare)
+    monkeypatch.setattr("trident.drpc.http.hmac.compare_digest", compare)
     server = HttpServer("127.0.0.1:0", token, Front())
     try:
         for presented, status in ((token, 200), (wrong, 401), (token[:-1], 401)):

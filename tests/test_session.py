@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from trident import session
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
+from trident.spark import session
+from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +81,7 @@ def test_nothing_is_printed_but_what_the_program_prints(spark, tmp_path):
     """
     code = f"""
 from trident import FixedBatchSpout, TridentTopology, expr
-from trident.session import make_session
+from trident.spark.session import make_session
 TridentTopology("t").new_stream("s", FixedBatchSpout("n long", [])).where(expr("n > 1"))
 spark = make_session("quiet", {{"spark.master": "local[1]", "spark.driver.memory": "512m",
                                "spark.sql.warehouse.dir": {str(tmp_path)!r}}})
@@ -214,7 +214,7 @@ def test_a_session_in_which_java_cannot_call_python_back_is_refused(monkeypatch,
 
 def test_without_java_there_is_one_clear_error_and_no_output_of_spark():
     code = """
-from trident.session import make_session
+from trident.spark.session import make_session
 from trident.coordinators.errors import JavaProblem
 try:
     make_session("x", {})
@@ -291,7 +291,7 @@ DESCRIPTORS = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from trident.errors import EnvironmentProblem
-from trident.session import make_session
+from trident.spark.session import make_session
 try:
     make_session("few", {"spark.master": "local[1]"})
 except EnvironmentProblem as problem:
@@ -306,7 +306,7 @@ def test_too_few_file_descriptors_are_told_before_the_jvm_dies_of_them():
 
 
 def test_settings_that_come_too_late_are_named(spark, monkeypatch):
-    monkeypatch.setattr("trident.session._asked_for", {})
+    monkeypatch.setattr("trident.spark.session._asked_for", {})
     session.ask_for({"spark.executor.memory": "9g"})
     with pytest.warns(UserWarning, match="without spark.executor.memory, spark.master, spark.driver.memory"):
         assert make_session("late", {"spark.master": "local[7]", "spark.driver.memory": "9g"}) is not None

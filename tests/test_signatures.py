@@ -12,11 +12,11 @@ import pytest
 
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run_pass, stream_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
-from trident.deferred import Expr, expr
-from trident.expression_failures import expression_failure
-from trident.runner import gives_again
-from trident.signatures import describe, translate_failure
-from trident.spouts import SpoutKind
+from trident.running.runner import gives_again
+from trident.spouts.contracts import SpoutKind
+from trident.udf.deferred import Expr, expr
+from trident.udf.expression_failures import expression_failure
+from trident.udf.signatures import describe, translate_failure
 
 LOCK = threading.Lock()
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.partition_emission import Emission
-from trident.partition_tasks import AGAIN, NEW, OPAQUE, Request
-from trident.spout_executors import Known, make_executor
-from trident.spouts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
+from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
+from trident.spouts.executors import Known, make_executor
+from trident.spouts.partition_tasks import AGAIN, NEW, OPAQUE, Request
+from trident.spouts.partitions import Emission
 
 
 class Coordinator:

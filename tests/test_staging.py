@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states import parquet_files, staging
-from trident.states.staging import StagingTarget, stage
+from trident.states.delta import parquet_files, staging
+from trident.states.delta.staging import StagingTarget, stage
 
 
 def test_the_files_of_a_try_that_spark_gave_up_do_not_count(

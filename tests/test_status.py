@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from trident.coordinators.errors import TridentError
-from trident.status import (
+from trident.running.status import (
     AttemptStatus,
     GroupStatus,
     StatusWriter,
@@ -165,7 +165,7 @@ def test_a_halted_topology_says_so_first():
 
 _WRITE_AND_WAIT = """
 import sys, time
-from trident.status import *
+from trident.running.status import *
 StatusWriter(status_path(sys.argv[1], "word-count")).update(
     TopologyStatus("word-count", "a1", "r1", 1, groups=(GroupStatus("lines", 5),)))
 print("written", flush=True)

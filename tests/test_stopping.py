@@ -24,14 +24,14 @@ from trident import (
     RichSpout,
     TridentTopology,
     TupleTopology,
-    running,
 )
 from trident.coordinators import faults
 from trident.coordinators.daemon_pool import DaemonPool
 from trident.coordinators.errors import AttemptCapReached, CoordinationError, SourceError, TridentError
-from trident.schemas import as_schema
-from trident.spouts import Backlog, SpoutKind
-from trident.status import read_status
+from trident.running import registry as running
+from trident.running.status import read_status
+from trident.spouts.contracts import Backlog, SpoutKind
+from trident.udf.schemas import as_schema
 
 EVERY_HOOK = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
 
@@ -153,7 +153,7 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
     start: Starter, hang: Callable[[], None], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A disk that does not answer keeps whoever writes to it: nobody else may wait for that thread."""
-    monkeypatch.setattr("trident.query._END_SECS", 0.5)
+    monkeypatch.setattr("trident.running.query._END_SECS", 0.5)
     folder = tmp_path / "warehouse" / "_trident" / "moody"
     folder.mkdir(parents=True)
     draft = folder / f".status.json.{os.getpid()}"
@@ -168,8 +168,8 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
 
 
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
-    monkeypatch.setattr("trident.query._TAKE_OVER_SECS", -3.0)
-    monkeypatch.setattr("trident.query._UNREADY_SECS", 0.5)
+    monkeypatch.setattr("trident.running.query._TAKE_OVER_SECS", -3.0)
+    monkeypatch.setattr("trident.running.query._UNREADY_SECS", 0.5)
     spout = Moody(is_ready=lambda: broken and raises())
     broken = False
     leader = start.run(topology(spout))
@@ -221,7 +221,7 @@ def counts(query: Any) -> dict[str, int]:
 @pytest.fixture
 def gives_up_soon(monkeypatch: Any) -> None:
     """A MERGE that hangs in a fault point is not ended by cancelling Spark's jobs: it is not waited for."""
-    monkeypatch.setattr("trident.states.background_compactor._CANCEL_SECS", 0.3)
+    monkeypatch.setattr("trident.states.keyed.background_compactor._CANCEL_SECS", 0.3)
 
 
 @pytest.mark.usefixtures("gives_up_soon")
@@ -346,7 +346,7 @@ def tuples(spout: Texts) -> TupleTopology:
 def test_a_tuple_topology_leaves_behind_a_hook_that_does_not_return(
     spark: Any, hang: Callable[[], None], hook: str, caplog: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("trident.tuple_query._GRACE_SECS", 0.2)
+    monkeypatch.setattr("trident.tuples.query._GRACE_SECS", 0.2)
     spout = Texts(**{hook: hang})
     query = tuples(spout).start(spark, warehouse=str(tmp_path), stop_timeout_secs=0.5)
     assert eventually(lambda: "ack" in spout.called, WAIT_SECS)

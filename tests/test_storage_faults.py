@@ -25,9 +25,9 @@ from trident import Count, DeltaAppend, DeltaMapState, FileSpout, TridentTopolog
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import AttemptCapReached, StorageProblem, TableError
-from trident.query import TopologyQuery
-from trident.states.kernel import KernelEngine
-from trident.states.staged import StagedFile
+from trident.running.query import TopologyQuery
+from trident.states.core.staged import StagedFile
+from trident.states.delta.kernel import KernelEngine
 
 ALL = os.environ.get("TRIDENT_STORAGE") == "all"
 everything = pytest.mark.skipif(not ALL, reason="a longer one: TRIDENT_STORAGE=all (make storage)")

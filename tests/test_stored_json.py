@@ -18,12 +18,12 @@ from trident.coordinators.errors import ConfigError, CorruptZnode, TableError, T
 from trident.coordinators.records import GroupRecord, Identity, Incarnation, decode, decode_value, encode, encode_value
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored
 from trident.coordinators.transactions import TransactionAttempt
-from trident.replays import ReplayRequests, request_replay
-from trident.states.control import ControlRecord, decode_control
-from trident.states.descriptor import StateDescriptor, list_descriptors, load_descriptor
-from trident.states.log_entries import read_commit
-from trident.states.manifest import Manifest, ManifestStore, ManifestTable
-from trident.status import GroupStatus, StatusWriter, TopologyStatus, format_status, read_status, status_path
+from trident.messages.replays import ReplayRequests, request_replay
+from trident.running.status import GroupStatus, StatusWriter, TopologyStatus, format_status, read_status, status_path
+from trident.states.core.control import ControlRecord, decode_control
+from trident.states.core.descriptor import StateDescriptor, list_descriptors, load_descriptor
+from trident.states.delta.log_entries import read_commit
+from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 BYTES = {

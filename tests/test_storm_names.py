@@ -24,7 +24,7 @@ from trident import (
     expr,
 )
 from trident.coordinators.errors import ConfigError, FieldError, OutputTypeError, TopologyError
-from trident.states.memory_map import memory_map
+from trident.states.maps.memory_map import memory_map
 from trident.testing import run_batch
 
 # --- hints -------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.stream_helpers import ATTEMPT, append_plan, batch, raised, run, run_pass, stream_of
-from trident.aggregators import Count, Sum
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
-from trident.deferred import expr
-from trident.planner import plan
-from trident.signatures import translate_failure
-from trident.states.delta_append import DeltaAppend
-from trident.states.delta_map import DeltaMapState
-from trident.states.memory_map import MemoryMapState
-from trident.topology import TridentTopology
+from trident.operations.aggregators import Count, Sum
+from trident.planning.groups import plan
+from trident.states.delta.append import DeltaAppend
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.maps.memory_map import MemoryMapState
+from trident.streams.topology import TridentTopology
+from trident.udf.deferred import expr
+from trident.udf.signatures import translate_failure
 
 LINES = [("a b a",), ("c",), ("",), (None,)]
 
@@ -232,7 +232,7 @@ def test_an_expression_needs_no_session_when_its_type_is_given() -> None:
     import sys
 
     code = (
-        "from tests.stream_helpers import stream_of; from trident.deferred import expr\n"
+        "from tests.stream_helpers import stream_of; from trident.udf.deferred import expr\n"
         "s = stream_of('word string').each(expr('length(word)'), 'n long'); assert s.fields == ('word', 'n')\n"
         "from pyspark import SparkContext; assert SparkContext._gateway is None"
     )

@@ -20,7 +20,7 @@ from tests import stream_interpreter as meaning
 from tests.stream_helpers import RowsSpout
 from tests.stream_interpreter import Batch
 from trident import Count, FirstN, JoinType, Max, Min, Sum, TridentTopology, expr
-from trident.stream import Stream
+from trident.streams.stream import Stream
 from trident.testing import run_batch
 
 STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 15)

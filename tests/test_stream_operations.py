@@ -20,8 +20,8 @@ from tests.stream_interpreter import canonical
 from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
 from trident.coordinators.errors import FieldError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planner import plan
-from trident.stream import Stream
+from trident.planning.groups import plan
+from trident.streams.stream import Stream
 from trident.testing import run_batch
 
 NAN = float("nan")

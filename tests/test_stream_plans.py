@@ -17,8 +17,8 @@ import pytest
 
 from tests.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, DeltaMapState, FirstN, JoinType, Max, MemoryMapState, Sum, TridentTopology, expr
-from trident.planner import plan
-from trident.stream import Stream
+from trident.planning.groups import plan
+from trident.streams.stream import Stream
 
 
 def split(line: str) -> Iterator[str]:

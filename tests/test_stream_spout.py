@@ -20,9 +20,9 @@ from tests.source_helpers import WAIT_SECS, by_txid, out, run_to_end
 from tests.zk_fixtures import eventually
 from trident.coordinators import faults
 from trident.coordinators.errors import AttemptCapReached, SourceError, TopologyError
-from trident.spouts import Refreshes, Resumes, SpoutKind, TridentSpout
-from trident.stream_handover import Handover, HandoverClosed, Pin, following
-from trident.stream_spout import StreamCoordinator, StreamEmitter, StructuredStreamSpout
+from trident.spouts.contracts import Refreshes, Resumes, SpoutKind, TridentSpout
+from trident.spouts.handover import Handover, HandoverClosed, Pin, following
+from trident.spouts.structured_stream import StreamCoordinator, StreamEmitter, StructuredStreamSpout
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 
@@ -103,8 +103,8 @@ def test_a_batch_in_flight_at_the_stop_is_given_back_and_taken_again(start, line
 PROGRAM = """
 import sys
 from trident import DeltaAppend, TridentTopology
-from trident.session import make_session
-from trident.stream_spout import StructuredStreamSpout
+from trident.spark.session import make_session
+from trident.spouts.structured_stream import StructuredStreamSpout
 
 folder, zookeeper, root = sys.argv[1:]
 spark = make_session("life", {"spark.master": "local[1]", "spark.driver.memory": "700m"})
@@ -314,7 +314,7 @@ def test_other_streams_of_the_group_begin_transactions_without_a_batch():
 
 
 def test_an_attempt_takes_the_pinned_batch_and_no_other(monkeypatch):
-    monkeypatch.setattr("trident.stream_spout._OFFER_SECS", 0.05)
+    monkeypatch.setattr("trident.spouts.structured_stream._OFFER_SECS", 0.05)
     run, pin = IdleRun(), Pin(3, True, "q", "d")
     emitter = StreamEmitter(run, None)
     assert emitter.emit_batch((9, 0), Pin(3, False, "q", "d").to_json()).data == []

@@ -9,9 +9,9 @@ import deltalake
 import pytest
 from pyspark.sql import SparkSession
 
-from trident.states.kernel import KernelEngine
-from trident.states.staged import StagedFile
-from trident.states.torn_entries import set_aside_torn_entry, settle_newest_entry
+from trident.states.core.staged import StagedFile
+from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.torn_entries import set_aside_torn_entry, settle_newest_entry
 
 SCHEMA = '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"metadata":{}}]}'
 WHOLE = b'{"commitInfo":{"timestamp":1}}\n{"txn":{"appId":"a","version":1}}\n'

@@ -252,7 +252,7 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start) -
 def test_dead_letters_are_listed_and_tried_again(
     start, spark, table, zk_server, zk_root, tmp_path: Path
 ) -> None:
-    from trident.dead_letter_admin import dead_letters, replay
+    from trident.commands.dead_letters import dead_letters, replay
 
     def topology(function: Callable, spout: Messages) -> TridentTopology:
         made = TridentTopology("words")

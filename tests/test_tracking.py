@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 
 from tests.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
-from trident.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
-from trident.arrow_tracking import Ledger
 from trident.coordinators.transactions import TransactionAttempt
-from trident.ledger import BatchLedger
-from trident.lowering import lower
-from trident.nodes import SourceNode
-from trident.planner import GroupPlan, _above
-from trident.results import RESULT, result_of
+from trident.messages.ledger import BatchLedger
+from trident.planning.groups import GroupPlan, _above
+from trident.planning.lowering import lower
+from trident.planning.nodes import SourceNode
+from trident.planning.results import RESULT, result_of
+from trident.workers.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
+from trident.workers.tracking import Ledger
 
 ATTEMPT = TransactionAttempt(1, 0)
 
@@ -243,7 +243,7 @@ def test_exactly_the_messages_that_fail_are_found(spark: SparkSession, tmp_path:
 
 
 def plain(spark: SparkSession, stream: Stream, messages: dict[int, str]) -> list[tuple]:
-    from trident.run_batch import run_batch
+    from trident.streams.run_batch import run_batch
 
     return sorted(run_batch(stream, [(text,) for text in messages.values()], spark=spark))
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.stream_helpers import ATTEMPT, stream_of
 from trident import DeltaAppend, StaticMap, Stream, Sum, TupleCollectionGet, opaque, transactional
-from trident.arrow_ops import Frame, Meter
-from trident.arrow_states import MapAsOf, NewerThanAsked, QueryRows
 from trident.coordinators.errors import ConfigError, OutputTypeError, TopologyError
-from trident.lowering import PyOp
-from trident.planner import plan
-from trident.states.map_states import CachedMap, OpaqueMap, TransactionalMap
-from trident.states.user_tasks import BatchInfo
+from trident.planning.groups import plan
+from trident.planning.lowering import PyOp
+from trident.states.maps.map_states import CachedMap, OpaqueMap, TransactionalMap
+from trident.states.publishing.user_tasks import BatchInfo
 from trident.testing import MemoryBackingMap
+from trident.workers.chain import Frame, Meter
+from trident.workers.states import MapAsOf, NewerThanAsked, QueryRows
 
 numbers = itertools.count()
 

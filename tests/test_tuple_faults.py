@@ -24,11 +24,11 @@ from pyspark.sql import SparkSession
 
 from tests.spark_fixtures import spark_confs
 from trident.coordinators.errors import BatchError
-from trident.rich_spouts import RichSpout
-from trident.session import make_session
-from trident.tuple_bolts import BasicBolt, RichBolt
-from trident.tuple_query import TupleQuery
-from trident.tuple_topology import TupleTopology
+from trident.spark.session import make_session
+from trident.spouts.rich import RichSpout
+from trident.tuples.bolts import BasicBolt, RichBolt
+from trident.tuples.query import TupleQuery
+from trident.tuples.topology import TupleTopology
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_SECS = 60.0

@@ -21,11 +21,11 @@ from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, 
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import TridentError, UserFunctionError
-from trident.query import run_topology, start_topology
-from trident.round_resets import RoundResets
-from trident.tuple_bolts import BasicBolt, RichBolt
-from trident.tuple_query import TupleQuery, start_tuple_topology
-from trident.tuple_topology import TupleTopology
+from trident.running.query import run_topology, start_topology
+from trident.tuples.bolts import BasicBolt, RichBolt
+from trident.tuples.query import TupleQuery, start_tuple_topology
+from trident.tuples.round_resets import RoundResets
+from trident.tuples.topology import TupleTopology
 
 # The bolts below travel whole, as those of a script do: a worker need not import pytest for them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -292,7 +292,7 @@ def test_stop_cancels_a_round_that_takes_long_and_tells_the_spout_nothing(start,
             open(self.path, "w").close()
             time.sleep(600)
 
-    monkeypatch.setattr("trident.tuple_query._GRACE_SECS", 0.5)
+    monkeypatch.setattr("trident.tuples.query._GRACE_SECS", 0.5)
     spout = Listed([(1, ["a"])])
     topology = TupleTopology("stopped")
     topology.set_spout("texts", spout)

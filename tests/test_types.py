@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError
-from trident.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
+from trident.udf.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
 
 DDL = [
     "string", "boolean", "binary", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint",
@@ -113,7 +113,7 @@ def test_tuples_have_parts() -> None:
 
 def test_reading_types_starts_no_jvm() -> None:
     code = (
-        "from trident.types import parse_outputs; parse_outputs('a array<int>, b decimal(3,1)')\n"
+        "from trident.udf.types import parse_outputs; parse_outputs('a array<int>, b decimal(3,1)')\n"
         "from pyspark import SparkContext; assert SparkContext._gateway is None"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
-from trident.states.values import (
+from trident.states.core.values import (
     UNCHANGED,
     OpaqueValue,
     Semantics,

@@ -13,9 +13,9 @@ from tests.zk_fixtures import eventually
 from trident import cli
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
-from trident.states.folders import anchor_of, make_folder
-from trident.states.kernel_files import table_lock
-from trident.warehouse_place import WarehousePlace
+from trident.running.warehouse_place import WarehousePlace
+from trident.states.core.folders import anchor_of, make_folder
+from trident.states.delta.kernel_files import table_lock
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_nothing_is_made_above_the_anchor(tmp_path: Path) -> None:
 
 def test_one_look_alone_does_not_stop_a_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("trident.warehouse_place.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trident.running.warehouse_place.time.monotonic", lambda: now[0])
     place = WarehousePlace(tmp_path / "w", "top")
     (tmp_path / "w" / "_trident").mkdir(parents=True)
     assert not place.is_gone(sure=True)

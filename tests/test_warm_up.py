@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tests.topology_helpers import WAIT_SECS, starter
 from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, SqliteMap, TridentTopology, opaque
-from trident.planner import plan
-from trident.schemas import as_schema
-from trident.states.kernel import KernelEngine
-from trident.warm_up import WarmUp
+from trident.planning.groups import plan
+from trident.running.warm_up import WarmUp
+from trident.states.delta.kernel import KernelEngine
+from trident.udf.schemas import as_schema
 
 
 def topology(folder: Path, name: str = "warm") -> TridentTopology:

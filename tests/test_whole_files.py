@@ -13,17 +13,17 @@ from tests.keyed_helpers import Group, Native, append, keyed
 from tests.topology_helpers import starter
 from trident import DeltaMapState, FixedBatchSpout, TridentTopology
 from trident.coordinators.errors import AttemptCapReached, SourceError, StagedFileMissing, TableError, TridentError
-from trident.delta_changes import DeltaChanges
-from trident.delta_frames import DeltaFrames
-from trident.partition_emission import Emission, EmittedFile, PartitionEmission
-from trident.states.compactor import Compactor
-from trident.states.kernel import KernelEngine
-from trident.states.kernel_files import LiveFile
-from trident.states.log_entries import read_commit
-from trident.states.reading import read_state
-from trident.states.resolve_reads import StatePins, base_of
-from trident.states.staging import verify_staged
-from trident.states.whole_files import require_whole, require_whole_log
+from trident.spouts.delta.frames import DeltaFrames
+from trident.spouts.delta.log import DeltaChanges
+from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
+from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_entries import read_commit
+from trident.states.delta.staging import verify_staged
+from trident.states.delta.whole_files import require_whole, require_whole_log
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.lookups import StatePins, base_of
+from trident.states.keyed.reading import read_state
 
 ENTRY = b'{"commitInfo":{"operation":"WRITE"}}\n'
 

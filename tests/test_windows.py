@@ -30,12 +30,12 @@ from trident import (
 from trident.coordinators import faults
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planner import plan
-from trident.spouts import SpoutKind
-from trident.states.user_tasks import BatchInfo
-from trident.stream import Stream
-from trident.window_spec import Unit, WindowSpec, duration_us
-from trident.windows import window
+from trident.operations.window_spec import Unit, WindowSpec, duration_us
+from trident.operations.windows import window
+from trident.planning.groups import plan
+from trident.spouts.contracts import SpoutKind
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.streams.stream import Stream
 
 SECOND = 10**6
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

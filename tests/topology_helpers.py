@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
-from trident.query import TopologyQuery, start_topology
-from trident.topology import TridentTopology
+from trident.running.query import TopologyQuery, start_topology
+from trident.streams.topology import TridentTopology
 
 WAIT_SECS = 90.0
 # A standby in the process of the leader before is as warm as that one.

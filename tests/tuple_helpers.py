@@ -12,8 +12,8 @@ from typing import Any
 from pyspark import cloudpickle
 
 from trident.coordinators.acker import Ackers
-from trident.rich_spouts import RichSpout
-from trident.tuple_bolts import BasicBolt, RichBolt
+from trident.spouts.rich import RichSpout
+from trident.tuples.bolts import BasicBolt, RichBolt
 
 # They travel whole, as those of a script do: a worker need not import the tests for them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

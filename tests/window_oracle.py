@@ -1,6 +1,6 @@
 """What windows must give, in plain Python: every window is tried on every row that ever came.
 
-Shares no arithmetic with ``trident/window_spec.py``: windows are found by looking
+Shares no arithmetic with ``trident/operations/window_spec.py``: windows are found by looking
 at each start near a position, and nothing is ever removed.
 """
 

@@ -15,36 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trident import errors, functions
-    from trident.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
-    from trident.builtin_operations import Debug, Equals, FilterNull, Negate, Split, TrueFilter
-    from trident.chained import ChainedAggregation
     from trident.config import TridentConfig
     from trident.coordinators.transactions import TransactionAttempt
-    from trident.data_source_spout import DataSourceSpout
-    from trident.deferred import expr
-    from trident.delta_spout import DeltaSpout
-    from trident.directory_spout import DirectoryQueueSpout
     from trident.errors import FailedException, TridentError
-    from trident.extremes import FirstN
-    from trident.file_spout import FileSpout
-    from trident.fixed_batch_spout import FixedBatchSpout
-    from trident.grouped_stream import GroupedStream
-    from trident.guarantees import NotExactlyOnceWarning
-    from trident.lifecycle import OperationContext
-    from trident.live_attempts import LiveAttempts, TakingCoordinator
-    from trident.meetings import JoinOutFieldsMode, JoinType, MultiReducer
-    from trident.message_queue import InProcessQueue, InProcessQueueSpout
-    from trident.persisting import TridentState
-    from trident.query import TopologyQuery
-    from trident.queue_spout import QueueSpout
-    from trident.rate_spout import GeneratorSpout, RateSpout
-    from trident.reading import read
-    from trident.redis_list_queue import RedisListQueue
-    from trident.redis_list_spout import RedisListSpout
-    from trident.rich_spouts import RichSpout, SpoutCollector
-    from trident.same_batch import SameBatchOnlyWarning
-    from trident.session import configure_spark
-    from trident.spouts import (
+    from trident.operations.aggregators import Aggregator, Combiner, Count, Max, Min, Reducer, Sum
+    from trident.operations.builtins import Debug, Equals, FilterNull, Negate, Split, TrueFilter
+    from trident.operations.chained import ChainedAggregation
+    from trident.operations.guarantees import NotExactlyOnceWarning
+    from trident.operations.joins import JoinOutFieldsMode, JoinType, MultiReducer
+    from trident.operations.persisting import TridentState
+    from trident.operations.query_kinds import MapGet, SnapshotGet, TupleCollectionGet
+    from trident.operations.same_batch import SameBatchOnlyWarning
+    from trident.operations.top_rows import FirstN
+    from trident.operations.upsert import Upsert
+    from trident.operations.windows import WindowedStream
+    from trident.running.query import TopologyQuery
+    from trident.running.reading import read
+    from trident.spark.session import configure_spark
+    from trident.spouts.contracts import (
         Backlog,
         BatchCoordinator,
         BatchSpout,
@@ -63,18 +51,30 @@ if TYPE_CHECKING:
         SpoutKind,
         TridentSpout,
     )
-    from trident.sqlite_queue import SqliteQueue
-    from trident.state_queries import MapGet, SnapshotGet, TupleCollectionGet
-    from trident.states.backed_map import non_transactional, opaque, transactional
-    from trident.states.backing_maps import StaticMap
-    from trident.states.delta_append import DeltaAppend
-    from trident.states.delta_map import DeltaMapState
-    from trident.states.map_states import SnapshottableMap
-    from trident.states.memory_map import LRUMemoryMapState, MemoryMapState
-    from trident.states.redis_map import RedisMap
-    from trident.states.sqlite_map import SqliteMap
-    from trident.states.stored_values import OpaqueValue, TransactionalValue
-    from trident.states.user_states import (
+    from trident.spouts.data_source import DataSourceSpout
+    from trident.spouts.delta.spout import DeltaSpout
+    from trident.spouts.files.spout import FileSpout
+    from trident.spouts.fixed import FixedBatchSpout
+    from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator
+    from trident.spouts.queues.directory_spout import DirectoryQueueSpout
+    from trident.spouts.queues.in_process import InProcessQueue, InProcessQueueSpout
+    from trident.spouts.queues.receipts import QueueSpout
+    from trident.spouts.queues.redis import RedisListQueue
+    from trident.spouts.queues.redis_spout import RedisListSpout
+    from trident.spouts.queues.sqlite import SqliteQueue
+    from trident.spouts.rate import GeneratorSpout, RateSpout
+    from trident.spouts.rich import RichSpout, SpoutCollector
+    from trident.spouts.structured_stream import StructuredStreamSpout
+    from trident.states.core.stored_values import OpaqueValue, TransactionalValue
+    from trident.states.delta.append import DeltaAppend
+    from trident.states.keyed.delta_map import DeltaMapState
+    from trident.states.maps.backed_map import non_transactional, opaque, transactional
+    from trident.states.maps.backing_maps import StaticMap
+    from trident.states.maps.map_states import SnapshottableMap
+    from trident.states.maps.memory_map import LRUMemoryMapState, MemoryMapState
+    from trident.states.maps.redis_map import RedisMap
+    from trident.states.maps.sqlite_map import SqliteMap
+    from trident.states.maps.user_states import (
         BackingMap,
         FencedBackingMap,
         MapState,
@@ -85,125 +85,125 @@ if TYPE_CHECKING:
         StateFactory,
         StateUpdater,
     )
-    from trident.stream import Stream
-    from trident.stream_spout import StructuredStreamSpout
-    from trident.topology import TridentTopology
-    from trident.tuple_bolts import BasicBolt, BasicOutputCollector, BoltContext, OutputCollector, RichBolt, Tuple
-    from trident.tuple_query import TupleQuery
-    from trident.tuple_spouts import TupleFailure
-    from trident.tuple_topology import TupleTopology
-    from trident.upsert import Upsert
-    from trident.vectors import arrow_function, pandas_function
-    from trident.windows import WindowedStream
+    from trident.streams.grouped import GroupedStream
+    from trident.streams.stream import Stream
+    from trident.streams.topology import TridentTopology
+    from trident.tuples.bolts import BasicBolt, BasicOutputCollector, BoltContext, OutputCollector, RichBolt, Tuple
+    from trident.tuples.query import TupleQuery
+    from trident.tuples.spouts import TupleFailure
+    from trident.tuples.topology import TupleTopology
+    from trident.udf.deferred import expr
+    from trident.udf.vectorised import arrow_function, pandas_function
+    from trident.workers.lifecycle import OperationContext
 
 # Public name -> the module that defines it. A test compares it with __all__.
 _HOME = {
-    "Aggregator": "trident.aggregators",
-    "BackingMap": "trident.states.user_states",
-    "Backlog": "trident.spouts",
-    "BasicBolt": "trident.tuple_bolts",
-    "BasicOutputCollector": "trident.tuple_bolts",
-    "BatchCoordinator": "trident.spouts",
-    "BatchSpout": "trident.spouts",
-    "BoltContext": "trident.tuple_bolts",
-    "ChainedAggregation": "trident.chained",
-    "Combiner": "trident.aggregators",
-    "Commits": "trident.spouts",
-    "CommitterTridentSpout": "trident.spouts",
-    "Count": "trident.aggregators",
-    "DataSourceSpout": "trident.data_source_spout",
-    "Debug": "trident.builtin_operations",
-    "DeltaAppend": "trident.states.delta_append",
-    "DeltaMapState": "trident.states.delta_map",
-    "DeltaSpout": "trident.delta_spout",
-    "DirectoryQueueSpout": "trident.directory_spout",
-    "Emitted": "trident.spouts",
-    "Emitter": "trident.spouts",
-    "Equals": "trident.builtin_operations",
+    "Aggregator": "trident.operations.aggregators",
+    "BackingMap": "trident.states.maps.user_states",
+    "Backlog": "trident.spouts.contracts",
+    "BasicBolt": "trident.tuples.bolts",
+    "BasicOutputCollector": "trident.tuples.bolts",
+    "BatchCoordinator": "trident.spouts.contracts",
+    "BatchSpout": "trident.spouts.contracts",
+    "BoltContext": "trident.tuples.bolts",
+    "ChainedAggregation": "trident.operations.chained",
+    "Combiner": "trident.operations.aggregators",
+    "Commits": "trident.spouts.contracts",
+    "CommitterTridentSpout": "trident.spouts.contracts",
+    "Count": "trident.operations.aggregators",
+    "DataSourceSpout": "trident.spouts.data_source",
+    "Debug": "trident.operations.builtins",
+    "DeltaAppend": "trident.states.delta.append",
+    "DeltaMapState": "trident.states.keyed.delta_map",
+    "DeltaSpout": "trident.spouts.delta.spout",
+    "DirectoryQueueSpout": "trident.spouts.queues.directory_spout",
+    "Emitted": "trident.spouts.contracts",
+    "Emitter": "trident.spouts.contracts",
+    "Equals": "trident.operations.builtins",
     "FailedException": "trident.coordinators.errors",
-    "FencedBackingMap": "trident.states.user_states",
-    "FileSpout": "trident.file_spout",
-    "FilterNull": "trident.builtin_operations",
-    "FirstN": "trident.extremes",
-    "FixedBatchSpout": "trident.fixed_batch_spout",
-    "GeneratorSpout": "trident.rate_spout",
-    "GroupedStream": "trident.grouped_stream",
-    "InProcessQueue": "trident.message_queue",
-    "InProcessQueueSpout": "trident.message_queue",
-    "JoinOutFieldsMode": "trident.meetings",
-    "JoinType": "trident.meetings",
-    "LRUMemoryMapState": "trident.states.memory_map",
-    "LiveAttempts": "trident.live_attempts",
-    "MapGet": "trident.state_queries",
-    "MapState": "trident.states.user_states",
-    "Max": "trident.aggregators",
-    "MemoryMapState": "trident.states.memory_map",
-    "Min": "trident.aggregators",
-    "MultiReducer": "trident.meetings",
-    "Negate": "trident.builtin_operations",
-    "NotExactlyOnceWarning": "trident.guarantees",
-    "OpaquePartitionEmitter": "trident.spouts",
-    "OpaquePartitionedTridentSpout": "trident.spouts",
-    "OpaqueValue": "trident.states.stored_values",
-    "OperationContext": "trident.lifecycle",
-    "OutputCollector": "trident.tuple_bolts",
-    "OwnsTable": "trident.spouts",
-    "PartitionBatch": "trident.spouts",
-    "PartitionEmitter": "trident.spouts",
-    "PartitionedCoordinator": "trident.spouts",
-    "PartitionedTridentSpout": "trident.spouts",
-    "QueryFunction": "trident.states.user_states",
-    "QueueSpout": "trident.queue_spout",
-    "RateSpout": "trident.rate_spout",
-    "RedisListQueue": "trident.redis_list_queue",
-    "RedisListSpout": "trident.redis_list_spout",
-    "RedisMap": "trident.states.redis_map",
-    "Reducer": "trident.aggregators",
-    "RemovableMapState": "trident.states.user_states",
-    "RichBolt": "trident.tuple_bolts",
-    "RichSpout": "trident.rich_spouts",
-    "SameBatchOnlyWarning": "trident.same_batch",
-    "SnapshotGet": "trident.state_queries",
-    "Snapshottable": "trident.states.user_states",
-    "SnapshottableMap": "trident.states.map_states",
-    "Split": "trident.builtin_operations",
-    "SpoutCollector": "trident.rich_spouts",
-    "SpoutContext": "trident.spouts",
-    "SpoutKind": "trident.spouts",
-    "SqliteMap": "trident.states.sqlite_map",
-    "SqliteQueue": "trident.sqlite_queue",
-    "State": "trident.states.user_states",
-    "StateFactory": "trident.states.user_states",
-    "StateUpdater": "trident.states.user_states",
-    "StaticMap": "trident.states.backing_maps",
-    "Stream": "trident.stream",
-    "StructuredStreamSpout": "trident.stream_spout",
-    "Sum": "trident.aggregators",
-    "TakingCoordinator": "trident.live_attempts",
-    "TopologyQuery": "trident.query",
+    "FencedBackingMap": "trident.states.maps.user_states",
+    "FileSpout": "trident.spouts.files.spout",
+    "FilterNull": "trident.operations.builtins",
+    "FirstN": "trident.operations.top_rows",
+    "FixedBatchSpout": "trident.spouts.fixed",
+    "GeneratorSpout": "trident.spouts.rate",
+    "GroupedStream": "trident.streams.grouped",
+    "InProcessQueue": "trident.spouts.queues.in_process",
+    "InProcessQueueSpout": "trident.spouts.queues.in_process",
+    "JoinOutFieldsMode": "trident.operations.joins",
+    "JoinType": "trident.operations.joins",
+    "LRUMemoryMapState": "trident.states.maps.memory_map",
+    "LiveAttempts": "trident.spouts.live_attempts",
+    "MapGet": "trident.operations.query_kinds",
+    "MapState": "trident.states.maps.user_states",
+    "Max": "trident.operations.aggregators",
+    "MemoryMapState": "trident.states.maps.memory_map",
+    "Min": "trident.operations.aggregators",
+    "MultiReducer": "trident.operations.joins",
+    "Negate": "trident.operations.builtins",
+    "NotExactlyOnceWarning": "trident.operations.guarantees",
+    "OpaquePartitionEmitter": "trident.spouts.contracts",
+    "OpaquePartitionedTridentSpout": "trident.spouts.contracts",
+    "OpaqueValue": "trident.states.core.stored_values",
+    "OperationContext": "trident.workers.lifecycle",
+    "OutputCollector": "trident.tuples.bolts",
+    "OwnsTable": "trident.spouts.contracts",
+    "PartitionBatch": "trident.spouts.contracts",
+    "PartitionEmitter": "trident.spouts.contracts",
+    "PartitionedCoordinator": "trident.spouts.contracts",
+    "PartitionedTridentSpout": "trident.spouts.contracts",
+    "QueryFunction": "trident.states.maps.user_states",
+    "QueueSpout": "trident.spouts.queues.receipts",
+    "RateSpout": "trident.spouts.rate",
+    "RedisListQueue": "trident.spouts.queues.redis",
+    "RedisListSpout": "trident.spouts.queues.redis_spout",
+    "RedisMap": "trident.states.maps.redis_map",
+    "Reducer": "trident.operations.aggregators",
+    "RemovableMapState": "trident.states.maps.user_states",
+    "RichBolt": "trident.tuples.bolts",
+    "RichSpout": "trident.spouts.rich",
+    "SameBatchOnlyWarning": "trident.operations.same_batch",
+    "SnapshotGet": "trident.operations.query_kinds",
+    "Snapshottable": "trident.states.maps.user_states",
+    "SnapshottableMap": "trident.states.maps.map_states",
+    "Split": "trident.operations.builtins",
+    "SpoutCollector": "trident.spouts.rich",
+    "SpoutContext": "trident.spouts.contracts",
+    "SpoutKind": "trident.spouts.contracts",
+    "SqliteMap": "trident.states.maps.sqlite_map",
+    "SqliteQueue": "trident.spouts.queues.sqlite",
+    "State": "trident.states.maps.user_states",
+    "StateFactory": "trident.states.maps.user_states",
+    "StateUpdater": "trident.states.maps.user_states",
+    "StaticMap": "trident.states.maps.backing_maps",
+    "Stream": "trident.streams.stream",
+    "StructuredStreamSpout": "trident.spouts.structured_stream",
+    "Sum": "trident.operations.aggregators",
+    "TakingCoordinator": "trident.spouts.live_attempts",
+    "TopologyQuery": "trident.running.query",
     "TransactionAttempt": "trident.coordinators.transactions",
-    "TransactionalValue": "trident.states.stored_values",
+    "TransactionalValue": "trident.states.core.stored_values",
     "TridentConfig": "trident.config",
     "TridentError": "trident.coordinators.errors",
-    "TridentSpout": "trident.spouts",
-    "TridentState": "trident.persisting",
-    "TridentTopology": "trident.topology",
-    "TrueFilter": "trident.builtin_operations",
-    "Tuple": "trident.tuple_bolts",
-    "TupleCollectionGet": "trident.state_queries",
-    "TupleFailure": "trident.tuple_spouts",
-    "TupleQuery": "trident.tuple_query",
-    "TupleTopology": "trident.tuple_topology",
-    "Upsert": "trident.upsert",
-    "WindowedStream": "trident.windows",
-    "arrow_function": "trident.vectors",
-    "configure_spark": "trident.session",
-    "expr": "trident.deferred",
-    "non_transactional": "trident.states.backed_map",
-    "opaque": "trident.states.backed_map",
-    "pandas_function": "trident.vectors",
-    "read": "trident.reading",
-    "transactional": "trident.states.backed_map",
+    "TridentSpout": "trident.spouts.contracts",
+    "TridentState": "trident.operations.persisting",
+    "TridentTopology": "trident.streams.topology",
+    "TrueFilter": "trident.operations.builtins",
+    "Tuple": "trident.tuples.bolts",
+    "TupleCollectionGet": "trident.operations.query_kinds",
+    "TupleFailure": "trident.tuples.spouts",
+    "TupleQuery": "trident.tuples.query",
+    "TupleTopology": "trident.tuples.topology",
+    "Upsert": "trident.operations.upsert",
+    "WindowedStream": "trident.operations.windows",
+    "arrow_function": "trident.udf.vectorised",
+    "configure_spark": "trident.spark.session",
+    "expr": "trident.udf.deferred",
+    "non_transactional": "trident.states.maps.backed_map",
+    "opaque": "trident.states.maps.backed_map",
+    "pandas_function": "trident.udf.vectorised",
+    "read": "trident.running.reading",
+    "transactional": "trident.states.maps.backed_map",
 }
 
 # Public modules.

@@ -22,7 +22,6 @@ from typing import Any
 
 import click
 
-from trident import last_resort
 from trident.config import TridentConfig
 from trident.coordinators.errors import (
     AttemptCapReached,
@@ -41,6 +40,7 @@ from trident.coordinators.errors import (
     TridentError,
     ZooKeeperUnreachable,
 )
+from trident.running import last_resort
 
 EXIT_STOPPED = 0
 EXIT_ATTEMPT_CAP = 1
@@ -138,7 +138,7 @@ _force_option = click.option(
 
 def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
     """Checks a topology's name before it becomes part of a path, perhaps of one to be deleted."""
-    from trident.states.names import check_name
+    from trident.states.core.names import check_name
 
     try:
         if name is not None:
@@ -156,7 +156,7 @@ def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> Tri
 
 def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
     """The Spark settings that somebody has asked for, without the defaults: those the file's own config may say."""
-    from trident.query import spark_settings
+    from trident.running.query import spark_settings
 
     settings = spark_settings(config)
     if config.origin("spark_master") == "default" and "spark.master" not in dict(config.spark_conf):
@@ -181,15 +181,15 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
 
     A first Ctrl-C or SIGTERM finishes what is decided and stops; a second aborts.
     """
-    from trident.session import ask_for
-    from trident.user_file import load_topology
+    from trident.commands.user_file import load_topology
+    from trident.spark.session import ask_for
 
     given = _config(settings).with_spark_conf(conf)  # what is wrong here is told before the file is run
     # An expression in the file may make the session, whose JVM is fixed then.
     ask_for(asked_spark_settings(given))
     topology, file_config = load_topology(file)
     config = _config(settings, file_config).with_spark_conf(conf)
-    from trident.query import run_topology
+    from trident.running.query import run_topology
 
     run_topology(topology, config=config)
 
@@ -201,12 +201,12 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
 @_command
 def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> None:
     """Print what the topology in FILE would do, or draw it; nothing is started."""
-    from trident.user_file import load_topology
+    from trident.commands.user_file import load_topology
 
     _config(settings)
     topology, _ = load_topology(file)
     if svg or dot:
-        from trident.plan_graph import to_dot, write_svg
+        from trident.planning.drawing import to_dot, write_svg
 
         if dot:
             click.echo(to_dot(topology))
@@ -230,7 +230,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     Exit code 0 when it runs (as far as can be seen from here), 1 when it gave up or failed, 3 when it is halted, 5 when
     it was stopped or its process is gone; of several the gravest. 2 when nobody knows it.
     """
-    from trident.status import condition, format_status, read_status, topologies_with_status
+    from trident.running.status import condition, format_status, read_status, topologies_with_status
 
     warehouse = _config(settings).warehouse
     names = [name] if name else topologies_with_status(warehouse)
@@ -257,7 +257,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
 @_command
 def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
     """Bring the plain tables of topology NAME up to its last transaction."""
-    from trident import admin
+    from trident.commands import admin
 
     _say(admin.compact(name, config=_config(settings), force=force))
 
@@ -272,7 +272,7 @@ def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
 @_command
 def skip(name: str, txid: int, group: str | None, force: bool, settings: tuple[str, ...]) -> None:
     """Commit transaction TXID of topology NAME as empty; its metadata goes to the dead-letter table."""
-    from trident import admin
+    from trident.commands import admin
 
     _say(admin.skip(name, txid, config=_config(settings), group=group, force=force))
 
@@ -298,7 +298,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
         if not click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?"):
             click.echo("Nothing is changed.")
             return
-    from trident import admin
+    from trident.commands import admin
 
     _say(admin.reset(name, drop_tables=drop_tables, config=config, force=force))
 
@@ -323,9 +323,9 @@ def repair(
 
     Exit code 3 while a contradiction is left.
     """
-    from trident.repair import repair as run_repair
-    from trident.repair_cli import report, where_words
-    from trident.repair_steps import Choices
+    from trident.repair.apply import repair as run_repair
+    from trident.repair.report import report, where_words
+    from trident.repair.steps import Choices
 
     choices = Choices(
         frozenset(undo_foreign), frozenset(accept_foreign), frozenset(accept_unverified), adopt_tables, accept_loss,
@@ -351,7 +351,7 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
     """Show the dead letters of topology NAME, the oldest first."""
     import dataclasses
 
-    from trident.dead_letter_admin import dead_letters
+    from trident.commands.dead_letters import dead_letters
 
     found = dead_letters(name, _config(settings))
     for letter in found:
@@ -373,7 +373,7 @@ def replay_letters(
     name: str, stream: str | None, messages: tuple[str, ...], again: bool, force: bool, settings: tuple[str, ...]
 ) -> None:
     """Have messages of topology NAME tried again, by the running topology or its next start."""
-    from trident.dead_letter_admin import replay
+    from trident.commands.dead_letters import replay
 
     _say(replay(name, _config(settings), stream, messages, again, force=force))
 

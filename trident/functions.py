@@ -21,12 +21,12 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from trident.deferred import DeferredColumn, check_call, unknown_name
+from trident.udf.deferred import DeferredColumn, check_call, unknown_name
 
 if TYPE_CHECKING:  # for editors and type checkers they are PySpark's
     from pyspark.sql.functions import *  # noqa: F403
 else:
-    from trident.deferred import expr as expr
+    from trident.udf.deferred import expr as expr
 
 _YOURS = "give your function to each, map, flat_map or filter: they take it as it is"
 _REFUSED = {

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from trident.coordinators import faults
 from trident.coordinators.faults import InjectedFault
-from trident.feeder_spouts import FeederBatchSpout, FeederCommitterBatchSpout
-from trident.fixed_batch_spout import FixedBatchSpout
-from trident.run_batch import run_batch
-from trident.states.backing_maps import MemoryBackingMap
-from trident.states.memory_map import MemoryMapState
+from trident.spouts.feeders import FeederBatchSpout, FeederCommitterBatchSpout
+from trident.spouts.fixed import FixedBatchSpout
+from trident.states.maps.backing_maps import MemoryBackingMap
+from trident.states.maps.memory_map import MemoryMapState
+from trident.streams.run_batch import run_batch
 
 __all__ = [
     "FeederBatchSpout", "FeederCommitterBatchSpout", "FixedBatchSpout", "InjectedFault", "MemoryBackingMap",

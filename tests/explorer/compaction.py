@@ -3,7 +3,7 @@
 Each read and each commit is one step, so that they interleave in every way.
 The values are the txids themselves: a row of the table is the list of the
 transactions that were counted into it, so that twice and never both show.
-Only the decisions come from ``trident.states.compaction``.
+Only the decisions come from ``trident.states.keyed.compaction``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.explorer.search import Action, Violation
-from trident.states.compaction import (
+from trident.states.keyed.compaction import (
     READ_AGAIN,
     LiveRead,
     LogView,

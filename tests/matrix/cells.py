@@ -20,12 +20,12 @@ from tests.matrix import sources
 from tests.matrix.sources import Source
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
-from trident.guarantees import Guarantee, NotExactlyOnceWarning, guarantee, state_kind_of
-from trident.query import TopologyQuery
-from trident.spout_executors import kind_of
-from trident.spouts import SpoutKind
-from trident.states.backed_map import non_transactional, opaque, transactional
-from trident.states.sqlite_map import SqliteMap
+from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee, state_kind_of
+from trident.running.query import TopologyQuery
+from trident.spouts.contracts import SpoutKind
+from trident.spouts.executors import kind_of
+from trident.states.maps.backed_map import non_transactional, opaque, transactional
+from trident.states.maps.sqlite_map import SqliteMap
 
 WAIT_SECS = 120.0
 WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b", "b", "e", "a"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from trident.spouts import (
+from trident.spouts.contracts import (
     BatchSpout,
     CommitterTridentSpout,
     OpaquePartitionedTridentSpout,
@@ -226,7 +226,7 @@ class _CommittingEmitter:
         # Attempts begin in the order of their txids, but may be emitted side by side: wait for the one before.
         import time
 
-        from trident.spouts import Emitted
+        from trident.spouts.contracts import Emitted
 
         deadline, begun = time.monotonic() + 30, self._ends.begun(attempt.txid)
         while (begin := self._ends.end(attempt.txid - 1)) is None:

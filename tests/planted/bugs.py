@@ -197,7 +197,7 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE.*StaleState",
         "group_store.py::test_only_the_last_begun_attempt_at_the_current_txid_is_decided_once",
     ),
-    # --- states/compaction.py
+    # --- states/keyed/compaction.py
     "30-log-dropped-beyond-what-is-merged": compaction("the log was dropped up to 2, the table is", "two-compactors"),
     "31-log-dropped-into-the-retention": compaction("1 before 1 must be kept", "retention"),
     "32-live-read-of-a-log-that-was-dropped-since": compaction("a live read as of 1 gives {}", "reader"),
@@ -206,7 +206,7 @@ PLANTED: dict[str, Caught] = {
     "35-no-upto-guard": compaction(r"'a', \(1, 1, 2\)", "two-compactors"),
     "36-merges-what-has-not-advanced": compaction("1 is merged, but 0 is the last", "reader"),
     "37-live-read-that-waits-for-a-publish": compaction("round for ever", "half-published-above-an-empty-one"),
-    # --- carried out on Delta: states/reading.py, compactor.py, committer.py, staging.py
+    # --- carried out on Delta: states/keyed/reading.py, compactor.py, committer.py, staging.py
     "38-live-read-in-the-wrong-order": spark(
         r"\(\{\('the',\): \(4,\)\}, 1\)",
         "reading.py::test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_seen",
@@ -246,7 +246,7 @@ PLANTED: dict[str, Caught] = {
     "48-published-again-after-a-lost-answer": spark(
         "TableMark", "committer.py::test_publishing_again_changes_nothing_in_this_process_and_another"
     ),
-    # --- what states hold, and users' maps: states/values.py, user_tasks.py
+    # --- what states hold, and users' maps: states/core/values.py, user_tasks.py
     "50-opaque-base-wrong": pure(
         r"assert OpaqueValue",
         "values.py::test_every_row_of_the_table[Semantics.OPAQUE-stored11-tried-old-after_new11-after_none11]",
@@ -266,7 +266,7 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE.*StaleEpoch",
         "user_tasks.py::test_a_task_of_an_older_transaction_that_wakes_up_writes_nothing",
     ),
-    # --- spouts, and what is told to them: trident/spout_executors.py, queue_spout.py, coordinators/driver.py
+    # --- spouts, and what is told to them: trident/spouts/executors.py, queue_spout.py, coordinators/driver.py
     "54-opaque-partitions-go-on-from-what-is-committed": pure(
         r"\{'a': 0, 'b': 0\} == \{'a': 3, 'b': 3\}",
         "spout_executors.py::test_an_opaque_attempt_goes_on_from_its_parent_also_while_that_is_in_flight"
@@ -298,7 +298,7 @@ PLANTED: dict[str, Caught] = {
         "queue.hold:fail_before:1",
         "queue_spout.py::test_an_operation_whose_answer_is_lost_is_made_good_by_the_next[hold-fail_before]",
     ),
-    # --- in the transaction's turn: trident/runner.py
+    # --- in the transaction's turn: trident/running/runner.py
     "60-resolved-before-its-turn": spark(
         r"Counter\(\{\(0,\): 4\}\) == ",
         "late_states.py::test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch",
@@ -306,7 +306,7 @@ PLANTED: dict[str, Caught] = {
     "61-resolved-as-of-the-wrong-transaction": spark(
         "AssertionError: assert Counter", "late_states.py::test_everything_that_reads_states_gives_what_a_fold_gives"
     ),
-    # --- messages: coordinators/acker.py, trident/tracked_batches.py, ledger.py
+    # --- messages: coordinators/acker.py, trident/messages/batches.py, ledger.py
     "70-acker-completes-before-the-init": pure(
         "spout=-1", "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
     ),
@@ -327,7 +327,7 @@ PLANTED: dict[str, Caught] = {
     "75-lost-row-counts-as-processed": pure(
         r"dict_keys\(\[\]\)", "ledger.py::test_a_message_of_which_a_row_is_missing_has_failed_and_no_other"
     ),
-    # --- the commit path: states/log_commit.py, kernel.py, committer.py, manifest.py, staging.py, control.py
+    # --- the commit path: states/delta/log_commit.py, kernel.py, committer.py, manifest.py, staging.py, control.py
     "68-control-record-without-its-digest": pure(
         "assert not True",
         "commit_rules.py::test_a_batch_is_the_same_only_with_its_transaction_its_attempt_and_its_digest[change2]",

@@ -1,4 +1,4 @@
-"""One simulated coordinator process, as ``trident.query.TopologyQuery`` runs one.
+"""One simulated coordinator process, as ``trident.running.query.TopologyQuery`` runs one.
 
 Production code in it: ZooKeeper, Leadership, Lease, Registration, GroupStore,
 GroupDriver, the pure coordinator, TridentSpoutHost, RecoverySpouts and the
@@ -29,7 +29,7 @@ from trident.coordinators.master import Limits, Mode
 from trident.coordinators.records import GroupRecord, Holder
 from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from trident.spout_host import RecoverySpouts, TridentSpoutHost
+from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 
 TOPOLOGY = "wc"
 LEFT = (Deposed, OutcomeUnknown, ZooKeeperUnreachable)

@@ -57,10 +57,10 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),
     ),
     "the control record is not checked": (
-        Edit("trident.states.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
+        Edit("trident.states.publishing.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
     ),
     "a published table is not recognised": (
-        Edit("trident.states.committer:DeltaCommitter._publish_table",
+        Edit("trident.states.publishing.committer:DeltaCommitter._publish_table",
              "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):", "if False:"),
     ),
     "attempt ids begin again after a restart": (
@@ -77,7 +77,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "the success before is not waited for": (Edit(DRIVER + "_advance", "self._wait_told()", "pass"),),
     "success of the transaction before is not told at a recovery": (
-        Edit("trident.spout_host:RecoverySpouts.success", "if attempt.txid < self._finishing:", "if False:"),
+        Edit("trident.spouts.host:RecoverySpouts.success", "if attempt.txid < self._finishing:", "if False:"),
     ),
     "metadata is not pinned": (
         Edit(DRIVER + "_begin", "pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)",
@@ -120,7 +120,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         Edit(STORE + "_check_decision", "self._fence.verify(self._zk)", "pass"),
     ),
     "a deposed coordinator without its manifest halts": (
-        Edit("trident.states.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
+        Edit("trident.states.publishing.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
     ),
     "old pins stay": (
         Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),

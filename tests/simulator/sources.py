@@ -20,7 +20,7 @@ from tests.simulator.world import Process, World
 from trident.coordinators.errors import BatchTimeout
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spout_executors import Known
+from trident.spouts.executors import Known
 
 KINDS = ("transactional", "opaque", "queue")
 Row = tuple[str, str, int]
@@ -61,7 +61,7 @@ class Source:
 
 
 class SimExecutor:
-    """``trident.spout_executors.SpoutExecutor`` of one stream, in one life of one process."""
+    """``trident.spouts.executors.SpoutExecutor`` of one stream, in one life of one process."""
 
     def __init__(self, process: Process, faults: Faults, source: Source, checker: Checker) -> None:
         self._process, self._faults, self._source, self._checker = process, faults, source, checker

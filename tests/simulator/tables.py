@@ -22,12 +22,12 @@ from trident.coordinators.errors import CommitConflict, Halted
 from trident.coordinators.ports import PreparedBatch, ProcessedBatch
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states import contradictions
-from trident.states.committer import DeltaCommitter, _Open
-from trident.states.control import DOMAIN, ControlRecord, decode_control
-from trident.states.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
-from trident.states.manifest import ManifestTable
-from trident.states.plain_watch import PlainWatch
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.delta import halts as contradictions
+from trident.states.delta.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
+from trident.states.delta.manifest import ManifestTable
+from trident.states.keyed.plain_watch import PlainWatch
+from trident.states.publishing.committer import DeltaCommitter, _Open
 
 NAMES = ("counts", "lines")
 _SCHEMA_JSON = '{"fields":[]}'
@@ -76,7 +76,7 @@ class Table:
 
 
 class Snapshot:
-    """What ``trident.states.kernel.TableSnapshot`` is to the committer."""
+    """What ``trident.states.delta.kernel.TableSnapshot`` is to the committer."""
 
     schema_json = _SCHEMA_JSON
 
@@ -97,7 +97,7 @@ class Staged(tuple):
 
 
 class Warehouse:
-    """What survives every process: the tables, and the manifests, in the place of ``trident.states.manifest.ManifestStore``."""
+    """What survives every process: the tables, and the manifests, in the place of ``trident.states.delta.manifest.ManifestStore``."""
 
     def __init__(self) -> None:
         self.tables = {name: Table(name) for name in NAMES}
@@ -121,7 +121,7 @@ class Warehouse:
 
 
 class Engine:
-    """What ``trident.states.kernel.KernelEngine`` is to the committer, for one process."""
+    """What ``trident.states.delta.kernel.KernelEngine`` is to the committer, for one process."""
 
     def __init__(self, process: Process, faults: Faults, warehouse: Warehouse, checker: Checker) -> None:
         self._process, self._faults, self._warehouse, self._checker = process, faults, warehouse, checker

@@ -21,8 +21,8 @@ from trident import (
     TridentTopology,
     opaque,
 )
-from trident.session import make_session
-from trident.states import log_sweeper
+from trident.spark.session import make_session
+from trident.states.keyed import log_sweeper
 
 TOPOLOGY, SESSION_SECS, MERGE_EVERY, RETENTION_TXIDS = "soak", 4.0, 10, 50
 HEAP_MB = 512

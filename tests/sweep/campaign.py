@@ -21,7 +21,7 @@ from tests.zk_fixtures import eventually
 from trident import TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import ZooKeeperUnreachable
-from trident.query import TopologyQuery
+from trident.running.query import TopologyQuery
 
 WAIT_SECS = 90.0
 PER_CASE = 2  # transactions

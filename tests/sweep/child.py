@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.sweep.books import source_of
 from tests.sweep.topologies import topology_of
 from trident.coordinators import faults
-from trident.session import make_session
+from trident.spark.session import make_session
 
 
 def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.matrix.sources import CommittedSpout, OpaqueSpout, RangeSpout, Source
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
-from trident.states.backed_map import opaque
-from trident.states.sqlite_map import SqliteMap
+from trident.states.maps.backed_map import opaque
+from trident.states.maps.sqlite_map import SqliteMap
 
 SPOUTS: dict[str, Any] = {"opaque": OpaqueSpout, "committer": CommittedSpout}
 # Of each kind: the keyed Delta states, and the maps.

@@ -1,0 +1,1 @@
+"""What every state kind shares: names, values, bindings, control records."""

@@ -1,0 +1,239 @@
+"""What a reader without the topology must know of a state: one JSON file per state.
+
+``<warehouse>/_trident/states/<name>.json``, written when the state's tables are
+made, before their first commit. Correctness never rests on it: the tables'
+control records say what is committed; this says which tables there are and
+how their rows combine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import TableError
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.states.core.binding import COMBINE, LAST
+from trident.states.core.names import check_name, other_owner
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from trident.states.core.binding import StateBinding
+
+DESCRIBE = faults.register("descriptor.write", "writing the file that tells readers of a state")
+SCHEMA = 1
+KINDS = ("append", "keyed")
+
+
+@dataclass(frozen=True)
+class StateDescriptor:
+    """A state as its readers and its compactor need it.
+
+    Attributes:
+        name: the state's name.
+        kind: "append" or "keyed".
+        topology: who writes it.
+        group: the batch group that writes it; its states are read as of one transaction.
+        incarnation: of the topology; a control record with another one is not this state's.
+        keys: names of the key columns; none for an append, or one global aggregate.
+        value_fields: names of the other columns.
+        schema_json: of keys and values, in the JSON that Spark and Delta share.
+        aggregator: the aggregator's name; None for an append.
+        starts_at: the first txid whose rows are in the state.
+        ends_at: the last txid that it took part in, once the topology no longer
+            has it; None while it does. Such a state is kept and can be read,
+            and what is newest in its group no longer waits for it.
+        merging: how log rows become the value of a key: "combine" or "last"
+            (see :class:`trident.states.core.binding.StateBinding`).
+    """
+
+    name: str
+    kind: str
+    topology: str
+    group: str
+    incarnation: str
+    keys: tuple[str, ...]
+    value_fields: tuple[str, ...]
+    schema_json: str
+    aggregator: str | None = None
+    starts_at: int = 1
+    ends_at: int | None = None
+    merging: str = COMBINE
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        if self.kind not in KINDS:
+            raise TableError(f"state {self.name} cannot be described", found=self.kind, expected=f"one of {KINDS}")
+        if self.merging not in (COMBINE, LAST):
+            raise TableError(
+                f"state {self.name} cannot be described", found=self.merging, expected=f"{COMBINE} or {LAST}"
+            )
+        object.__setattr__(self, "keys", tuple(self.keys))
+        object.__setattr__(self, "value_fields", tuple(self.value_fields))
+
+    @classmethod
+    def of(
+        cls, binding: "StateBinding", topology: str, group: str, incarnation: str, starts_at: int
+    ) -> StateDescriptor:
+        """The descriptor of what a topology writes to one state."""
+        return cls(
+            name=binding.name,
+            kind=binding.kind,
+            topology=topology,
+            group=group,
+            incarnation=incarnation,
+            keys=tuple(binding.keys),
+            value_fields=tuple(binding.value_fields),
+            schema_json=binding.schema.json(),
+            aggregator=binding.aggregator_name,
+            starts_at=starts_at,
+            merging=binding.merging,
+        )
+
+    @property
+    def schema(self) -> "StructType":
+        """Keys and values, as readers get them."""
+        from pyspark.sql.types import StructType
+
+        return StructType.fromJson(parse_stored(self.schema_json))
+
+    @property
+    def merge_app(self) -> str:
+        """``txn_app_id`` under which the plain table holds P, the txid it is merged up to."""
+        return f"trident/{self.topology}/{self.group}/merge"
+
+    @property
+    def published_path(self) -> str:
+        """The table that takes the transactions' commits, relative to the warehouse: a keyed state's log."""
+        return f"{self.name}__log" if self.kind == "keyed" else self.name
+
+    @property
+    def plain_path(self) -> str:
+        """The table that any Delta reader reads, relative to the warehouse."""
+        return self.name
+
+    def save(self, warehouse: Path | str) -> None:
+        """Writes the file, whole or not at all, and flushes it to disk.
+
+        Raises:
+            ForeignTable: a state of this name belongs to another topology or group.
+        """
+        try:
+            there = load_descriptor(warehouse, self.name)
+        except FileNotFoundError:
+            there = None
+        if there is not None and (there.topology, there.group) != (self.topology, self.group):
+            raise other_owner(
+                Path(warehouse) / self.name, (there.topology, there.group), (self.topology, self.group), None
+            )
+        _write_atomically(_file(warehouse, self.name), {"schema": SCHEMA, **asdict(self)})
+
+    def remove(self, warehouse: Path | str) -> None:
+        """Forgets the state; its tables are the caller's matter. Nothing there: nothing done."""
+        _file(warehouse, self.name).unlink(missing_ok=True)
+
+
+def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
+    """The state of that name.
+
+    Raises:
+        FileNotFoundError: there is no such state in this warehouse.
+        TableError: the file cannot be read as a descriptor.
+    """
+    return _read(_file(warehouse, check_name("state", name)))
+
+
+def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> list[StateDescriptor]:
+    """The states that one batch group writes or has written, by name: what one transaction commits as one.
+
+    Raises:
+        TableError: a file cannot be read as a descriptor. It is not passed
+            over: a group read without one of its tables might be half published.
+    """
+    found = [_read(path) for path in sorted(_folder(warehouse).glob("*.json"))]
+    return [state for state in found if (state.topology, state.group) == (topology, group)]
+
+
+def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescriptor]:
+    """The states of all batch groups of a topology, by name.
+
+    Raises:
+        TableError: a file cannot be read as a descriptor.
+    """
+    found = [_read(path) for path in sorted(_folder(warehouse).glob("*.json"))]
+    return [state for state in found if state.topology == topology]
+
+
+def _folder(warehouse: Path | str) -> Path:
+    return Path(warehouse) / "_trident" / "states"
+
+
+def _file(warehouse: Path | str, name: str) -> Path:
+    return _folder(warehouse) / f"{name}.json"
+
+
+def _read(path: Path) -> StateDescriptor:
+    names = {field.name for field in fields(StateDescriptor)}
+    try:
+        value: Any = parse_stored(read_stored(path))
+        if isinstance(value, dict):
+            value.setdefault("merging", COMBINE)  # files from before there was another
+        if not isinstance(value, dict) or set(value) != names | {"schema"} or value["schema"] != SCHEMA:
+            raise Unreadable(f"expected schema {SCHEMA} with the keys {sorted(names)}", shown(repr(value)))
+        _check_types(value)
+        del value["schema"]
+        found = StateDescriptor(**value)
+        found.schema  # noqa: B018 (to know now that it can be read)
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TableError) as error:
+        raise TableError(
+            f"the state descriptor {path} cannot be read: {error}",
+            found=getattr(error, "found", None),
+            expected=f"a JSON object of schema {SCHEMA} that describes a state",
+            action="bring the file back from a back-up of the warehouse; or move it away and start the topology that "
+            "has the state: it writes the file again",
+        ) from error
+
+
+def _check_types(value: Mapping[str, Any]) -> None:
+    for name in ("name", "kind", "topology", "group", "incarnation", "schema_json", "merging"):
+        if not isinstance(value[name], str):
+            raise ValueError(f"{name} must be text")
+    for name in ("keys", "value_fields"):
+        if not isinstance(value[name], list) or not all(isinstance(item, str) for item in value[name]):
+            raise ValueError(f"{name} must be a list of names")
+    if not isinstance(value["aggregator"], (str, type(None))):
+        raise ValueError("aggregator must be text or null")
+    if type(value["starts_at"]) is not int or type(value["ends_at"]) not in (int, type(None)):
+        raise ValueError("starts_at and ends_at must be whole numbers, ends_at may be null")
+
+
+def _write_atomically(path: Path, value: Mapping[str, Any]) -> None:
+    with faults.fault_point(DESCRIBE):
+        _write_now(path, value)
+
+
+def _write_now(path: Path, value: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: two processes that write at once must not share the file before the rename.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(draft, "w", encoding="utf-8") as out:
+            json.dump(value, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""A Delta table to which each transaction appends its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trident.coordinators.errors import TopologyError, described
+from trident.states.core.names import check_flag, check_name
+
+
+@dataclass(frozen=True)
+class DeltaAppend:
+    """A Delta table that every transaction appends its rows to, exactly once.
+
+    The table is ``<warehouse>/<name>``; any Delta reader may read it. Exactly
+    once with transactional and opaque spouts (docs/semantics.md 5).
+
+    Args:
+        name: the state's name, and the table's folder.
+        partition_columns: fields by which the table is partitioned: numbers,
+            strings, booleans, dates and timestamps (of the years 1 to 9999). Delta
+            keeps them as text, to which an empty string is null: it is read back
+            as null, as from any Delta table.
+        adopt: take over a table that exists and was not made by this topology.
+
+    Raises:
+        TopologyError: the name cannot be used, or the columns are no names.
+        ConfigError: ``adopt`` is neither True nor False.
+    """
+
+    name: str
+    partition_columns: Sequence[str] = ()
+    adopt: bool = False
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        columns = self.partition_columns
+        if not isinstance(columns, str) and not isinstance(columns, Iterable):
+            raise TopologyError(
+                f"partition_columns of state {self.name} are no names", found=described(columns),
+                expected="a list of field names, or one name",
+            )  # fmt: skip
+        check_flag(self.adopt, f"adopt of state {self.name}")
+        object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))

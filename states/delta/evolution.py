@@ -1,0 +1,149 @@
+"""Columns that are added to a table of ours, by us or by others (docs/semantics.md 9, last paragraph).
+
+Only nullable columns, and nothing else: rows of before read as null there, and
+files that were staged before fit still.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trident.coordinators.errors import CommitConflict, SchemaMismatch
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.delta import history as delta_log
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.tables import HIDDEN_COLUMNS, nullable_type
+
+log = logging.getLogger(__name__)
+
+_TRIES = 10
+# What Delta allows in a column's name only with column mapping, which older readers do not know.
+_FORBIDDEN = frozenset(" ,;{}()\n\t=")
+# Types that need a table feature, which a table gets only when it is made.
+_WITH_FEATURES = ("timestamp_ntz", "variant")
+
+
+def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> TableSnapshot:
+    """Adds to a table of ours the columns that it lacks, as nullable ones, in one commit.
+
+    The commit carries our engine info and the control record as it is, so it is
+    our own to whoever looks for foreign changes; a crash before or after it
+    leaves nothing to repair, and doing it again does nothing.
+
+    The caller's duty: no batch of the group that is not decided yet was staged
+    with these columns. Of a keyed state the plain table comes first, then the
+    log, then the descriptor: a compactor merges the columns that both tables have.
+
+    Args:
+        engine: Delta's Kernel.
+        path: the table's root.
+        wanted_schema_json: all columns that the table shall have, as
+            ``TableSpec.schema_json``; further ones of the table are left alone.
+
+    Returns:
+        The table with all columns.
+
+    Raises:
+        SchemaMismatch: a column of that name has another type, differs from one of
+            the table only by case, or its name or type cannot be added.
+        ForeignTable: the table has no control record.
+        CommitConflict: other commits came first each time.
+        TableError: Delta refused.
+    """
+    for attempt in range(_TRIES):
+        snapshot = engine.load(path)
+        there = json.loads(snapshot.schema_json)["fields"]
+        missing = _missing(path, there, json.loads(wanted_schema_json)["fields"])
+        if not missing:
+            return snapshot
+        control = decode_control(path, snapshot.control(DOMAIN))
+        new_schema = json.dumps({"type": "struct", "fields": [*there, *missing]})
+        try:
+            return engine.add_columns(
+                snapshot, new_schema, {DOMAIN: control.encode()}, f"trident/{control.incarnation}"
+            )
+        except (CommitConflict, CommitOutcomeUnknown) as error:
+            # A MERGE, a log drop, another start of the topology, or our own commit whose answer was lost.
+            log.info("adding columns to %s met %s; reading the table again", path, error)
+            time.sleep(0.01 * 2**attempt)
+    raise CommitConflict(
+        f"no columns could be added to {path}", found=f"{_TRIES} conflicts in a row", action="start the topology again"
+    )
+
+
+def _missing(path: str, there: list[dict], wanted: list[dict]) -> list[dict]:
+    known = {field["name"]: field for field in there}
+    folded = {name.lower() for name in known}
+    missing = []
+    for field in wanted:
+        name, kind = field["name"], nullable_type(field["type"])
+        if name in known:
+            if nullable_type(known[name]["type"]) != kind:
+                raise _refused(path, f"column {name} is {known[name]['type']}", f"{field['type']}, as before")
+            continue
+        if name in HIDDEN_COLUMNS:
+            # The table is of another layout: rows that were written without it mean something else.
+            raise _refused(path, f"no column {name}", "a table made with it")
+        if name.lower() in folded:
+            raise _refused(path, f"column {name} and another one that differs by case only", "another name")
+        if any(_FORBIDDEN & set(each) for each in _names(field)):
+            raise _refused(path, f"column {name!r}", f"names without any of {' '.join(map(repr, sorted(_FORBIDDEN)))}")
+        if set(_types_in(kind)) & set(_WITH_FEATURES):
+            raise _refused(path, f"column {name}: {json.dumps(kind)}", f"no {' or '.join(_WITH_FEATURES)}")
+        folded.add(name.lower())
+        missing.append({"name": name, "type": kind, "nullable": True, "metadata": {}})
+    return missing
+
+
+def _refused(path: str, found: str, expected: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"the columns of table {path} cannot be added to as wanted", found=found, expected=expected,
+        action="choose another name for the new field, or another state name",
+    )  # fmt: skip
+
+
+def _names(field: Mapping[str, Any]) -> list[str]:
+    return [field["name"], *_names_in(field["type"])]
+
+
+def _names_in(kind: Any) -> list[str]:
+    if not isinstance(kind, dict):
+        return []
+    if kind["type"] == "struct":
+        return [name for field in kind["fields"] for name in _names(field)]
+    return [name for part in ("elementType", "keyType", "valueType") for name in _names_in(kind.get(part))]
+
+
+def _types_in(kind: Any) -> list[str]:
+    """The names of the plain types in a type."""
+    if not isinstance(kind, dict):
+        return [kind]
+    if kind["type"] == "struct":
+        return [name for field in kind["fields"] for name in _types_in(field["type"])]
+    return [name for part in ("elementType", "keyType", "valueType") if part in kind for name in _types_in(kind[part])]
+
+
+def columns_only_added(path: str, table_version: int, schema_hash: str) -> bool:
+    """Whether a table has become, by that version, what it was when files were staged and further nullable columns.
+
+    Files that were staged before then can be published still: their rows are
+    null in the new columns (docs/semantics.md 9, last paragraph).
+
+    Args:
+        path: the table's root, on a local disk.
+        table_version: the table version.
+        schema_hash: of the schema when the files were staged, as the manifest has it.
+
+    Raises:
+        TableError: the log cannot be read.
+    """
+
+    def was(schema_json: str) -> bool:
+        return hashlib.sha256(schema_json.encode()).hexdigest() == schema_hash
+
+    return delta_log.columns_only_added_since(path, table_version, was)

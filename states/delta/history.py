@@ -1,0 +1,254 @@
+"""What happened to a Delta table, and when, from its log entries.
+
+Pure Python on a local disk; no JVM, nothing is written. Kernel tells what a
+table *is*; this tells what was *done* to it, which is how a foreign change is
+found that keeps the control record (RESTORE and TRUNCATE do: docs/semantics.md 10).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
+
+from trident.coordinators.errors import TableError
+from trident.states.delta.log_entries import (
+    Commit,
+    entry_signature,
+    metadata_at,
+    newest_version,
+    only_adds_columns,
+    read_commit,
+    versions_of,
+)  # fmt: skip
+
+__all__ = [
+    "Commit", "IsOurs", "columns_only_added_since", "commits_since", "find_version_by_control", "find_version_by_txn",
+    "foreign", "newest_version", "only_adds_columns", "read_commit",
+]  # fmt: skip
+
+_T = TypeVar("_T")
+IsOurs = Callable[[Commit], bool]
+"""Recognises the commits of the topology that asks."""
+
+# Operations of others that leave every row as it is, as Delta names them.
+_ADD_COLUMNS = "ADD COLUMNS"
+_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS", _ADD_COLUMNS})
+
+
+def commits_since(path: str, version: int) -> list[Commit]:
+    """All commits after a table version, oldest first.
+
+    Args:
+        path: the table's root, on a local disk.
+        version: the last table version that is known.
+
+    Raises:
+        TableError: an entry in between was cleaned up, so what happened cannot
+            be known; or the table's newest version is older than ``version``.
+    """
+    newest = newest_version(path)
+    if newest < version:
+        raise TableError(
+            f"table {path} is older than it was",
+            found=f"version {newest}",
+            expected=f"version {version} or later",
+            action="it was restored from a copy or recreated",
+        )
+    try:
+        return [_judged(path, read_commit(path, each)) for each in range(version + 1, newest + 1)]
+    except TableError as error:
+        if any(entry_signature(path, each) is None for each in range(version + 1, newest + 1)):
+            raise TableError(
+                f"the log of table {path} was cleaned too far: what happened since version {version} is not known",
+                found=error.message,
+                expected=f"every log entry from {version + 1} to {newest}",
+                action="raise delta.logRetentionDuration",
+            ) from error
+        raise
+
+
+def _judged(path: str, commit: Commit) -> Commit:
+    if commit.metadata is None:
+        return commit
+    before = metadata_at(path, commit.version - 1)
+    good = before is not None and only_adds_columns(before[0], commit.metadata)
+    return replace(commit, only_adds_columns=good)
+
+
+def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]) -> bool:
+    """Whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
+
+    Args:
+        path: the table's root, on a local disk.
+        version: the table version.
+        was: recognises the earlier schema, given as ``schema_json``.
+
+    Raises:
+        TableError: the log cannot be read.
+    """
+    after = metadata_at(path, version)
+    while after is not None:
+        metadata, since = after
+        if was(metadata["schemaString"]):
+            return True
+        before = metadata_at(path, since - 1)
+        if before is None or not only_adds_columns(before[0], metadata):
+            return False
+        after = before
+    return False
+
+
+def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
+    """Why a commit must stop the topology, or None when it may stay.
+
+    Accepted are our own commits and those of others that provably leave every
+    row, the transaction ids and the control records as they are: OPTIMIZE,
+    VACUUM, statistics, and columns added that may be null (ALTER TABLE ... ADD
+    COLUMNS). The operation's name alone is not trusted.
+
+    Args:
+        commit: as :func:`commits_since` gives it.
+        is_ours: recognises our own commits. It must look at something that
+            RESTORE and its like do not copy: the engine, and the control record
+            *within this commit*.
+    """
+    if is_ours(commit):
+        return None
+    name = commit.operation or "a commit without a name"
+    by = f"{name} by {commit.engine_info or 'an unknown writer'}"
+    if commit.operation not in _HARMLESS:
+        return by
+    schema_changed = commit.metadata_changed and not (commit.operation == _ADD_COLUMNS and commit.only_adds_columns)
+    for changed, what in (
+        (commit.data_change, "changed rows"),
+        (schema_changed, "changed the schema or the table properties"),
+        (commit.protocol_changed, "changed the table's features"),
+        (commit.control, f"changed the domain metadata {sorted(commit.control)}"),
+        (commit.txns, f"set transaction ids for {sorted(commit.txns)}"),
+    ):
+        if changed:
+            return f"{by}, which {what}"
+    return None
+
+
+def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
+    """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this life.
+
+    Within one life of the topology (an incarnation) control records only grow
+    with the table version, so few entries are read. An append table that was
+    adopted after a reset has records of an earlier life below, whose txids are
+    other transactions: the newest version says which life is this one, and only
+    its versions are looked at. What an entry says never changes and is
+    remembered by this process.
+
+    Returns:
+        The table version, or None when what is left of the log has none.
+
+    Raises:
+        TableError: there is no log, or it cannot be read.
+    """
+
+    def value(marks: _Marks) -> int | None:
+        return _control_of(marks, domain)[0]
+
+    return _find(path, txid, value, lambda marks: _control_of(marks, domain))
+
+
+def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
+    """The newest table version whose ``txn_version`` for ``app`` is at most ``txn``.
+
+    A version before the first transaction of ``app`` counts as lower than all.
+    Otherwise as :func:`find_version_by_control`.
+    """
+
+    def value(marks: _Marks) -> int | None:
+        return dict(marks.txns).get(app)
+
+    return _find(path, txn, value)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """What of a log entry is remembered: small, unlike the entry."""
+
+    control: tuple[tuple[str, tuple[int, str | None]], ...]
+    txns: tuple[tuple[str, int], ...]
+
+
+def _control_of(marks: _Marks, domain: str) -> tuple[int | None, str | None]:
+    """The txid, and the incarnation that it is of; (None, None) where the entry does not say."""
+    return dict(marks.control).get(domain, (None, None))
+
+
+@lru_cache(maxsize=100_000)
+def _marks(path: str, version: int, signature: tuple[int, int, int] | None) -> _Marks:
+    del signature  # part of the key only: a table made anew at the same path has other entries
+    commit = read_commit(path, version)
+    control = tuple(
+        (domain, (value["txid"], value.get("incarnation")))
+        for domain, value in commit.control.items()
+        if isinstance(value, dict) and isinstance(value.get("txid"), int)
+    )
+    return _Marks(control, tuple(commit.txns.items()))
+
+
+_marks_lock = threading.Lock()
+
+
+def _find(
+    path: str,
+    at_most: int,
+    value: Callable[[_Marks], int | None],
+    life: Callable[[_Marks], tuple[int | None, str | None]] | None = None,
+) -> int | None:
+    versions = _unbroken(versions_of(path))
+    if not versions:
+        raise TableError(f"there is no Delta log at {path}")
+    lowest, newest = versions[0], versions[-1]
+
+    def in_force(version: int, told: Callable[[_Marks], _T | None]) -> _T | None:
+        """The mark that holds at a version: its own, or of the newest entry before it."""
+        for each in range(version, lowest - 1, -1):
+            with _marks_lock:
+                found = told(_marks(path, each, entry_signature(path, each)))
+            if found is not None:
+                return found
+        return None
+
+    def incarnation(marks: _Marks) -> tuple[str | None] | None:
+        txid, found = life(marks) if life else (None, None)
+        return None if txid is None else (found,)
+
+    def low_enough(version: int) -> bool:
+        mark = in_force(version, value)
+        # Without a mark down to version 0 there was none yet; in a log whose
+        # beginning is cleaned up there may have been one.
+        return lowest == 0 if mark is None else mark <= at_most
+
+    if low_enough(newest):
+        return newest
+    first = lowest
+    if life is not None:
+        this = in_force(newest, incarnation)
+        if in_force(lowest, incarnation) != this:
+            first = _last_where(lowest, newest, lambda version: in_force(version, incarnation) != this) + 1
+    return _last_where(first, newest, low_enough) if low_enough(first) else None
+
+
+def _last_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last version at which something holds: at ``low``, not at ``high``, and never again once it ended."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _unbroken(versions: list[int]) -> list[int]:
+    """The longest tail without a hole; entries below a hole belong to no readable version."""
+    start = len(versions) - 1
+    while start > 0 and versions[start - 1] == versions[start] - 1:
+        start -= 1
+    return versions[start:] if versions else []

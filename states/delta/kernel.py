@@ -1,0 +1,644 @@
+"""The one place that talks to Delta's Kernel API, in Java, through py4j.
+
+Commits whole files to Delta tables with a compare-and-set on the table version:
+a commit made on a snapshot happens at the next version or not at all (docs/semantics.md 9
+step 5, and 4); on a local disk by a hard link (``log_commit``). A call on a Java object that is held costs a tenth of a
+millisecond, looking a class up by its name more than a millisecond: so each
+class is looked up once, by :class:`KernelEngine`, and a commit goes on from the
+snapshot that the commit before it gave back.
+
+Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
+from trident.states.core.staged import StagedFile
+from trident.states.delta.kernel_errors import (
+    CheckpointExists,
+    CommitOutcomeUnknown,
+    TableMissing,
+    TxnAlreadyApplied,
+    guard,
+    guard_commit,
+)
+from trident.states.delta.kernel_files import LiveFile, add_action, live_file, local_path, remove_action
+from trident.states.delta.log_commit import (
+    DraftCommitter,
+    Signature,
+    open_log_folder,
+    publish_draft,
+    remove_draft,
+    signature_in,
+    sweep_drafts,
+)
+from trident.states.delta.log_entries import entry_signature
+from trident.states.delta.torn_entries import settle_log_entries, settle_newest_entry
+from trident.states.delta.whole_files import require_whole_log
+
+__all__ = [
+    "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+LOAD = faults.register("delta.load", "reading the log of a Delta table")
+FILES = faults.register("delta.files", "reading which files a Delta table has")
+CHECKPOINT = faults.register("delta.checkpoint", "writing a checkpoint or a checksum of a Delta table")
+
+RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
+_LOG_STORE = "io.delta.kernel.logStore.file.impl"
+# A snapshot that a commit gave back remembers every log entry since it was
+# loaded: it grows, and the entries may be cleaned up one day. So it is loaded
+# again after so many commits or seconds.
+_CHAIN_LIMIT = 500
+_CHAIN_SECS = 600
+CHECKPOINT_EVERY = 50
+# So many of the newest entries of other writers may not be on disk yet; older ones the system has written back.
+_UNSETTLED = 100
+_LOAD_TRIES = 3
+
+
+class _Chain:
+    """What a loaded snapshot shares with all those that commits made of it."""
+
+    def __init__(self, java: Any) -> None:
+        self.loaded_at = time.monotonic()
+        found = java.getLogSegment().getCheckpointVersionOpt().orElse(None)
+        self.checkpoint = 0 if found is None else int(found)
+
+
+class TableSnapshot:
+    """A Delta table as of one table version. Immutable; may be used from any thread.
+
+    Attributes:
+        path: the table's root.
+        version: the table version.
+        table_id: Delta's id of the table; another one means another table.
+        schema_json: the schema, in the JSON that Spark and Delta share.
+        partition_columns: names, in order.
+        properties: the table properties.
+        entry: the signature of the version's log entry, None when there is none to be seen.
+    """
+
+    def __init__(
+        self,
+        engine: KernelEngine,
+        java: Any,
+        path: str,
+        version: int,
+        entry: Signature | None,
+        base: TableSnapshot | None = None,
+        control: Mapping[str, str | None] | None = None,
+        txns: Mapping[str, int | None] | None = None,
+    ) -> None:
+        """Made by :class:`KernelEngine` only."""
+        self._engine, self._java = engine, java
+        self.path, self.version, self.entry = path, version, entry
+        # What a commit cannot have changed is taken over from the snapshot it was made on.
+        self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
+        self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
+        self._commits_since_load = base._commits_since_load + 1 if base else 0
+        self._chain = base._chain if base else _Chain(java)
+        self._summed: bool = base._summed if base else java.getCurrentCrcInfo().isPresent()
+        if base is not None:
+            self.table_id, self.schema_json = base.table_id, base.schema_json
+            self.partition_columns, self.properties = base.partition_columns, base.properties
+        else:
+            metadata = java.getMetadata()
+            self.table_id: str = metadata.getId()
+            self.schema_json: str = metadata.getSchemaString()
+            self.partition_columns: tuple[str, ...] = tuple(engine.python_value(java.getPartitionColumnNames()))
+            self.properties: Mapping[str, str] = engine.python_value(java.getTableProperties())
+
+    def control(self, domain: str) -> str | None:
+        """The configuration of a domain (our control record), as the JSON that was stored."""
+        if domain not in self._control:
+            found = guard(self.path, lambda: self._java.getDomainMetadata(domain).orElse(None))
+            self._control[domain] = found
+        return self._control[domain]
+
+    def txn_version(self, app: str) -> int | None:
+        """The ``txn_version`` stored for ``app``, None when there is none."""
+        if app not in self._txns:
+            found = guard(
+                self.path, lambda: self._java.getLatestTransactionVersion(self._engine.java, app).orElse(None)
+            )
+            self._txns[app] = None if found is None else int(found)
+        return self._txns[app]
+
+    def __repr__(self) -> str:
+        return f"TableSnapshot({self.path!r}, version={self.version})"
+
+
+class KernelEngine:
+    """Delta's Kernel on the JVM of one Spark session.
+
+    Holds every Java class and helper that a commit needs. Make one per Spark
+    session and share it: all methods may be called from any thread, also for
+    the same table (commits to one table then happen one after the other, and
+    those on a snapshot that is no longer the newest raise).
+
+    Args:
+        spark: a session that has Delta's jars and a JVM (not Spark Connect).
+
+    Raises:
+        TableError: the jars of Delta's Kernel are not on the session's class path.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        jvm = spark._jvm
+        kernel = jvm.io.delta.kernel
+        conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
+        # Kernel's default log store asks Hadoop for a second local file system,
+        # one that runs a `chmod` process for every file: 25 ms a commit. This
+        # one uses the session's. What it writes here are drafts, checkpoints
+        # and checksums; Spark's own commits keep the default.
+        if not conf.get(_LOG_STORE):
+            conf.set(_LOG_STORE, "io.delta.storage.LocalLogStore")
+        try:
+            self.java = kernel.defaults.engine.DefaultEngine.create(conf)
+        except (TypeError, Py4JError) as error:
+            raise TableError(
+                "Delta's Kernel is not on the class path of this Spark session",
+                expected="the jars of delta-spark",
+                action="make the session with trident.configure_spark(builder)",
+            ) from error
+        self._tables = kernel.TableManager
+        self._write = kernel.Operation.WRITE
+        self._manual = kernel.Operation.MANUAL_UPDATE
+        self._partitioned = kernel.transaction.DataLayoutSpec.partitioned
+        self._column = kernel.expressions.Column
+        self._iterable = kernel.utils.CloseableIterable
+        self._no_rows = kernel.utils.CloseableIterable.emptyIterable
+        self._types = kernel.internal.types.DataTypeJsonSerDe
+        self._iterator = kernel.internal.util.Utils.toCloseableIterator
+        self._rows = kernel.internal.util.Utils.intoRows
+        self._row = kernel.defaults.internal.json.JsonUtils.rowFromJson
+        self._row_text = kernel.defaults.internal.json.JsonUtils.rowToJson
+        self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
+        self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
+        self._whole: dict[str, tuple[int, tuple[int, int, int]]] = {}  # path → the newest entry seen whole
+        self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
+        self._durable: dict[str, tuple[int, Signature]] = {}  # path → the newest entry known to outlive a power cut
+        self._list = jvm.java.util.ArrayList
+        self._map = jvm.java.util.HashMap
+        self._json = jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString
+        self._drafts = DraftCommitter(self.java, kernel, jvm.java.lang.Thread.currentThread)
+        # One Java object for all calls: each time a Python object is handed over, py4j makes another.
+        held = self._list()
+        held.add(self._drafts)
+        self._committer = held.get(0)
+
+    def python_value(self, java: Any) -> Any:
+        """A Java list or map of text in one call; iterating over it costs dozens, for py4j ends that by an exception."""
+        return json.loads(self._json(java))
+
+    def expect_litter(self, path: str) -> None:
+        """Writers before us may have left drafts in the table's log: the next commit sweeps it."""
+        self._littered.add(path)
+
+    def sweep(self, path: str, version: int) -> None:
+        """Remove drafts of log entries that writers which were killed, or met a full disk, have left.
+
+        Behind it no writer that renames can replace an entry up to that version any more: its draft is gone.
+
+        Args:
+            path: the table's root.
+            version: a table version that exists.
+        """
+        try:
+            sweep_drafts(path, version)
+        except OSError as error:
+            log.warning("drafts of log entries stay in %s: %s", path, error)
+        else:
+            self._littered.discard(path)
+
+    def table_exists(self, path: str) -> bool:
+        """Whether there is a Delta table at the path."""
+        try:
+            self.load(path)
+        except TableMissing:
+            return False
+        return True
+
+    def load(self, path: str) -> TableSnapshot:
+        """The newest table version. A log entry that a power cut has torn is set aside first.
+
+        Raises:
+            TableMissing: there is no table.
+            TableError: it cannot be read, or has a property that would lose
+                transaction ids.
+        """
+        self._settle_newest_entry(path)
+        return self._load(path, None)
+
+    def _settle_newest_entry(self, path: str) -> None:
+        version, signature = self._whole.get(path, (-1, None))
+        if signature and entry_signature(path, version) == signature and not entry_signature(path, version + 1):
+            return
+        try:
+            newest = settle_newest_entry(path)
+            if newest is not None and (signature := entry_signature(path, newest)) is not None:
+                self._whole[path] = newest, signature
+        except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
+            log.warning("the log of table %s cannot be looked at: %s", path, error)
+
+    def load_version(self, path: str, version: int) -> TableSnapshot:
+        """The table as of one table version.
+
+        Raises:
+            TableMissing: there is no table.
+            TableError: the version does not exist (any more).
+        """
+        return self._load(path, version)
+
+    def _load(self, path: str, version: int | None) -> TableSnapshot:
+        def build() -> Any:
+            builder = self._tables.loadSnapshot(path)
+            if local_path(path) is not None:
+                builder = builder.withCommitter(self._committer)
+            return (builder if version is None else builder.atVersion(version)).build(self.java)
+
+        for _ in range(_LOAD_TRIES):
+            # Opened before, looked into behind: a table that is made anew meanwhile is seen to be another.
+            folder = open_log_folder(path)
+            try:
+                with faults.fault_point(LOAD):
+                    require_whole_log(path, version)
+                    java = guard(path, build)
+                found = java.getVersion()
+                entry = None if folder is None else signature_in(folder, found)
+            finally:
+                if folder is not None:
+                    os.close(folder)
+            if entry is not None or folder is None or version is not None:
+                break
+        snapshot = TableSnapshot(self, java, path, found, entry)
+        if RETENTION_PROPERTY in snapshot.properties:
+            raise TableError(
+                f"table {path} forgets transaction ids",
+                found=f"{RETENTION_PROPERTY} = {snapshot.properties[RETENTION_PROPERTY]}",
+                expected="the property not set",
+                action=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{RETENTION_PROPERTY}')",
+            )
+        return snapshot
+
+    def create_table(
+        self,
+        path: str,
+        schema_json: str,
+        partition_columns: Sequence[str],
+        properties: Mapping[str, str],
+        control: Mapping[str, str],
+        engine_info: str,
+    ) -> TableSnapshot:
+        """Make a table, empty, with its control records: table version 0.
+
+        Args:
+            path: the table's root; may exist, without a Delta log.
+            schema_json: as ``StructType.json()`` gives it.
+            partition_columns: names of columns of the schema.
+            properties: table properties; the domain metadata feature is added.
+            control: domain -> JSON text, stored with the creation.
+            engine_info: who commits; kept in the table's history.
+
+        Raises:
+            CommitConflict: there is a table already; nothing was changed.
+            TableError: schema or property that Delta refuses.
+            CommitOutcomeUnknown: load the table again to know.
+        """
+        if RETENTION_PROPERTY in properties:
+            raise TableError(f"a table with {RETENTION_PROPERTY} would forget transaction ids", action="leave it out")
+
+        def build() -> Any:
+            builder = self._tables.buildCreateTableTransaction(
+                path, self._types.deserializeStructType(schema_json), engine_info
+            ).withMaxRetries(0)
+            builder.withTableProperties(self._java_map({**properties, "delta.feature.domainMetadata": "supported"}))
+            if local_path(path) is not None:
+                builder.withCommitter(self._committer)
+            if partition_columns:
+                columns = self._java_list([self._column(name) for name in partition_columns])
+                builder.withDataLayoutSpec(self._partitioned(columns))
+            txn = builder.build(self.java)
+            for domain, text in control.items():
+                txn.addDomainMetadata(domain, text)
+            return txn
+
+        result, entry = self._publish(path, 0, None, lambda: guard(path, build).commit(self.java, self._no_rows()))
+        return TableSnapshot(self, result.getPostCommitSnapshot().get(), path, 0, entry, control=control)
+
+    def commit_files(
+        self,
+        snapshot: TableSnapshot,
+        files: Sequence[StagedFile],
+        txn: tuple[str, int] | None,
+        control: Mapping[str, str],
+        engine_info: str,
+    ) -> TableSnapshot:
+        """Commit files, a transaction id and control records at ``snapshot.version + 1``.
+
+        The commit happens as a whole at exactly that table version, or not at
+        all. The caller must have verified that every file is there, durable and
+        of its size: nothing here opens one.
+
+        Args:
+            snapshot: what the caller has checked; normally what the last commit gave.
+            files: may be empty (the control record is committed all the same).
+            txn: (``txn_app_id``, ``txn_version``) or None.
+            control: domain -> JSON text.
+            engine_info: who commits; kept in the table's history.
+
+        Returns:
+            The table after the commit; no reload is needed.
+
+        Raises:
+            CommitConflict: another commit took the version; nothing happened.
+            TxnAlreadyApplied: the table has this transaction or a later one.
+            CommitOutcomeUnknown: load the table again to know.
+            TableError: Delta refused; nothing happened.
+        """
+        return self._commit(snapshot, [add_action(file) for file in files], txn, control, engine_info, self._write)
+
+    def drop_files(
+        self,
+        snapshot: TableSnapshot,
+        predicate: Callable[[LiveFile], bool],
+        control: Mapping[str, str],
+        engine_info: str,
+        data_change: bool = True,
+    ) -> TableSnapshot | None:
+        """Remove whole files from the table, in one commit that writes metadata only.
+
+        The rows of the files are gone from the next table version on; the files
+        themselves stay on disk until a VACUUM.
+
+        Args:
+            snapshot: as for :meth:`commit_files`.
+            predicate: called once per live file; True removes it.
+            control: domain -> JSON text, in the same commit.
+            engine_info: who commits.
+            data_change: what Delta's streaming readers are told; False only
+                when the rows are elsewhere in the table.
+
+        Returns:
+            The table after the commit, or None when no file was to be removed
+            (then nothing is committed, the control records neither).
+
+        Raises:
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+        doomed = [file for file in self.live_files(snapshot) if predicate(file)]
+        if not doomed:
+            return None
+        return self.rewrite_files(snapshot, doomed, [], control, engine_info, data_change)
+
+    def rewrite_files(
+        self,
+        snapshot: TableSnapshot,
+        removed: Sequence[LiveFile],
+        added: Sequence[StagedFile],
+        control: Mapping[str, str],
+        engine_info: str,
+        data_change: bool = False,
+    ) -> TableSnapshot:
+        """Replace live files by staged ones in one commit, for compaction.
+
+        Raises:
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+        actions = [remove_action(file, data_change=data_change) for file in removed]
+        actions += [add_action(file, data_change=data_change) for file in added]
+        return self._commit(snapshot, actions, None, control, engine_info, self._manual)
+
+    def _commit(
+        self,
+        snapshot: TableSnapshot,
+        actions: Sequence[str],
+        txn: tuple[str, int] | None,
+        control: Mapping[str, str],
+        engine_info: str,
+        operation: Any,
+    ) -> TableSnapshot:
+        base = self._ready(snapshot)
+
+        def build() -> Any:
+            builder = base._java.buildUpdateTableTransaction(engine_info, operation).withMaxRetries(0)
+            if txn is not None:
+                builder = builder.withTransactionId(*txn)
+            made = builder.build(self.java)
+            for domain, text in control.items():
+                made.addDomainMetadata(domain, text)
+            return made
+
+        def rows() -> Any:
+            made = self._java_list([self._row(action, self._action) for action in actions])
+            return self._iterable.inMemoryIterable(self._iterator(made.iterator()))
+
+        java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
+        version = snapshot.version + 1
+        try:
+            commit = lambda: java_txn.commit(self.java, iterable)  # noqa: E731
+            result, entry = self._publish(snapshot.path, version, snapshot, commit)
+            if snapshot.path in self._littered:
+                self.sweep(snapshot.path, version)
+        except CommitConflict:
+            raise
+        except TableError as error:
+            # A full disk leaves what Kernel had begun to write.
+            self._littered.add(snapshot.path)
+            if isinstance(error, CommitOutcomeUnknown):
+                self._settle_newest_entry(snapshot.path)
+            raise
+        return TableSnapshot(
+            self, result.getPostCommitSnapshot().get(), snapshot.path, version, entry,
+            base=base, control=control, txns=dict([txn]) if txn else None,
+        )  # fmt: skip
+
+    def _publish(
+        self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
+    ) -> tuple[Any, Signature | None]:
+        """Kernel's commit; on a local disk Kernel writes a draft, and its link is the commit."""
+        if local_path(path) is None:
+            return guard_commit(path, version, call, None)
+        if base is not None:
+            self._settle_base(base)
+        expected = guard(path, lambda: self._drafts.expect(path, version))
+        try:
+            result, entry = guard_commit(
+                path, version, lambda: self._drafts.written(expected, call),
+                lambda: publish_draft(path, version, expected.draft, base.entry if base else None),
+            )  # fmt: skip
+        finally:
+            remove_draft(expected.draft)
+        self._durable[path] = version, entry
+        return result, entry
+
+    def _settle_base(self, base: TableSnapshot) -> None:
+        """An entry that is on disk above one that is not would leave a hole in the log: other writers flush nothing."""
+        version, entry = self._durable.get(base.path, (-1, None))
+        if (version, entry) == (base.version, base.entry) or base.entry is None:
+            return
+        known = version if version < base.version and entry_signature(base.path, version) == entry else -1
+        settle_log_entries(base.path, max(known + 1, base.version - _UNSETTLED), base.version)
+        self._durable[base.path] = base.version, base.entry
+
+    def _ready(self, snapshot: TableSnapshot) -> TableSnapshot:
+        """The same table version, in a form that is cheap to commit on.
+
+        Kernel looks up the clustering domain at each commit: from the checksum
+        that it keeps in memory when it has one, else by reading the whole log
+        since the last checkpoint. And a chain of commits grows for ever.
+        """
+        short_of_checksum = not snapshot._summed and snapshot._commits_since_load > 0
+        old = snapshot._commits_since_load >= _CHAIN_LIMIT or time.monotonic() - snapshot._chain.loaded_at > _CHAIN_SECS
+        if not short_of_checksum and not old:
+            return snapshot
+        self._write_checksum(snapshot)
+        return self.load_version(snapshot.path, snapshot.version)
+
+    def _write_checksum(self, snapshot: TableSnapshot) -> None:
+        mode = self._checksum_modes.SIMPLE if snapshot._summed else self._checksum_modes.FULL
+        try:
+            with faults.fault_point(CHECKPOINT):
+                guard(snapshot.path, lambda: snapshot._java.writeChecksum(self.java, mode))
+        except (TableError, faults.InjectedFault) as error:
+            # Only speed is lost: another writer has written it, or the disk is full.
+            log.debug("no checksum for %s: %s", snapshot, error)
+
+    def run_maintenance(self, snapshot: TableSnapshot, every: int = CHECKPOINT_EVERY) -> bool:
+        """Write a checkpoint and a checksum when the last is ``every`` table versions old.
+
+        For a background thread: it commits nothing, takes no lock, conflicts
+        with no commit, and may run in several processes at once. Without it
+        readers, and a take-over, read ever more of the log. Also removes log
+        entries older than ``delta.logRetentionDuration``.
+
+        Args:
+            snapshot: the table after one of our commits.
+            every: table versions between checkpoints.
+
+        Returns:
+            Whether a checkpoint was written.
+
+        Raises:
+            TableError: it could not be written; the table is as good as before.
+        """
+        if snapshot.version - snapshot._chain.checkpoint < every:
+            return False
+        self._write_checksum(snapshot)
+
+        def write() -> bool:
+            # Loaded anew it starts at the last checkpoint; the caller's may
+            # have come a long way without one.
+            java = self.load_version(snapshot.path, snapshot.version)._java
+            java.writeCheckpoint(self.java)
+            return True
+
+        try:
+            with faults.fault_point(CHECKPOINT):
+                return guard(snapshot.path, write)
+        except CheckpointExists:
+            return False
+        finally:
+            snapshot._chain.checkpoint = snapshot.version
+
+    def add_columns(
+        self, snapshot: TableSnapshot, schema_json: str, control: Mapping[str, str], engine_info: str
+    ) -> TableSnapshot:
+        """Add nullable columns at the end of the table's schema; changes no file.
+
+        Args:
+            snapshot: as for :meth:`commit_files`.
+            schema_json: the whole new schema: the present fields, unchanged and
+                in order, then the new ones.
+            control: domain -> JSON text, in the same commit.
+            engine_info: who commits.
+
+        Returns:
+            The table after the commit (or ``snapshot`` when nothing is new).
+
+        Raises:
+            SchemaMismatch: the new schema is not the old one plus nullable columns.
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+        old, new = json.loads(snapshot.schema_json)["fields"], json.loads(schema_json)["fields"]
+        added = new[len(old) :]
+        if new[: len(old)] != old or not all(field["nullable"] for field in added):
+            raise SchemaMismatch(
+                f"the schema of table {snapshot.path} cannot be changed to this",
+                found=schema_json,
+                expected=f"{snapshot.schema_json} with nullable columns added at its end",
+            )
+        if not added:
+            return snapshot
+        # Kernel's own schema update wants column mapping, which other readers
+        # may lack; a table without it takes new columns as plain metadata.
+        row = json.loads(guard(snapshot.path, lambda: self._row_text(snapshot._java.getMetadata().toRow())))
+        action = json.dumps({"metaData": {**row, "schemaString": schema_json}})
+        after = self._commit(snapshot, [action], None, control, engine_info, self._manual)
+        # Kernel does not see the metadata among the actions: what it keeps in memory is old.
+        return self.load_version(snapshot.path, after.version)
+
+    def enable_control(self, snapshot: TableSnapshot, engine_info: str = "trident") -> TableSnapshot:
+        """Give a table the feature that control records need; commits, unless it has it.
+
+        Raises:
+            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
+        """
+        if guard(snapshot.path, lambda: snapshot._java.getProtocol().getWriterFeatures().contains("domainMetadata")):
+            return snapshot
+        feature = self._java_map({"delta.feature.domainMetadata": "supported"})
+        java_txn = guard(
+            snapshot.path,
+            lambda: snapshot._java.buildUpdateTableTransaction(engine_info, self._manual)
+            .withTablePropertiesAdded(feature)
+            .withMaxRetries(0)
+            .build(self.java),
+        )
+        version = snapshot.version + 1
+        self._publish(snapshot.path, version, snapshot, lambda: java_txn.commit(self.java, self._no_rows()))
+        return self.load_version(snapshot.path, version)
+
+    def live_files(self, snapshot: TableSnapshot) -> list[LiveFile]:
+        """The data files of this table version, with their statistics.
+
+        Costs a fraction of a millisecond per file: not for the hot path.
+        """
+
+        def read() -> list[LiveFile]:
+            found = []
+            rows = self._rows(snapshot._java.getScanBuilder().build().getScanFiles(self.java, True))
+            try:
+                while rows.hasNext():
+                    found.append(live_file(self._row_text(rows.next())))
+            finally:
+                rows.close()
+            return found
+
+        with faults.fault_point(FILES):
+            return guard(snapshot.path, read)
+
+    def _java_list(self, values: Sequence[Any]) -> Any:
+        java = self._list()
+        for value in values:
+            java.add(value)
+        return java
+
+    def _java_map(self, values: Mapping[str, str]) -> Any:
+        java = self._map()
+        for key, value in values.items():
+            java.put(key, value)
+        return java

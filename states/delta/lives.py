@@ -1,0 +1,86 @@
+"""Of which lives of a topology a warehouse holds transactions: found without Spark, for commands that need none.
+
+A life is an incarnation. What it has published says so itself: each table in
+its control record, each manifest in its text. Tables of dead letters and of messages
+outlive a reset, so they are no sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trident.coordinators.errors import TableError
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.delta import halts as contradictions
+from trident.states.delta.log_entries import as_text, newest_version, read_commit
+from trident.states.delta.manifest import ManifestStore
+from trident.states.publishing.prior_incarnation import groups_with_manifests
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one table, or one manifest, says.
+
+    Attributes:
+        incarnation: the life that it is of.
+        text: what it has, for people.
+    """
+
+    incarnation: str
+    text: str
+
+
+def lives_in(warehouse: Path, topology: str) -> list[Life]:
+    """What says that a topology has published transactions here; the manifests are asked where no table says so.
+
+    Raises:
+        TableError: a descriptor cannot be read.
+    """
+    found = [life for one in list_descriptors(warehouse, topology) for life in _of_table(warehouse, topology, one)]
+    if found:
+        return found
+    for group in groups_with_manifests(warehouse, topology):
+        for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
+            said = contradictions.attempt_text(decision.txid, decision.attempt_id)
+            found.append(Life(manifest.incarnation, f"a manifest of batch group {group} of {said}"))
+    return found
+
+
+def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> list[Life]:
+    path = warehouse / descriptor.published_path
+    if not (path / "_delta_log").is_dir():
+        return []
+    try:
+        control = newest_control(path)
+    except TableError as error:
+        return [Life(descriptor.incarnation, f"table {path.name}, of which a log entry cannot be read: {error}")]
+    if control is None:
+        return [Life(descriptor.incarnation, f"table {path.name}, of which it is not known what it has")]
+    return [_life(path.name, control)] if control.topology == topology and control.attempt_id >= 0 else []
+
+
+def _life(table: str, control: ControlRecord) -> Life:
+    said = contradictions.attempt_text(control.txid, control.attempt_id)
+    return Life(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
+
+
+def newest_control(path: Path) -> ControlRecord | None:
+    """A table's control record by the newest log entry that has one; None where what is left of the log has none.
+
+    Raises:
+        TableError: a log entry that is there cannot be read.
+        ForeignTable: the control record cannot be read.
+    """
+    for version in range(newest_version(str(path)), -1, -1):
+        try:
+            control = read_commit(str(path), version).control.get(DOMAIN)
+        except TableError:
+            if (path / "_delta_log" / f"{version:020d}.json").exists():
+                raise
+            return None  # cleaned up that far
+        if control is not None:
+            return decode_control(path, as_text(control) if isinstance(control, (str, Mapping)) else None)
+    return None

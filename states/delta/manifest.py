@@ -1,0 +1,292 @@
+"""The manifest: everything that is needed to publish one decided batch, in one file.
+
+It is written create-exclusive and flushed before the decision names its path,
+size and digest, so a decision can always be finished from the manifest alone:
+the batch is not computed again. Tables need nothing besides; a user's own
+state needs its code, and a committer spout's commit needs the spout (docs/semantics.md 9.3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, TableError
+from trident.coordinators.records import Decision
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.folders import make_folder
+from trident.states.core.names import check_inside
+from trident.states.core.staged import StagedFile
+from trident.states.delta.parquet_files import fsync
+
+WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
+READ = faults.register("manifest.read", "reading the manifest of a decided batch")
+CLEAN = faults.register("clean.manifests", "removing manifests that nobody needs any more")
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ManifestTable:
+    """One table's part of a batch.
+
+    Attributes:
+        state: the state's name.
+        kind: of the state: see trident/operations/state_kinds.py.
+        path: the folder, relative to the warehouse.
+        table_id: Delta's id of the table; "" where there is none.
+        schema_hash: of the table's schema when the rows were staged.
+        files: the staged files, relative to the folder.
+        details: what a state without a table needs besides.
+    """
+
+    state: str
+    kind: str
+    path: str
+    table_id: str
+    schema_hash: str
+    files: tuple[StagedFile, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.num_records for file in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state, "kind": self.kind, "path": self.path, "table_id": self.table_id,
+            "schema_hash": self.schema_hash, "rows": self.rows, "details": dict(self.details),
+            "files": [file.to_json() for file in self.files],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> ManifestTable:
+        path = check_inside("the folder of a table", value["path"])
+        texts = [value[key] for key in ("state", "kind", "table_id", "schema_hash")]
+        if not all(isinstance(one, str) for one in texts) or not isinstance(value["details"], dict):
+            raise TypeError("state, kind, table_id and schema_hash are texts, details an object")
+        return cls(
+            value["state"], value["kind"], path, value["table_id"], value["schema_hash"],
+            tuple(StagedFile.from_json(file) for file in value["files"]), value["details"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One batch as it will be published.
+
+    Attributes:
+        topology, group, incarnation: whose batch it is.
+        attempt: the attempt that was processed.
+        parent: the attempt of txid − 1 that it builds on.
+        tables: in the order in which they are published.
+        spouts: tx_id → {"spout", "kind", "metadata", "commit_data"}.
+    """
+
+    topology: str
+    group: str
+    incarnation: str
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+    tables: tuple[ManifestTable, ...]
+    spouts: Mapping[str, Mapping[str, Any]]
+
+    def encode(self) -> bytes:
+        value = {
+            "schema": _SCHEMA,
+            "topology": self.topology,
+            "group": self.group,
+            "incarnation": self.incarnation,
+            "attempt": list(self.attempt),
+            "parent": list(self.parent) if self.parent else None,
+            "tables": [table.to_json() for table in self.tables],
+            "spouts": {tx_id: dict(spout) for tx_id, spout in self.spouts.items()},
+        }
+        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Reads what encode() gave; the digest has been checked before.
+
+        Raises:
+            TableError: it is not a manifest of this schema.
+        """
+        try:
+            value = parse_stored(data)
+            if value["schema"] != _SCHEMA:
+                raise TableError("the manifest is of another schema", found=value["schema"], expected=_SCHEMA)
+            named = [value[key] for key in ("topology", "group", "incarnation")]
+            attempts = [TransactionAttempt(*one) for one in (value["attempt"], value["parent"] or (1, 0))]
+            spouts = value["spouts"]
+            objects = all(isinstance(one, dict) for one in spouts.values())
+            if not objects or not all(isinstance(one, str) for one in named):
+                raise TypeError("topology, group and incarnation are texts, spouts are objects")
+            if not all(type(number) is int for attempt in attempts for number in attempt):
+                raise TypeError("attempts are whole numbers")
+            tables = tuple(ManifestTable.from_json(table) for table in value["tables"])
+            return cls(*named, attempts[0], attempts[1] if value["parent"] else None, tables, spouts)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TableError(
+                f"the manifest cannot be read: {error!r}", found=shown(data), expected=f"a manifest of schema {_SCHEMA}"
+            ) from error
+
+
+class ManifestStore:
+    """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests/<incarnation>``.
+
+    By incarnation: a coordinator of the life before a `trident reset`, which was stopped meanwhile and goes on, cleans
+    up after itself and never after its successor, whose transactions have the same numbers. Versions of this framework
+    before had all of them in the folder above; those are read, and cleaned up when they are of this life.
+
+    Args:
+        warehouse: the folder of all tables.
+        topology, group: whose manifests these are.
+        incarnation: the life whose manifests are written and cleaned up; None to look only.
+    """
+
+    def __init__(self, warehouse: Path, topology: str, group: str, incarnation: str | None = None) -> None:
+        self._warehouse, self._topology, self._group = warehouse, topology, group
+        self._old_folder = warehouse / "_trident" / topology / group / "manifests"
+        self._incarnation = incarnation
+
+    @property
+    def _folder(self) -> Path:
+        assert self._incarnation is not None, "opened to look only"
+        return self._old_folder / self._incarnation
+
+    def write(self, manifest: Manifest) -> Decision:
+        """Makes the manifest durable and returns the decision that would name it.
+
+        The name carries the attempt; attempt ids are never used again, so the
+        name is new. Should a try of this very attempt have died half-way, its
+        torn file keeps the name, and this one takes another.
+        """
+        data = manifest.encode()
+        with faults.fault_point(WRITE):
+            make_folder(self._folder, self._warehouse)
+            attempt = manifest.attempt
+            path = self._folder / f"{attempt.txid}-{attempt.attempt_id}.json"
+            try:
+                _create(path, data)
+            except FileExistsError:
+                path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
+                _create(path, data)
+            fsync(str(self._folder))
+            fsync(str(self._old_folder))
+        relative = path.relative_to(self._warehouse).as_posix()
+        return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
+
+    def read(self, decision: Decision) -> Manifest:
+        """Reads the manifest that a decision names.
+
+        Raises:
+            Halted: it is gone or is not the one that was decided.
+        """
+        path = self._warehouse / decision.manifest
+        if path.parent not in (self._old_folder, self._folder):
+            # Whoever can write to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
+            raise Halted(
+                f"transaction {decision.txid} is decided with a manifest that is not among those of its batch group",
+                found=decision.manifest, expected=f"a file in {self._folder}",
+                action="restore the znode `decided` from a back-up: this framework did not write it",
+            )  # fmt: skip
+        try:
+            with faults.fault_point(READ):
+                data = read_stored(path)
+        except FileNotFoundError as error:
+            raise Halted(
+                f"transaction {decision.txid} is decided but its manifest {path} is gone",
+                found="no such file",
+                expected=f"{decision.size} bytes",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
+            ) from error
+        except (OSError, Unreadable) as error:  # a disk that does not answer now may answer later: tried again
+            raise TableError(f"the manifest {path} cannot be read: {error}") from error
+        digest = hashlib.sha256(data).hexdigest()
+        if len(data) != decision.size or digest != decision.sha256:
+            raise Halted(
+                f"the manifest {path} is not the one that was decided",
+                found=f"{len(data)} bytes, sha256 {digest[:16]}…",
+                expected=f"{decision.size} bytes, sha256 {decision.sha256[:16]}…",
+                action="bring the file back from a back-up of the warehouse, then start again; "
+                f"`trident repair {self._topology}` shows what else can be done and changes nothing",
+            )
+        manifest = Manifest.decode(data)
+        whose, ours = (manifest.topology, manifest.group), (self._topology, self._group)
+        if whose != ours or manifest.attempt != decision.attempt:
+            raise Halted(
+                f"the manifest {path} is of another batch", found=f"{'/'.join(whose)} {manifest.attempt}",
+                expected=f"{'/'.join(ours)} {decision.attempt}",
+                action="bring the file back from a back-up of the warehouse, then start again",
+            )  # fmt: skip
+        return manifest
+
+    def found(self) -> list[tuple[Decision, Manifest]]:
+        """Every whole manifest that is there, of any incarnation, with the decision that would name it; by attempt.
+
+        A torn file, of a process that died while it wrote, was never decided and is left out.
+        """
+        manifests = []
+        for path in sorted([*self._old_folder.glob("*.json"), *self._old_folder.glob("*/*.json")]):
+            try:
+                data = read_stored(path)
+                manifest = Manifest.decode(data)
+            except (TableError, Unreadable, FileNotFoundError):
+                continue
+            relative, digest = path.relative_to(self._warehouse).as_posix(), hashlib.sha256(data).hexdigest()
+            decision = Decision(manifest.attempt.txid, manifest.attempt.attempt_id, relative, len(data), digest)
+            manifests.append((decision, manifest))
+        return sorted(manifests, key=lambda pair: (pair[0].txid, pair[0].attempt_id))
+
+    def clean(self, published_txid: int, keep: TransactionAttempt | None) -> list[Path]:
+        """Removes manifests up to published_txid but the one kept; returns what is gone.
+
+        Args:
+            published_txid: the last advanced transaction.
+            keep: the attempt of ``last_published``, whose manifest stays: it
+                has the positions from which a lost ZooKeeper is rebuilt.
+        """
+        removed = []
+        with faults.fault_point(CLEAN):
+            for folder in (self._folder, self._old_folder):
+                if not folder.is_dir():
+                    continue
+                for path in folder.iterdir():
+                    txid = path.name.split("-", 1)[0]
+                    if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", path.name):
+                        continue
+                    if txid.isdigit() and int(txid) <= published_txid and self._may_remove(path):
+                        path.unlink(missing_ok=True)
+                        removed.append(path)
+        return removed
+
+    def _may_remove(self, path: Path) -> bool:
+        """Of those in the old place only what is of this life, or torn: no later life writes there."""
+        if path.parent == self._folder:
+            return True
+        try:
+            return Manifest.decode(read_stored(path)).incarnation == self._incarnation
+        except FileNotFoundError:
+            return False
+        except (TableError, Unreadable):
+            return True
+
+
+def _create(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+            file.flush()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,333 @@
+"""Runs in Spark's Python workers: writes a partition's rows as Parquet and reports the files.
+
+A file counts only when its task's result reached the driver, so the report is
+a row of the job's output, never a folder listing and never an accumulator
+(docs/semantics.md 9.2, 12). Full statistics go with each file: without them no reader
+skips it (docs/semantics.md 11).
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gc
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trident.states.core.folders import anchor_of, make_folder
+from trident.states.delta.partition_values import partition_texts
+
+REPORT_SCHEMA = (
+    "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"
+)
+_REPORT_ARROW = pa.schema(
+    [
+        ("target", pa.string()), ("path", pa.string()), ("size", pa.int64()), ("mtime_ms", pa.int64()),
+        ("num_records", pa.int64()), ("stats", pa.string()), ("partition_values", pa.string()),
+    ]
+)  # fmt: skip
+# One row group holds at most this much: enough to compress well, little enough to hold in memory.
+_ROW_GROUP_ROWS = 1_000_000
+_ROW_GROUP_BYTES = 64 << 20
+_STRING_STATISTICS_CHARS = 32
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """Where and how a task writes.
+
+    Attributes:
+        name: which target the report is about.
+        root: the table's folder; paths are reported relative to it.
+        folder: below root, unique to this attempt.
+        partition_columns: these go into the file's partition values, not its rows.
+        constants: a bigint column added to every row (the hidden txid), name → value.
+        codec: the Parquet codec.
+    """
+
+    name: str
+    root: str
+    folder: str
+    partition_columns: Sequence[str] = ()
+    constants: Mapping[str, int] = field(default_factory=dict)
+    codec: str = "snappy"
+
+
+def writer_of(target: FileTarget):
+    """The function for mapInArrow: record batches in, one report row per file out."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reports = list(write_partition(target, batches))
+        spare_collections()
+        if reports:
+            yield pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)
+
+    return write
+
+
+_spared = False
+
+
+def spare_collections() -> None:
+    """Takes what a Python worker has loaded so far out of its garbage collector's sight, once.
+
+    Spark's daemon makes a full collection after every task. Over the modules that
+    are loaded (pandas, pyarrow) it takes 25 ms, more than writing a small batch
+    does, and they never become garbage. What is made later is collected as ever.
+    """
+    global _spared
+    if not _spared:
+        _spared = True
+        gc.freeze()
+
+
+def write_partition(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Writes all rows of one Spark partition and yields a report per file; none for no rows."""
+    files: dict[tuple, _OpenFile] = {}
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        for values, table in _by_partition(target, batch):
+            if values not in files:
+                files[values] = _OpenFile(target, values)
+            files[values].append(table)
+    for file in files.values():
+        yield file.finish()
+
+
+def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[tuple, pa.Table]]:
+    table = pa.Table.from_batches([batch])
+    for name, value in target.constants.items():
+        table = table.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), table.num_rows))
+    columns = list(target.partition_columns)
+    if not columns:
+        yield (), table
+        return
+    rest = table.drop_columns(columns)
+    keys = table.select(columns)
+    seen: dict[tuple[str | None, ...], list[int]] = {}
+    for index, row in enumerate(zip(*(partition_texts(name, keys.column(name)) for name in columns))):
+        seen.setdefault(row, []).append(index)
+    for values, indices in seen.items():
+        yield values, rest.take(pa.array(indices))
+
+
+class _OpenFile:
+    def __init__(self, target: FileTarget, partition_values: tuple[str | None, ...]) -> None:
+        self._target = target
+        self._values = partition_values
+        # In the order of the Spark partitions: what reads the files again can keep the order of the rows.
+        self._path = f"{target.folder}/part-{_task_index():05d}-{uuid.uuid4().hex}.{target.codec}.parquet"
+        self._writer: pq.ParquetWriter | None = None
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._rows = 0
+        self._floats: dict[str, _FloatBounds] = {}
+
+    def append(self, table: pa.Table) -> None:
+        for name, column in zip(table.column_names, table.columns):
+            if pa.types.is_floating(column.type):
+                self._floats.setdefault(name, _FloatBounds()).add(column)
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        self._pending_bytes += table.nbytes
+        if self._pending_rows >= _ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        table = pa.concat_tables(self._pending).combine_chunks()
+        if self._writer is None:
+            full = os.path.join(self._target.root, self._path)
+            make_folder(os.path.dirname(full), anchor_of(self._target.root))
+            self._writer = pq.ParquetWriter(
+                full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us",
+                write_statistics=_with_statistics(table.schema),
+                # Of a column with -0.0 and no 0.0, Spark's reader would pass over a row group by its dictionary.
+                use_dictionary=_with_statistics(table.schema),
+            )  # fmt: skip
+        self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        self._rows += table.num_rows
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def finish(self) -> dict[str, Any]:
+        self._flush()
+        assert self._writer is not None, "a file is only opened for rows"
+        self._writer.close()
+        full = os.path.join(self._target.root, self._path)
+        fsync(full)  # durable before the manifest names it
+        status = os.stat(full)
+        return {
+            "target": self._target.name,
+            "path": self._path,
+            "size": status.st_size,
+            "mtime_ms": status.st_mtime_ns // 1_000_000,
+            "num_records": self._rows,
+            "stats": json.dumps(self._statistics(pq.read_metadata(full))),
+            "partition_values": json.dumps(dict(zip(self._target.partition_columns, self._values))),
+        }
+
+
+    def _statistics(self, metadata: pq.FileMetaData) -> dict[str, Any]:
+        found = statistics(metadata)
+        for name, floats in self._floats.items():
+            found["nullCount"][name] = floats.nulls
+            bounds = floats.bounds()
+            if bounds is not None:
+                found["minValues"][name], found["maxValues"][name] = bounds
+        return found
+
+
+class _FloatBounds:
+    """What a column of floats holds in one file."""
+
+    def __init__(self) -> None:
+        self.nulls = 0
+        self._low = self._high = None
+        self._nan = False
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        self.nulls += column.null_count
+        self._nan = self._nan or bool(pc.any(pc.is_nan(column)).as_py())
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            self._low = found["min"] if self._low is None else min(self._low, found["min"])
+            self._high = found["max"] if self._high is None else max(self._high, found["max"])
+
+    def bounds(self) -> tuple[float, float] | None:
+        """None where they could be wrong: Spark sorts NaN above all numbers."""
+        if self._low is None or self._nan:
+            return None
+        low, high = self._low, self._high
+        # Some readers sort -0.0 below 0.0.
+        low, high = low if low != 0 else -0.0, high if high != 0 else 0.0
+        return _bounds(low, high)
+
+
+def _with_statistics(schema: pa.Schema) -> list[str]:
+    """The columns whose bounds a Parquet footer has.
+
+    Floats are not among them: bounds there leave NaN out, and Spark's reader
+    passes over a row group by them even when NaN is what it looks for.
+    """
+    return [
+        field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+    ]
+
+
+def _task_index() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def fsync(path: str) -> None:
+    """Flushes a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def statistics(metadata: pq.FileMetaData, without_bounds: Iterable[str] = ()) -> dict[str, Any]:
+    """Delta's statistics of a file from its Parquet footer.
+
+    Bounds are left out where they could be wrong: nested columns, columns with
+    NaN (Spark sorts it above all numbers, Parquet ignores it), long decimals.
+    """
+    nulls: dict[str, int] = {}
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    bad = set(without_bounds)
+    for group_index in range(metadata.num_row_groups):
+        group = metadata.row_group(group_index)
+        for column_index in range(group.num_columns):
+            column = group.column(column_index)
+            name, stats = column.path_in_schema, column.statistics
+            if metadata.schema.column(column_index).max_repetition_level or name not in metadata.schema.names:
+                continue
+            if "." in name:
+                continue
+            if stats is None or not stats.has_null_count:
+                bad.add(name)
+                nulls.pop(name, None)
+                continue
+            nulls[name] = nulls.get(name, 0) + stats.null_count
+            if stats.null_count == group.num_rows:
+                continue
+            if not stats.has_min_max:
+                bad.add(name)
+                continue
+            try:
+                lowest, highest = stats.min, stats.max
+            except (OverflowError, ValueError):  # a time that Python has not, such as one of the year 10000
+                bad.add(name)
+                continue
+            low[name] = lowest if name not in low else min(low[name], lowest)
+            high[name] = highest if name not in high else max(high[name], highest)
+    bounds_low, bounds_high = {}, {}
+    for name in low:
+        bounds = _bounds(low[name], high[name]) if name not in bad else None
+        if bounds is not None:
+            bounds_low[name], bounds_high[name] = bounds
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": bounds_low,
+        "maxValues": bounds_high,
+        "nullCount": nulls,
+    }
+
+
+def _bounds(low: Any, high: Any) -> tuple[Any, Any] | None:
+    """The pair as Delta's JSON, or None where it cannot be said exactly enough."""
+    if isinstance(low, bool):
+        return None
+    if isinstance(low, int):
+        return low, high
+    if isinstance(low, float):
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+    if isinstance(low, str):
+        return _string_bounds(low, high)
+    if isinstance(low, datetime.datetime):
+        if low.tzinfo is None:
+            return None
+        try:
+            return _milliseconds(low, up=False), _milliseconds(high, up=True)
+        except OverflowError:  # the last millisecond of the year 9999
+            return None
+    if isinstance(low, datetime.date):
+        return low.isoformat(), high.isoformat()
+    if isinstance(low, decimal.Decimal):
+        # A double shows at most 15 digits as they are.
+        exact = all(len(value.as_tuple().digits) <= 15 for value in (low, high))
+        return (float(low), float(high)) if exact else None
+    return None
+
+
+def _string_bounds(low: str, high: str) -> tuple[str, str] | None:
+    if len(high) > _STRING_STATISTICS_CHARS:
+        if high[_STRING_STATISTICS_CHARS] == "\U0010ffff":
+            return None
+        high = high[:_STRING_STATISTICS_CHARS] + "\U0010ffff"
+    return low[:_STRING_STATISTICS_CHARS], high
+
+
+def _milliseconds(value: datetime.datetime, up: bool) -> str:
+    value = value.astimezone(datetime.timezone.utc)
+    rest = value.microsecond % 1000
+    if rest:
+        value += datetime.timedelta(microseconds=(1000 - rest) if up else -rest)
+    # Not strftime: its %Y has no leading zeros here, and Spark reads no such bound.
+    return value.replace(tzinfo=None).isoformat("T", "milliseconds") + "Z"

@@ -1,0 +1,166 @@
+"""Stages the rows of one attempt: durable files that no reader sees yet (docs/semantics.md 9.2)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import StagedFileMissing, TableError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.names import check_inside
+from trident.states.core.staged import StagedFile
+from trident.states.delta.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STAGE = faults.register("stage.write", "the Spark job that stages an attempt's rows, and the flush of its folders")
+VERIFY = faults.register("stage.verify", "looking at the staged files of a decided batch")
+
+
+@dataclass(frozen=True)
+class StagingTarget:
+    """A table that an attempt's rows are staged for.
+
+    Attributes:
+        name: the state's name.
+        root: the table's folder.
+        partition_columns: of the table.
+        txid_column: a hidden bigint column that holds the txid, or None.
+    """
+
+    name: str
+    root: Path
+    partition_columns: Sequence[str] = ()
+    txid_column: str | None = None
+
+
+def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
+    """A folder that no other attempt, and no other try at this one, has had."""
+    return f"data/{incarnation}/{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}"
+
+
+def stage(
+    frames: Mapping[str, "DataFrame"],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    codec: str = "snappy",
+    point: str = STAGE,
+) -> dict[str, list[StagedFile]]:
+    """Writes each target's rows with one Spark job and returns the files of committed tasks.
+
+    Every file and every folder above it is on disk (fsync) when this returns.
+    Nothing of it is visible: no Delta log names it.
+
+    Args:
+        frames: the rows by target name; a target without rows gets no file.
+        targets: where they go.
+        incarnation: of the topology.
+        attempt: whose rows these are.
+        codec: the Parquet codec.
+        point: the fault point; a standby, which rehearses this, has its own.
+
+    Returns:
+        target name → its files, every target present.
+    """
+    if not targets:
+        return {}
+    with faults.fault_point(point):
+        folder = attempt_folder(incarnation, attempt)
+        reports = []
+        for target in targets:
+            file_target = FileTarget(
+                name=target.name,
+                root=str(target.root),
+                folder=folder,
+                partition_columns=tuple(target.partition_columns),
+                constants={target.txid_column: attempt.txid} if target.txid_column else {},
+                codec=codec,
+            )
+            reports.append(_written(frames[target.name], file_target))
+        try:
+            rows = reduce(lambda left, right: left.union(right), reports).collect()
+        except BaseException:
+            # Nobody will ever name these files, and on a full disk the next attempt needs their room.
+            for target in targets:
+                shutil.rmtree(target.root / folder, ignore_errors=True)
+            raise
+        staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
+        for row in rows:
+            staged[row.target].append(staged_file(row.asDict()))
+        for target in targets:
+            files = staged[target.name]
+            files.sort(key=lambda file: file.path)
+            if files:
+                fsync_folders(target.root, folder)
+        return staged
+
+
+def _written(frame: Any, target: FileTarget) -> "DataFrame":
+    """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+    from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.util import PythonEvalType
+
+    make: Any = pandas_udf
+    udf = make(writer_of(target), returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = [F.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
+    return ClassicDataFrame(frame._jdf.mapInArrow(udf(*columns)._jc, False, None), frame.sparkSession)
+
+
+def staged_file(report: Mapping[str, Any]) -> StagedFile:
+    """The file that a task's report row is about."""
+    values = {name: report[name] for name in ("path", "size", "mtime_ms", "num_records", "stats")}
+    check_inside("the path that a task reports", values["path"])
+    return StagedFile(**values, partition_values=json.loads(report["partition_values"]))
+
+
+def fsync_folders(root: Path, folder: str) -> None:
+    """Flushes the entries of every folder from root/folder up to root."""
+    path = root / folder
+    while True:
+        fsync(str(path))
+        if path == root:
+            return
+        path = path.parent
+
+
+def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
+    """Checks that every staged file is there with its size.
+
+    Raises:
+        TableError: one is not (the caller decides whether that halts).
+    """
+    for file in files:
+        path = root / file.path
+        try:
+            with faults.fault_point(VERIFY):
+                status = os.stat(path)
+                size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+        except FileNotFoundError:
+            raise StagedFileMissing(
+                f"the staged file {path} is gone",
+                found="no such file",
+                expected=f"{file.size} bytes",
+                action="bring it back from a back-up; nothing else can complete a decided batch",
+            ) from None
+        except OSError as error:
+            raise TableError(f"the staged file {path} cannot be read: {error}") from error
+        if size != file.size:
+            raise StagedFileMissing(
+                f"the staged file {path} is not the one that was staged",
+                found=f"{size} bytes" if size >= 0 else "something that is not a file",
+                expected=f"{file.size} bytes",
+                action="bring it back from a back-up; nothing else can complete a decided batch",
+            )

@@ -1,0 +1,111 @@
+"""Which Delta tables a state has, and what they look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trident.states.core.binding import DELETED_COLUMN, StateBinding
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+TXID_COLUMN = "_txid"
+UPTO_COLUMN = "_upto"
+HIDDEN_COLUMNS = (TXID_COLUMN, UPTO_COLUMN, DELETED_COLUMN)
+# A checkpoint costs some 125 ms of a core, a cold load over 50 commits some 40 ms: as often as the Kernel's
+# maintenance makes one. Deletion vectors stay off: readers that
+# do not know them refuse the table, and any Delta reader shall read it. Statistics for all columns: the
+# hidden txid is the last one, and readers use those of the first 32 unless told.
+PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.enableDeletionVectors": "false",
+    "delta.dataSkippingNumIndexedCols": "-1",
+}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table to be made or checked.
+
+    Attributes:
+        path: relative to the warehouse.
+        schema_json: as ``StructType.json()`` gives it; all columns nullable.
+        partition_columns: names.
+        properties: Delta table properties.
+        txid_column: the hidden column that the stager fills, or None.
+    """
+
+    path: str
+    schema_json: str
+    partition_columns: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    txid_column: str | None = None
+
+    def lacks_columns(self, found_schema_json: str) -> bool:
+        """Whether all that keeps a table with that schema from taking these rows is that it has too few columns."""
+        found = {column["name"]: column for column in json.loads(found_schema_json)["fields"]}
+        wanted = json.loads(self.schema_json)["fields"]
+        there = [column for column in wanted if column["name"] in found]
+        same = all(nullable_type(found[one["name"]]["type"]) == nullable_type(one["type"]) for one in there)
+        return same and len(there) < len(wanted)
+
+    def fits(self, found_schema_json: str) -> bool:
+        """Whether a table with that schema can take these rows: names and types are equal.
+
+        The table may have further columns, if they are nullable; a log no hidden
+        one, for a log of whole values must not be taken for one of parts.
+        """
+        found = {column["name"]: column for column in json.loads(found_schema_json)["fields"]}
+        for column in json.loads(self.schema_json)["fields"]:
+            other = found.pop(column["name"], None)
+            if other is None or nullable_type(other["type"]) != nullable_type(column["type"]):
+                return False
+        hidden = HIDDEN_COLUMNS if self.txid_column else ()
+        return all(column["nullable"] and name not in hidden for name, column in found.items())
+
+
+def published_table(binding: StateBinding) -> TableSpec | None:
+    """The table that publishing commits to; None for a state without one (memory)."""
+    if binding.kind in ("append", "dead_letters", "messages"):
+        return TableSpec(
+            binding.name, _schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES
+        )
+    if binding.kind == "keyed":
+        schema = _schema(binding.log_schema, TXID_COLUMN)
+        return TableSpec(f"{binding.name}__log", schema, (), PROPERTIES, TXID_COLUMN)
+    return None
+
+
+def plain_table(binding: StateBinding) -> TableSpec | None:
+    """The table with one row per key of a keyed state; None for others."""
+    if binding.kind != "keyed":
+        return None
+    return TableSpec(binding.name, _schema(binding.schema, UPTO_COLUMN), (), PROPERTIES)
+
+
+def _schema(rows: "StructType", extra: str | None = None) -> str:
+    fields = [_asnullable_type(column.jsonValue()) for column in rows.fields]
+    if extra is not None:
+        fields.append({"name": extra, "type": "long", "nullable": True, "metadata": {}})
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def _asnullable_type(column: dict) -> dict:
+    return {**column, "type": nullable_type(column["type"]), "nullable": True, "metadata": {}}
+
+
+def nullable_type(kind: object) -> object:
+    """A type with every nested element nullable: what a batch may hold."""
+    if not isinstance(kind, dict):
+        return kind
+    if kind["type"] == "array":
+        return {**kind, "elementType": nullable_type(kind["elementType"]), "containsNull": True}
+    if kind["type"] == "map":
+        return {**kind, "keyType": nullable_type(kind["keyType"]), "valueType": nullable_type(kind["valueType"]),
+                "valueContainsNull": True}  # fmt: skip
+    if kind["type"] == "struct":
+        return {"type": "struct", "fields": [_asnullable_type(column) for column in kind["fields"]]}
+    return kind

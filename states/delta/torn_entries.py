@@ -1,0 +1,112 @@
+"""Sets aside the newest log entry of a Delta table when it is torn, so that the table can be read and written again.
+
+A log entry is written as a draft and renamed, so it is there as a whole or not
+at all; with two exceptions. A power cut right after the rename can leave a
+name without its bytes (Delta flushes nothing; our commits count only once they
+are flushed, see ``publish_draft``). And where a rename is refused, Hadoop's
+local file system copies instead, which a full disk or a SIGKILL can interrupt
+(seen: a rename refused with ENOSPC leaves the beginning of the entry there).
+Nobody has been told that such a commit happened; but the file would stop
+every reader, and every later commit.
+
+Should it be an entry that did count (a disk that lost what it had flushed), the
+control record is then older than what ZooKeeper says, and the topology halts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+
+from trident.coordinators.errors import TableError
+from trident.states.delta.kernel_files import local_path, settle_log_entry, table_lock
+from trident.states.delta.log_entries import entry_of, versions_of
+
+log = logging.getLogger(__name__)
+# More than that is no power cut: somebody should look.
+_IN_A_ROW = 20
+# Whoever holds the lock so long is stopped, or hangs: the table is read as it is.
+_LOCK_SECS = 20.0
+
+
+def settle_newest_entry(path: str) -> int | None:
+    """Sets torn entries aside until the newest one is whole; a power cut may have torn several MERGEs in a row.
+
+    Returns:
+        The newest version; None when there is none, or the table is not on a local disk.
+
+    Raises:
+        OSError, TableError: one cannot be read or renamed.
+    """
+    for _ in range(_IN_A_ROW):
+        if set_aside_torn_entry(path) is None:
+            break
+    return max(versions_of(path), default=None) if local_path(path) is not None else None
+
+
+def set_aside_torn_entry(path: str) -> str | None:
+    """Renames the newest log entry if it is torn; not re-entrant under :func:`table_lock`, which it takes.
+
+    Args:
+        path: the table's root.
+
+    Returns:
+        The path that the entry has now; None when it is whole, or the table is not on a local disk.
+
+    Raises:
+        OSError, TableError: it cannot be read or renamed.
+    """
+    root = local_path(path)
+    if root is None or _newest_torn(path) is None:
+        return None
+    folder = os.path.join(root, "_delta_log")
+    # Two that set the same entry aside must not take the whole one for it that a third has made meanwhile. And a MERGE
+    # holds this lock: where a rename is refused, Hadoop writes its entry bit by bit.
+    with table_lock(path, timeout_secs=_LOCK_SECS):
+        name = _newest_torn(path)
+        if name is None:
+            return None
+        aside = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:8]}.torn")
+        os.rename(os.path.join(folder, name), aside)
+    log.warning("the newest log entry of table %s is torn and was set aside as %s", path, aside)
+    return aside
+
+
+def settle_log_entries(path: str, first: int, last: int) -> None:
+    """Make log entries, from the older to the newer, outlive a power cut; those that are gone need nothing.
+
+    On other file systems it does nothing.
+
+    Raises:
+        TableError: the disk refused.
+    """
+    try:
+        for version in range(first, last + 1):
+            try:
+                settle_log_entry(path, version)
+            except FileNotFoundError:
+                pass
+    except OSError as error:
+        raise TableError(
+            f"versions {first} to {last} of table {path} may not outlive a power cut", found=error,
+            action="check the disk",
+        ) from error  # fmt: skip
+
+
+def _newest_torn(path: str) -> str | None:
+    versions = versions_of(path)
+    if not versions:
+        return None
+    newest = entry_of(path, versions[-1])
+    try:
+        with open(newest, "rb") as file:
+            lines = [line for line in file.read().splitlines() if line.strip()]
+    except FileNotFoundError:
+        return None  # cleaned up meanwhile
+    try:
+        whole = bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        whole = False
+    return None if whole else os.path.basename(newest)

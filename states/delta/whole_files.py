@@ -1,0 +1,129 @@
+"""Whether the files that a Delta table names are there and whole, before anything is made of their rows.
+
+Spark lists the files that it is given by path and leaves empty ones out
+without a word, and an empty log entry is to Delta a commit that did nothing: a
+disk that lost a file's bytes would be read as fewer rows, and a transaction
+would commit what follows from them. The log says how long each data file is,
+so one ``stat`` a file tells.
+
+Bytes that changed within a file of the right length are found by Parquet
+where they matter to its reading, and else by nobody: see docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from typing import Protocol
+
+from trident.coordinators.errors import TableError
+from trident.states.delta.kernel_files import local_path
+
+_ENTRY = re.compile(r"(\d{20})\.json")
+# Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+
+
+class SizedFile(Protocol):
+    """A file as a log entry, a manifest or a task's report names it."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def require_whole(what: str, root: str, files: Iterable[SizedFile], action: str = "") -> None:
+    """Looks whether each file is a file and has its length.
+
+    Args:
+        what: whose files these are, for the error: "table /w/counts".
+        root: the folder that their paths are relative to, on a local disk.
+        files: with path and size.
+        action: what to do when one is not; by default to bring it back.
+
+    Raises:
+        TableError: one is gone, is no file, or has another length; or cannot be looked at.
+    """
+    for file in files:
+        try:
+            status = os.stat(f"{root}/{file.path}")
+        except FileNotFoundError:
+            found = "no such file"
+        except OSError as error:
+            found = str(error)
+        else:
+            if stat.S_ISREG(status.st_mode) and status.st_size == file.size:
+                continue
+            found = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "something that is not a file"
+        raise TableError(
+            f"a data file of {what} is not what was written: {file.path}",
+            found=found, expected=f"a file of {file.size} bytes",
+            action=action or "bring it back from a back-up: without it rows would be missing without a word",
+        )  # fmt: skip
+
+
+def require_whole_log(path: str, version: int | None = None) -> None:
+    """Looks whether the log entries that make a table version are all there, none of them empty.
+
+    Delta itself takes an empty entry for a commit without actions. Entries
+    below the last checkpoint are not needed, and not looked at; an empty
+    checkpoint is none (Delta passes over it too). Of a version whose beginning was
+    cleaned up behind a later checkpoint only what is there is looked at: Delta
+    refuses it. On other file systems than a local disk this does nothing, and
+    where there is no log.
+
+    Args:
+        path: the table's root.
+        version: the table version; None for the newest.
+
+    Raises:
+        TableError: an entry is empty or missing, with its version.
+    """
+    root = local_path(path)
+    if root is None:
+        return
+    folder = os.path.join(root, "_delta_log")
+    entries: dict[int, os.DirEntry] = {}
+    checkpoints: dict[int, list[os.DirEntry]] = {}
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                if match := _ENTRY.fullmatch(entry.name):
+                    entries[int(match[1])] = entry
+                elif match := _CHECKPOINT.fullmatch(entry.name):
+                    checkpoints.setdefault(int(match[1]), []).append(entry)
+    except OSError:
+        return  # no table, or one that whoever reads it will say more of
+    last = max(entries, default=-1) if version is None else version
+    begin = next((at for at in sorted(checkpoints, reverse=True) if at <= last and _filled(checkpoints[at])), -1)
+    first = begin + 1
+    if begin < 0 and any(at > last for at in checkpoints):
+        first = min(entries, default=0)  # cleaned up behind a later checkpoint: whoever reads the version says so
+    for each in range(first, last + 1):
+        wrong = _wrong(entries.get(each))
+        if wrong is not None:
+            raise TableError(
+                f"log entry {each} of table {path} is not what was written", found=wrong,
+                expected=f"{each:020d}.json with the actions of a commit",
+                action="bring the file back from a back-up: the rows that it names would be missing without a word",
+            )  # fmt: skip
+
+
+def _filled(files: list[os.DirEntry]) -> bool:
+    return all(_wrong(file) is None for file in files)
+
+
+def _wrong(entry: os.DirEntry | None) -> str | None:
+    if entry is None:
+        return "no such file"
+    try:
+        status = entry.stat()
+    except OSError as error:
+        return str(error)
+    if not stat.S_ISREG(status.st_mode):
+        return "something that is not a file"
+    return None if status.st_size else "0 bytes"

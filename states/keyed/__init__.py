@@ -1,0 +1,1 @@
+"""DeltaMapState: a plain table, a log of changes, and their compaction."""

@@ -1,0 +1,193 @@
+"""The thread that keeps the keyed states of a batch group merged, beside its batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import CommitConflict, Deposed, Halted
+from trident.states.keyed.compactor import Compactor, MergeReport
+
+log = logging.getLogger("trident.compactor")
+
+_BACKOFF_SECS_MIN = 0.5
+_BACKOFF_SECS_MAX = 60.0
+# How often a stop looks whether it is to give up, and how long a MERGE that is cancelled may take to end.
+_LOOK_SECS, _CANCEL_SECS = 0.1, 10.0
+
+
+class BackgroundCompactor:
+    """Merges and drops the logs of a group's keyed states, one state at a time.
+
+    A failure never fails a batch: it is reported and tried again with back-off,
+    for the rows are in the log. ``Halted`` and ``Deposed`` end the thread.
+
+    Args:
+        compactors: one per keyed state; used by this thread only from start to stop.
+        on_error: told of each error with the state's name; must not raise.
+        on_merge: told of each MERGE with the state's name; must not raise.
+        poll_secs: how often it looks whether a merge interval has passed.
+    """
+
+    def __init__(
+        self,
+        compactors: Sequence[Compactor],
+        on_error: Callable[[str, BaseException], None] | None = None,
+        on_merge: Callable[[str, MergeReport], None] | None = None,
+        poll_secs: float = 1.0,
+    ) -> None:
+        self._compactors = list(compactors)
+        self._on_error = on_error or (lambda name, error: log.warning("compacting %s: %s", name, error))
+        self._on_merge = on_merge or (lambda name, report: log.debug("merged %s: %s", name, report))
+        self._poll_secs = poll_secs
+        self._wake = threading.Condition()
+        self._advanced = 0
+        self._kicked = self._stopping = self._final = False
+        self._fatal: BaseException | None = None
+        self._failures = {compactor.state.name: 0 for compactor in self._compactors}
+        self._not_before = {compactor.state.name: 0.0 for compactor in self._compactors}
+        self._thread: threading.Thread | None = None
+
+    def start(self, advanced: int = 0) -> None:
+        """Starts the thread; ``advanced`` is the last advanced txid."""
+        from pyspark import InheritableThread
+
+        if self._thread is not None:
+            raise RuntimeError("a BackgroundCompactor is started once")
+        self._advanced = max(self._advanced, advanced)
+        self._thread = InheritableThread(target=self._run, name="trident-compactor", daemon=True)
+        self._thread.start()
+
+    def advanced(self, txid: int) -> None:
+        """Tells that txid is advanced; returns at once."""
+        with self._wake:
+            if txid > self._advanced:
+                self._advanced = txid
+                self._wake.notify_all()
+
+    def kick(self) -> None:
+        """Asks for a MERGE of all that waits, now, whatever the settings say; returns at once."""
+        with self._wake:
+            self._kicked = True
+            self._wake.notify_all()
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """What ended the thread, None while it works."""
+        return self._fatal
+
+    def stop(
+        self, compact: bool = True, timeout_secs: float = 60.0, give_up: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Ends the thread; with ``compact`` every table is first merged up to the last advanced txid.
+
+        Args:
+            compact: whether to merge.
+            timeout_secs: how long the merging may take.
+            give_up: asked meanwhile; True ends the merging before its time.
+
+        Returns:
+            Whether that was done within the time. If not, the running MERGE is
+            cancelled: it happens as a whole or not at all, and the rows stay in the log.
+        """
+        with self._wake:
+            self._stopping, self._final = True, compact
+            self._wake.notify_all()
+        thread = self._thread
+        if thread is None:
+            return not compact
+        deadline = time.monotonic() + timeout_secs
+        while compact and thread.is_alive() and time.monotonic() < deadline and not give_up():
+            thread.join(_LOOK_SECS)
+        in_time = not thread.is_alive() or not compact
+        self._final = self._final and in_time
+        deadline = time.monotonic() + _CANCEL_SECS
+        while thread.is_alive() and time.monotonic() < deadline:
+            # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
+            self._cancel()
+            thread.join(0.2)
+        if thread.is_alive():
+            return False
+        return not compact or (in_time and self._fatal is None and not any(self._failures.values()))
+
+    def behind(self, topology: str) -> list[str]:
+        """Which plain tables lack transactions that have advanced, and what to do, in a line for each; never raises."""
+        texts = []
+        for compactor in self._compactors:
+            with suppress(Exception):  # for people only
+                lacking = self._advanced - compactor.merged_upto()
+                if lacking > 0:
+                    texts.append(
+                        f"the plain table {compactor.state.name} is {lacking} transaction{'s' * (lacking != 1)} behind;"
+                        f" run `trident compact {topology}`"
+                    )
+        return texts
+
+    def _cancel(self) -> None:
+        for compactor in self._compactors:
+            compactor.cancel()
+
+    def _run(self) -> None:
+        seen = -1
+        while True:
+            with self._wake:
+                # What was told while a MERGE ran must not wait for the next poll.
+                if not self._stopping and not self._kicked and self._advanced == seen:
+                    self._wake.wait(self._poll_secs)
+                stopping, force = self._stopping, self._kicked or self._stopping
+                advanced = seen = self._advanced
+                self._kicked = False
+            if stopping:
+                if self._final:
+                    self._finish(advanced)
+                return
+            for compactor in self._compactors:
+                if self._stopping:
+                    break
+                if time.monotonic() >= self._not_before[compactor.state.name] or force:
+                    self._work(compactor, advanced, force)
+            if self._fatal is not None:
+                return
+
+    def _finish(self, advanced: int) -> None:
+        for compactor in self._compactors:
+            for _ in range(3):
+                if self._fatal is not None or not self._final:
+                    return
+                if self._work(compactor, advanced, force=True):
+                    break
+                time.sleep(_BACKOFF_SECS_MIN)
+
+    def _work(self, compactor: Compactor, advanced: int, force: bool) -> bool:
+        name = compactor.state.name
+        try:
+            report = compactor.merge_once(advanced, force)
+            if report is not None:
+                self._on_merge(name, report)
+                compactor.drop_once(advanced)
+        except CommitConflict as error:
+            # Another compactor was quicker: its work counts as well as ours.
+            log.debug("compacting %s: %s", name, error)
+            self._later(name)
+            return False
+        except (Halted, Deposed) as error:
+            self._fatal = error
+            self._on_error(name, error)
+            return False
+        except Exception as error:
+            if self._stopping and not self._final:
+                return False  # cancelled by stop()
+            self._later(name)
+            self._on_error(name, error)
+            return False
+        self._failures[name], self._not_before[name] = 0, 0.0
+        return True
+
+    def _later(self, name: str) -> None:
+        self._failures[name] += 1
+        delay = backoff_secs(self._failures[name], _BACKOFF_SECS_MIN, _BACKOFF_SECS_MAX)
+        self._not_before[name] = time.monotonic() + delay

@@ -1,0 +1,515 @@
+"""Brings a keyed state's plain table up to its log, and drops what is merged (docs/semantics.md 11).
+
+``trident.states.keyed.compaction`` decides; this carries it out on Spark and Delta. None of
+it can double or lose a row, whoever runs it and however often, so it needs no
+fence: a deposed coordinator's compactor does the same work or fails.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, Halted, TableError
+from trident.states.core.binding import DELETED_COLUMN
+from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel_files import local_path, table_lock
+from trident.states.delta.log_entries import read_commit, versions_of
+from trident.states.delta.parquet_files import fsync
+from trident.states.delta.tables import TXID_COLUMN, UPTO_COLUMN
+from trident.states.delta.torn_entries import settle_log_entries
+from trident.states.keyed.compaction import (
+    LogView,
+    MergePlan,
+    TableView,
+    ViewsDisagree,
+    guard_condition,
+    plan_drop,
+    plan_merge,
+)
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.log_merge import (
+    combiner_of,
+    deleted,
+    folded,
+    keeps_last,
+    log_rows,
+    merged_log,
+    native_merge,
+    newest_log,
+    quoted,
+    same_key,
+    table_rows,
+)  # fmt: skip
+from trident.states.keyed.log_sweeper import LogSweeper
+from trident.states.keyed.log_watch import LOG_VERSION, check_log
+from trident.states.keyed.snapshot import log_frame, plain_frame
+from trident.states.keyed.tables import (
+    as_stored,
+    column_names,
+    greatest_txid,
+    merged_upto,
+    open_plain,
+    own_control,
+    plain_as_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger("trident.compactor")
+
+MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
+DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
+
+# Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
+# SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
+# second. A row that the first one *deleted* is gone and stops nobody. That is no harm where rows can be deleted: there
+# a log row is a whole value, and the second MERGE sets each key of (P, a] again, since b > a, to its newest value of
+# (P, b], which is its value as of b whatever the table holds: a key deleted and never written again has no row and gets
+# none, one written again after a is inserted as what it is. (With partial values it would be an error, and there
+# nothing is deleted.) The other order, b before a, Delta passes over; and of two that overlap in time Delta rejects
+# one, since both write the same SetTransaction.
+_GUARD = "trident: another compactor merged this row"
+_DROP_TRIES = 8
+_PLAN_TRIES = 5
+# So many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
+_UNSETTLED = 100
+# So much compressed data makes one task of a MERGE; adaptive execution joins small ones.
+_BYTES_PER_TASK = 32 << 20
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """One MERGE that is in the table.
+
+    Attributes:
+        p_old, p_new: the transactions in it: ``p_old < txid <= p_new``.
+        seconds: how long it took.
+    """
+
+    p_old: int
+    p_new: int
+    seconds: float
+
+
+class Compactor:
+    """Merges and drops the log of one keyed state.
+
+    Any number may exist for a state, in any processes; of those that want the
+    same transactions one wins and the others find it done or raise
+    :class:`CommitConflict`. One object is used by one thread at a time.
+
+    Args:
+        spark: a session with Delta; MERGEs run in a session of their own beside it.
+        engine: Delta's Kernel on it.
+        warehouse: the folder of all tables.
+        state: the descriptor of a keyed state.
+        settings: when to merge and how much log to keep.
+        aggregator: of the state; needed for a Python combiner only.
+        pool: the FAIR pool of the jobs, None to leave it.
+
+    Raises:
+        ConfigError: a Python combiner is needed and was not given.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        engine: KernelEngine,
+        warehouse: Path | str,
+        state: StateDescriptor,
+        settings: DeltaMapState | None = None,
+        aggregator: Any = None,
+        pool: str | None = "trident-compaction",
+    ) -> None:
+        self._native = native_merge(state)
+        self._aggregator = combiner_of(state, aggregator)
+        self._spark, self._engine, self.state = spark, engine, state
+        self._settings = settings or DeltaMapState(state.name)
+        self.plain = str(Path(warehouse) / state.plain_path)
+        self.log = str(Path(warehouse) / state.published_path)
+        self._pool = pool
+        # Its own: what is cancelled for good must not be what a later compactor of the state begins.
+        self.job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
+        self._merge_session: "SparkSession | None" = None
+        self._sweeper = LogSweeper(Path(self.log), state.incarnation)
+        self._merged: int | None = None
+        self._settled = -1  # up to which version the plain table is known to outlive a power cut
+        self._log_seen: int | None = None  # up to which version the log was looked at
+        self._last_merge = time.monotonic()
+        # What the committer writes too: it must recognise the log drop as the topology's own.
+        self._engine_info = f"trident/{state.incarnation}"
+
+    # --- MERGE ----------------------------------------------------------------------------------
+
+    def merge_once(self, advanced: int, force: bool = False) -> MergeReport | None:
+        """One MERGE of everything that waits, up to the last advanced transaction.
+
+        Args:
+            advanced: the last advanced txid. Never more: what is published here
+                may not be published yet in another table of the group.
+            force: merge also when the settings do not ask for it yet.
+
+        Returns:
+            What was merged; None when it was not due or nothing waited. While
+            nothing waits, or not enough, no table is opened.
+
+        Raises:
+            CommitConflict: another compactor merged meanwhile; nothing was changed.
+            Halted: the log lacks rows that the table does not have, or somebody else changed it.
+            TableError: the MERGE failed, or is not in the table after it was told as done.
+        """
+        interval_passed = time.monotonic() - self._last_merge >= self._settings.merge_interval_secs
+        force = force or interval_passed
+        waiting = None if self._merged is None else advanced - self._merged
+        if waiting is not None and (waiting <= 0 or waiting < self._settings.merge_every_txids and not force):
+            return None
+        planned = self.plan(advanced, force)
+        return None if planned is None else self.merge(*planned)
+
+    def plan(self, advanced: int, force: bool = True) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
+        """Reads P, then pins the log, and decides; with the snapshots that :meth:`merge` takes."""
+        for attempt in range(_PLAN_TRIES):
+            plain = self._open_plain()
+            log_snapshot = self._engine.load(self.log)
+            control = self._control(log_snapshot)
+            self._merged = merged_upto(self.state, plain, control.starts_at)
+            try:
+                plan = plan_merge(
+                    LogView(log_snapshot.version, control.txid, control.floor),
+                    TableView(plain.version, self._merged),
+                    advanced, self._settings.merge_every_txids, force,
+                )  # fmt: skip
+            except ViewsDisagree as error:
+                # Merged and dropped by another compactor between our two looks, unless it stays so.
+                disagreement = error
+                time.sleep(0.01 * 2**attempt)
+                continue
+            if plan is None:
+                return None
+            check_log(self.state, self.plain, self.log, log_snapshot.version, self._log_seen)
+            self._log_seen = log_snapshot.version
+            return plan, plain, log_snapshot
+        raise Halted(f"state {self.state.name} cannot be merged: {disagreement}") from disagreement
+
+    def merged_upto(self) -> int:
+        """The last transaction that is in the plain table, as it is now."""
+        control = self._control(self._engine.load(self.log))
+        return merged_upto(self.state, self._open_plain(), control.starts_at)
+
+    def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
+        """Carries out a plan; the guard makes that safe however old the plan is."""
+        started = time.monotonic()
+        session, state = self._session(plan, plain, log_snapshot.version), self._as_stored(plain, log_snapshot)
+        rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
+        with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
+            # A repair that restores the table must not come between: its lock, which MERGEs share.
+            with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
+                self._execute(session, state, plan, plain, rows)
+        after = self._settled_plain()
+        merged = merged_upto(self.state, after, self.state.starts_at)
+        if merged < plan.upto:
+            # Delta passes over a write whose txnVersion it thinks it has, without a word.
+            raise TableError(
+                f"a MERGE into {self.plain} was told as done and is not in the table",
+                found=f"merged up to {merged}",
+                expected=plan.upto,
+                action="nothing is lost: the log has the rows, and the MERGE is tried again",
+            )
+        self._merged, self._last_merge = merged, time.monotonic()
+        return MergeReport(plan.after, plan.upto, time.monotonic() - started)
+
+    def _as_stored(self, plain: TableSnapshot, log_snapshot: TableSnapshot) -> StateDescriptor:
+        """The state with the columns that its tables have by now.
+
+        Columns are added to the plain table, then to the log, then to the
+        descriptor. A compactor that was made before must carry them over like
+        any other, or it would leave them behind and say that all is merged.
+        """
+        if not keeps_last(self.state):
+            return self.state
+        if set(column_names(log_snapshot)) - set(column_names(plain)) - {TXID_COLUMN, DELETED_COLUMN}:
+            plain = self._open_plain()  # was looked at before the log: it may have got the column since
+        return as_stored(self.state, plain, log_snapshot)
+
+    def _execute(
+        self, session: "SparkSession", state: StateDescriptor, plan: MergePlan, plain: TableSnapshot,
+        rows: "DataFrame",
+    ) -> None:  # fmt: skip
+        from delta.tables import DeltaTable
+
+        if keeps_last(state):
+            source = newest_log(state, rows)
+        elif self._native is not None:
+            source = merged_log(state, rows, self._native)
+        else:
+            # The guard also proves that no row changed since this version was read.
+            table, _ = plain_frame(session, self._engine, plain)
+            source = folded(state, table_rows(state, table), rows, self._aggregator)
+        merge = DeltaTable.forPath(session, self.plain).alias("t").merge(
+            source.alias("s"), same_key(state.keys, "t", "s")
+        )  # fmt: skip
+        added: dict[str, "str | Column"] = {_name(field.name): quoted(field.name, "s") for field in state.schema.fields}
+        added[_name(UPTO_COLUMN)] = _txid(plan.upto)
+        if keeps_last(state):
+            # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
+            # that does not pass is left to the update, which raises.
+            merge = merge.whenMatchedDelete(deleted("s") & _passes(plan))
+            merge = merge.whenMatchedUpdate(set=self._changed(state, plan))
+            merge = merge.whenNotMatchedInsert(~deleted("s"), added)
+        else:
+            merge = merge.whenMatchedUpdate(set=self._changed(state, plan)).whenNotMatchedInsert(values=added)
+        try:
+            merge.execute()
+        except Exception as error:
+            raise _meaning(error, self.plain, plan) from error
+
+    def _changed(self, state: StateDescriptor, plan: MergePlan) -> dict[str, "str | Column"]:
+        """What a MERGE sets in a row that is there."""
+        from pyspark.sql import functions as F
+
+        kinds = {field.name: field.dataType for field in state.schema.fields}
+        raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
+        changed: dict[str, "str | Column"] = {_name(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)}
+        for name in state.value_fields:
+            new = quoted(name, "s")
+            if self._native is not None:
+                new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
+            changed[_name(name)] = new
+        return changed
+
+    def _session(self, plan: MergePlan, plain: TableSnapshot, log_version: int) -> "SparkSession":
+        """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
+        if self._merge_session is None:
+            self._merge_session = self._spark.newSession()
+        state, conf = self.state, self._merge_session.conf
+        size = sum(file.size for file in self._engine.live_files(plain))
+        tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
+        marker = {
+            "topology": state.topology, "group": state.group, "incarnation": state.incarnation,
+            "upto": plan.upto, LOG_VERSION: log_version,
+        }  # fmt: skip
+        settings = {
+            "spark.databricks.delta.write.txnAppId": state.merge_app,
+            "spark.databricks.delta.write.txnVersion": plan.upto,
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"trident": marker}),
+            # The source is read twice, and combining the log twice costs more than keeping the result.
+            "spark.databricks.delta.merge.materializeSource": "all",
+            "spark.sql.shuffle.partitions": min(tasks, 2000),
+            # A MERGE joins the whole table; hashing the small side takes half the time of sorting both.
+            "spark.sql.join.preferSortMergeJoin": "false",
+            # A sum that no longer fits its column is an error, never null.
+            "spark.sql.ansi.enabled": "true",
+        }
+        for key, value in settings.items():
+            conf.set(key, str(value))
+        return self._merge_session
+
+    # --- log drop -------------------------------------------------------------------------------
+
+    def drop_once(self, advanced: int) -> int | None:
+        """Drops whole log files that are merged and out of retention.
+
+        Returns:
+            The log's new floor; None when there was nothing to drop.
+
+        Raises:
+            CommitConflict: publishing won every time; nothing was dropped.
+            TableError: the commit failed.
+        """
+        for attempt in range(_DROP_TRIES):
+            log_snapshot = self._engine.load(self.log)
+            control = self._control(log_snapshot)
+            self._sweep(control.floor)
+            floor = self._new_floor(LogView(log_snapshot.version, control.txid, control.floor), control, advanced)
+            if floor is None:
+                return None
+            try:
+                with faults.fault_point(DROP):
+                    self._settle_plain()
+                    dropped = self._engine.drop_files(
+                        log_snapshot,
+                        lambda file: greatest_txid(file) <= floor,
+                        {DOMAIN: replace(control, floor=floor).encode()},
+                        self._engine_info,
+                    )
+                return None if dropped is None else floor
+            except (CommitConflict, CommitOutcomeUnknown) as error:
+                # A transaction was published meanwhile, or the answer was lost: both are seen in the table.
+                log.debug("dropping from %s met %s; reading again", self.log, error)
+                time.sleep(0.01 * 2**attempt)
+        raise CommitConflict(
+            f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
+        )
+
+    def _settle_plain(self) -> None:
+        """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
+        root = local_path(self.plain)
+        if root is None:
+            return
+        versions = [version for version in versions_of(self.plain) if version > self._settled][-_UNSETTLED:]
+        if not versions:
+            return
+        try:
+            for version in versions:
+                for file in read_commit(self.plain, version).adds:
+                    with suppress(FileNotFoundError):  # merged again, and vacuumed
+                        fsync(os.path.join(root, file))
+            fsync(root)
+        except OSError as error:
+            raise TableError(f"the table {self.plain} may not outlive a power cut", found=error) from error
+        settle_log_entries(self.plain, versions[0], versions[-1])
+        self._settled = versions[-1]
+
+    def _sweep(self, floor: int) -> None:
+        """What is dropped for good goes from the disk, too."""
+        self._sweeper.dropped(floor)
+        try:
+            self._sweeper.sweep()
+        except OSError as error:  # files left over cost space, nothing else
+            log.warning("dropped files of %s stay on disk: %s", self.log, error)
+
+    def _new_floor(self, view: LogView, control: ControlRecord, advanced: int) -> int | None:
+        retention = self._settings.snapshot_retention_txids
+        # P from the table itself, never what a MERGE was meant to reach.
+        plain = self._open_plain()
+        if plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention) is None:
+            return None
+        # And of a table whose last MERGE nobody can replace any more: what is dropped is there alone.
+        self._settled_plain()
+        plain = self._open_plain()
+        bound = plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention)
+        if bound is None:
+            return None
+        # A snapshot of a kept transaction needs an older table version, and the
+        # log from there on: so the floor must be the P of a version, not lie between two.
+        older = plain_as_of(self._engine, self.state, plain, bound)
+        if older is None:  # cleaned up: nothing up to the bound can be read any more
+            return bound
+        return plan_drop(view, merged_upto(self.state, older, control.starts_at), advanced, retention)
+
+    # --- the tables -------------------------------------------------------------------------------
+
+    def _settled_plain(self) -> TableSnapshot:
+        """The plain table, of which no entry can be replaced any more.
+
+        On a local disk Spark's log store looks whether an entry is there and then renames its draft over it: of two
+        compactors that look at the same moment the second takes the first one's place, also one that was stopped
+        in between and goes on an hour later. Without its draft it cannot. Nothing is lost by a MERGE that was replaced
+        as long as nobody has dropped what it had merged.
+        """
+        for _ in range(_PLAN_TRIES):
+            before = self._engine.load(self.plain)
+            self._engine.sweep(self.plain, before.version)
+            after = self._engine.load(self.plain)
+            if (after.version, after.entry) == (before.version, before.entry):
+                break
+        return after
+
+    def _open_plain(self) -> TableSnapshot:
+        return open_plain(self._engine, self.state, self.plain, self.log)
+
+    def _control(self, snapshot: TableSnapshot) -> ControlRecord:
+        return own_control(self.state, snapshot)
+
+    def _jobs(self, description: str) -> "_Jobs":
+        return _Jobs(self._spark, self.job_group, description, self._pool)
+
+    def cancel(self) -> None:
+        """Ends the jobs of a running MERGE; it then fails as a whole."""
+        # With those that it has not begun yet: a MERGE is several jobs, and a coordinator that was deposed in the
+        # middle of one would be no standby before its end.
+        self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.job_group)
+
+
+class _Jobs:
+    """Gives this thread's jobs a group and a pool, and puts back what was set before."""
+
+    def __init__(self, spark: "SparkSession", group: str, description: str, pool: str | None) -> None:
+        self._context = spark.sparkContext
+        self._values = {
+            "spark.jobGroup.id": group, "spark.job.description": description, "spark.job.interruptOnCancel": "false",
+        }  # fmt: skip
+        if pool is not None:
+            self._values["spark.scheduler.pool"] = pool
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        for key, value in self._values.items():
+            self._before[key] = self._context.getLocalProperty(key)
+            self._context.setLocalProperty(key, value)
+
+    def __exit__(self, *_: object) -> None:
+        for key, value in self._before.items():
+            self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
+
+
+def _passes(plan: MergePlan) -> "Column":
+    """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
+    from pyspark.sql import functions as F
+
+    return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
+
+
+def _txid(txid: int) -> "Column":
+    from pyspark.sql import functions as F
+
+    return F.lit(txid).cast("bigint")
+
+
+def _name(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"
+
+
+_CONFLICTS = (
+    "ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "ConcurrentWrite", "DELTA_CONCURRENT_",
+    "MetadataChanged", "DELTA_METADATA_CHANGED",
+)  # fmt: skip
+
+
+def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
+    """What an exception of a MERGE says, as one of ours."""
+    causes = _causes(error)
+    if any(word in cause for cause in causes for word in (_GUARD, *_CONFLICTS)):
+        return CommitConflict(
+            f"another compactor merged into {path} meanwhile",
+            found=_first_line(causes[-1]),
+            expected=f"a table merged up to {plan.after}",
+            action="nothing was changed; the MERGE is planned anew",
+        )
+    return TableError(
+        f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
+        found=_first_line(causes[-1]),
+        action="nothing is lost: the log has the rows, and the MERGE is tried again",
+    )
+
+
+def _causes(error: Exception) -> list[str]:
+    """What an exception and its causes in the JVM say; the last is where it began."""
+    java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    found = [str(error)]
+    while java is not None and len(found) < 20:
+        found.append(str(java.toString()))
+        java = java.getCause()
+    return found
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    # Of an error in a Python worker the first line only says that there is one.
+    raised = [line for line in lines if line.startswith(("trident.", "coordinators.", "states."))]
+    return [*raised, *lines, "no message"][0][:500]

@@ -1,0 +1,54 @@
+"""A keyed aggregate in Delta whose commit cost does not grow with the table (docs/semantics.md 11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trident.coordinators.errors import ConfigError
+from trident.states.core.names import check_name
+
+
+@dataclass(frozen=True)
+class DeltaMapState:
+    """A log-structured keyed state: one row per key, updated exactly once per transaction.
+
+    Each transaction appends its partial aggregates to the log
+    ``<warehouse>/<name>__log``; in the background one MERGE at a time brings the
+    table ``<warehouse>/<name>`` up to date. The table is for any Delta reader
+    and lags: the two settings below say when a MERGE begins; ``query.snapshot(name)`` and
+    ``trident.read`` combine both and are exact as of one transaction.
+
+    Exactly once with transactional and opaque spouts (docs/semantics.md 5).
+
+    Args:
+        name: the state's name, and the table's folder.
+        merge_every_txids: MERGE once this many transactions wait for it. 1 keeps
+            the table as current as a MERGE a transaction can.
+        merge_interval_secs: MERGE at the latest this long after the one before,
+            if anything waits; seconds.
+        snapshot_retention_txids: so many transactions back a snapshot can be read.
+
+    Raises:
+        TopologyError: the name cannot be used.
+        ConfigError: a setting is impossible.
+    """
+
+    name: str
+    merge_every_txids: int = 50
+    merge_interval_secs: float = 30.0
+    snapshot_retention_txids: int = 1000
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        _require(self, "merge_every_txids", int, 1)
+        _require(self, "merge_interval_secs", (int, float), 0)
+        _require(self, "snapshot_retention_txids", int, 0)
+
+
+def _require(state: DeltaMapState, setting: str, kind: type | tuple[type, ...], least: int) -> None:
+    value = getattr(state, setting)
+    # Written so that NaN fails too.
+    if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+        raise ConfigError(
+            f"{setting} of state {state.name} is impossible", found=repr(value), expected=f"a number, at least {least}"
+        )

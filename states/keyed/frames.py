@@ -1,0 +1,116 @@
+"""States as DataFrames: as of the transaction before, for what a batch looks up; and as users ask for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import TableError, TopologyError
+from trident.states.core.binding import StateBinding
+from trident.states.core.values import visible
+from trident.states.keyed.lookups import StatePins, base_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from trident.states.delta.kernel import KernelEngine
+
+
+class StoredFrames:
+    """Gives a group's states, as of an exact transaction, to the batch after it.
+
+    Args:
+        spark, engine, warehouse: of the topology.
+    """
+
+    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
+        self._spark, self._engine, self._warehouse = spark, engine, warehouse
+        self._pins: dict[str, StatePins] = defaultdict(StatePins)
+
+    def __call__(self, binding: StateBinding, keys: "DataFrame | None", txid: int) -> "DataFrame":
+        """Keys and values of the state as of txid, of the keys asked at least."""
+        if binding.kind == "memory":
+            return _memory_frame(self._spark, binding)
+        return base_of(
+            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator,
+            self._pins[binding.name],
+        )  # fmt: skip
+
+
+class RequestFrames:
+    """Gives states, as of the transactions that a request is pinned to, to requests side by side.
+
+    Its knowledge of the tables is its own: a batch that looks up its state
+    never waits for a request.
+
+    Args:
+        spark, engine, warehouse: of the topology.
+    """
+
+    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
+        self._spark, self._engine, self._warehouse = spark, engine, warehouse
+        self._pins: dict[str, StatePins] = {}
+        self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
+
+    def stored(
+        self, binding: StateBinding, keys: "DataFrame | None", txid: int, entries: Mapping[tuple, Any] | None
+    ) -> "DataFrame":
+        """Keys and values of the state as of txid, of the keys asked at least.
+
+        Args:
+            entries: of a memory map, as of txid.
+
+        Raises:
+            SnapshotUnavailable: that transaction is no longer kept.
+        """
+        if entries is not None:
+            return self._of_memory(binding, entries)
+        # Of two threads that come first, one's pins are kept: the other's only cost a look more.
+        pins = self._pins.setdefault(binding.name, StatePins())
+        return base_of(
+            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins
+        )  # fmt: skip
+
+    def _of_memory(self, binding: StateBinding, entries: Mapping[tuple, Any]) -> "DataFrame":
+        """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""
+        known, frame = self._memory.get(binding.name, (None, None))
+        if frame is None or known is not entries:
+            rows = [key + value for key, (_, value) in entries.items()]
+            frame = self._spark.createDataFrame(rows, binding.schema)
+            self._memory[binding.name] = entries, frame
+        return frame
+
+
+def _memory_frame(spark: "SparkSession", binding: StateBinding) -> "DataFrame":
+    rows = [key + value for key, value in binding.state.values().items()]
+    return spark.createDataFrame(rows, binding.schema)
+
+
+def own_snapshot(
+    spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str
+) -> "DataFrame":
+    """What a state that is not a Delta table holds now.
+
+    Raises:
+        TableError: an earlier transaction was asked for, which it does not keep.
+        TopologyError: the state cannot be listed.
+    """
+    if txid is not None:
+        raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
+    if binding.kind == "memory":
+        return _memory_frame(spark, binding)
+    backing = getattr(binding.state, "backing", None)
+    if not callable(getattr(backing, "items", None)) or hasattr(binding.aggregator, "update_state"):
+        raise TopologyError(
+            f"state {binding.name} cannot be shown", found=repr(binding.state),
+            expected="a map whose backing map has items(), under persistent_aggregate or Upsert",
+            action="ask the store itself",
+        )  # fmt: skip
+    semantics = binding.state.semantics
+    rows = [(key, visible(semantics, stored, incarnation)) for key, stored in backing.items()]
+    several = len(binding.value_fields) > 1
+    # None: the key was removed, and the row is kept for a replay.
+    present = [(*key, *(value if several else (value,))) for key, value in rows if value is not None]
+    return spark.createDataFrame(present, binding.schema)

@@ -1,0 +1,362 @@
+"""Makes values of the rows of a keyed state's log, as Spark plans.
+
+Used by the background MERGE and by live reads alike, so both give the same
+value for the same transactions. Native aggregators stay in Spark; a Python
+combiner folds rows that Spark has sorted, in txid order, in constant memory.
+Where the log has whole values (merging "last") the newest row of a key counts,
+null values and all, and no code of the topology is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import ConfigError, TableError
+from trident.states.core.binding import DELETED_COLUMN, LAST, aggregator_name
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.native import NATIVE, NativeMerge
+from trident.states.core.plain_values import frozen, python_values
+from trident.states.delta.tables import TXID_COLUMN
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+
+# Log rows in so many bytes of Parquet are sent to every task; they take some ten times as much there.
+_BROADCAST_BYTES_MAX = 8 << 20
+
+
+def keeps_last(state: StateDescriptor) -> bool:
+    """Whether the log's rows are whole values: neither a native merging nor a combiner is asked then."""
+    return state.merging == LAST
+
+
+def native_merge(state: StateDescriptor) -> NativeMerge | None:
+    """The native merging of a state, None when its aggregator is a Python combiner or it keeps the last value."""
+    return None if keeps_last(state) else NATIVE.get(state.aggregator or "")
+
+
+def combiner_of(state: StateDescriptor, aggregator: Any) -> Any:
+    """The Python combiner, when the state has one; None when Spark alone merges it.
+
+    Raises:
+        ConfigError: one is needed, and none was given, or one that is not the state's.
+    """
+    if keeps_last(state) or native_merge(state) is not None:
+        return None
+    return require_combiner(state, aggregator)
+
+
+def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
+    """The Python combiner of a state.
+
+    Raises:
+        ConfigError: none was given, or one that is not the state's.
+    """
+    if aggregator is None or not callable(getattr(aggregator, "combine", None)):
+        raise ConfigError(
+            f"state {state.name} is combined by Python code, which its tables do not hold",
+            found="no aggregator" if aggregator is None else repr(aggregator),
+            expected=f"the aggregator {state.aggregator}",
+            action="pass aggregator=..., the object that the topology gives to persistent_aggregate; "
+            "or read the table itself, as of its last MERGE",
+        )
+    name = aggregator_name(aggregator)
+    if name != state.aggregator:
+        raise ConfigError(
+            f"state {state.name} is combined by another aggregator", found=name, expected=state.aggregator,
+            action="pass the aggregator of the topology",
+        )  # fmt: skip
+    return aggregator
+
+
+def quoted(name: str, side: str | None = None) -> "Column":
+    """A column by its exact name, whatever characters are in it."""
+    from pyspark.sql import functions as F
+
+    text = "`" + name.replace("`", "``") + "`"
+    return F.col(f"{side}.{text}" if side else text)
+
+
+def same_key(keys: Sequence[str], left: str, right: str) -> "Column":
+    """Whether two sides have the same key: null is a key like any other; without keys always true."""
+    from functools import reduce
+
+    from pyspark.sql import functions as F
+
+    equal = [quoted(key, left).eqNullSafe(quoted(key, right)) for key in keys]
+    return reduce(lambda a, b: a & b, equal) if equal else F.lit(True)
+
+
+def log_rows(state: StateDescriptor, log: "DataFrame", after: int, upto: int) -> "DataFrame":
+    """A log's rows of the transactions ``after < txid <= upto``, with the hidden columns that merging needs."""
+    hidden = (DELETED_COLUMN, TXID_COLUMN) if keeps_last(state) else (TXID_COLUMN,)
+    chosen = log.where((quoted(TXID_COLUMN) > after) & (quoted(TXID_COLUMN) <= upto))
+    return chosen.select(*_fields(state, log), *[quoted(name) for name in hidden])
+
+
+def table_rows(state: StateDescriptor, table: "DataFrame") -> "DataFrame":
+    """Keys and values of a table; null in a column that this version of it does not have yet."""
+    return table.select(*_fields(state, table))
+
+
+def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
+    from pyspark.sql import functions as F
+
+    there = set(frame.columns)
+    return [
+        quoted(field.name) if field.name in there else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in state.schema.fields
+    ]
+
+
+def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The table's rows with the log rows on top: a state as of the last of the log rows' transactions.
+
+    Args:
+        base: as :func:`table_rows` gives it.
+        rows: as :func:`log_rows` gives it.
+        aggregator: the state's, when that is a Python combiner.
+
+    Raises:
+        ConfigError: a Python combiner is needed and was not given.
+    """
+    combiner, native = combiner_of(state, aggregator), native_merge(state)
+    if keeps_last(state):
+        return _replaced(state, base, rows)
+    return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
+
+
+def live_grouped(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The same by grouping both together: for a base so small that moving it costs nothing.
+
+    Args and Raises: as for :func:`live`.
+    """
+    combiner, native = combiner_of(state, aggregator), native_merge(state)
+    if keeps_last(state):
+        return _newest_of_both(state, base, rows)
+    if native is None:
+        return _folded(state, base, rows, combiner)
+    fields = [quoted(field.name) for field in state.schema.fields]
+    return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+
+
+# --- the last value --------------------------------------------------------------------------
+
+
+def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
+    """The newest log row of each key, with ``_deleted``. No rows give none, also without keys."""
+    from pyspark.sql import functions as F
+
+    names = [*state.value_fields, DELETED_COLUMN]
+    newest = F.max_by(F.struct(*[quoted(name) for name in names]), quoted(TXID_COLUMN)).alias(TXID_COLUMN)
+    keys = [quoted(key) for key in state.keys]
+    # Without keys there is a row also for no rows, with null in the place of the newest.
+    found = rows.groupBy(*keys).agg(newest).where(quoted(TXID_COLUMN).isNotNull())
+    return found.select(*keys, *[quoted(name, TXID_COLUMN).alias(name) for name in names])
+
+
+def deleted(side: str | None = None) -> "Column":
+    """Whether a log row deletes its key."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(quoted(DELETED_COLUMN, side), F.lit(False))
+
+
+def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+    """The table's rows of the keys without log rows, and the newest log rows that are not deleted.
+
+    As :func:`combined`: a filter on keys reaches both scans, and while few log
+    rows wait the table is not shuffled.
+    """
+    from pyspark.sql import functions as F
+
+    if not state.keys:
+        return _newest_of_both(state, base, rows)
+    fields = [quoted(field.name) for field in state.schema.fields]
+    touched = rows.select(*[quoted(key) for key in state.keys])
+    if _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
+        touched = F.broadcast(touched.distinct())
+    kept = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
+    return kept.select(*fields).unionByName(newest_log(state, rows).where(~deleted()).select(*fields))
+
+
+def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    fields = [quoted(field.name) for field in state.schema.fields]
+    # The table has no transaction; it is older than each that waits in the log.
+    old = base.select(
+        *fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN)
+    )
+    both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
+    return newest_log(state, both).where(~deleted()).select(*fields)
+
+
+# --- native aggregators ------------------------------------------------------------------------
+
+
+def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -> "DataFrame":
+    """One row per key: the combination of log rows. No rows give none, also without keys."""
+    from pyspark.sql import functions as F
+
+    kinds = {field.name: field.dataType for field in state.schema.fields}
+    values = [native.merge(quoted(name)).cast(kinds[name]).alias(name) for name in state.value_fields]
+    if state.keys:
+        return rows.groupBy(*[quoted(key) for key in state.keys]).agg(*values)
+    # A global aggregate gives one row also for none, and a state without a transaction has none.
+    return rows.agg(*values, F.count(F.lit(1)).alias(TXID_COLUMN)).where(quoted(TXID_COLUMN) > 0).drop(TXID_COLUMN)
+
+
+def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge) -> "DataFrame":
+    """The table's rows with the log rows on top, for a native aggregator.
+
+    A filter on keys reaches the scans of both tables, which it would not
+    through an outer join. While few log rows wait the table is read twice and
+    not shuffled; else it is grouped again, which spills instead of failing.
+    """
+    if not state.keys or _size_bytes(rows) > _BROADCAST_BYTES_MAX:
+        fields = [quoted(field.name) for field in state.schema.fields]
+        return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+    return _overlaid_by_broadcast(state, base, merged_log(state, rows, native), native)
+
+
+def _overlaid_by_broadcast(
+    state: StateDescriptor, base: "DataFrame", new: "DataFrame", native: NativeMerge
+) -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    kinds = {field.name: field.dataType for field in state.schema.fields}
+    keys = [quoted(key) for key in state.keys]
+    # A hidden column, whose name no field has, tells a key without log rows from one whose values are null.
+    marked = F.broadcast(new.withColumn(TXID_COLUMN, F.lit(True))).alias("s")
+    joined = base.alias("t").join(marked, same_key(state.keys, "t", "s"), "left")
+    columns = [quoted(key, "t").alias(key) for key in state.keys]
+    for name in state.value_fields:
+        both = native.combine_columns(quoted(name, "t"), quoted(name, "s")).cast(kinds[name])
+        value = F.when(quoted(TXID_COLUMN, "s").isNull(), quoted(name, "t")).otherwise(both)
+        columns.append(value.alias(name))
+    fields = [quoted(field.name) for field in state.schema.fields]
+    there = base.select(*keys).alias("t").join(
+        F.broadcast(new.select(*keys)).alias("s"), same_key(state.keys, "t", "s"), "left_semi"
+    )  # fmt: skip
+    added = new.alias("s").join(F.broadcast(there.alias("u")), same_key(state.keys, "s", "u"), "left_anti")
+    return joined.select(*columns).select(*fields).unionByName(added.select(*fields))
+
+
+def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":
+    """The frame with the hint that it be sent to every task, unless Spark knows that it is larger."""
+    from pyspark.sql import functions as F
+
+    # What Spark cannot tell the size of, it says is huge beyond any disk.
+    return frame if bytes_max < _size_bytes(frame) < 1 << 50 else F.broadcast(frame)
+
+
+def _size_bytes(frame: "DataFrame") -> int:
+    """Of the files that the frame reads, after skipping by statistics; runs no job."""
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
+# --- Python combiners --------------------------------------------------------------------------
+
+
+def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """New values of the keys that have log rows, for a Python combiner.
+
+    Args:
+        base: keys and values of the plain table.
+        rows: keys, values and ``_txid`` of the log.
+    """
+    touched = rows.select(*[quoted(key) for key in state.keys]).distinct() if state.keys else None
+    if touched is not None:
+        base = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_semi")
+    return _folded(state, base, rows, aggregator)
+
+
+def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The values of all keys of either."""
+    from pyspark.sql import functions as F
+
+    names = [field.name for field in state.schema.fields]
+    old = base.select(*[quoted(name) for name in names], F.lit(0).cast("bigint").alias(TXID_COLUMN))
+    union = old.unionByName(rows.select(*[quoted(name) for name in names], quoted(TXID_COLUMN)))
+    keys = [quoted(key) for key in state.keys]
+    spread = union.repartition(*keys) if keys else union.repartition(1)
+    ordered = spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
+    fold = _fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
+    return ordered.mapInArrow(fold, _nullable(state.schema))
+
+
+def overlaid(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The table's rows with the log rows on top, for a Python combiner."""
+    new = folded(state, base, rows, aggregator)
+    if not state.keys:
+        return new
+    touched = rows.select(*[quoted(key) for key in state.keys]).distinct()
+    untouched = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_anti")
+    return untouched.unionByName(new)
+
+
+def _nullable(schema: "StructType") -> "StructType":
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+
+
+def _fold_of(
+    combine: Any, keys: Sequence[str], values: Sequence[str], names: Sequence[str], state_name: str = ""
+) -> Any:
+    """The function for mapInArrow: rows sorted by key and txid in, one row per key out."""
+
+    def fold(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        current: tuple | None = None
+        same: tuple | None = None  # the current key, as it is compared
+        value: tuple = ()
+        schema = None
+        for batch in batches:
+            schema = pa.schema([batch.schema.field(name) for name in names])
+            done: list[tuple] = []
+            key_columns = [python_values(batch.column(name)) for name in keys]
+            value_columns = [python_values(batch.column(name)) for name in values]
+            row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
+            txids = batch.column(TXID_COLUMN).to_pylist()
+            for key, partial, txid in zip(row_keys, zip(*value_columns), txids):
+                compared = frozen(key)
+                if current is not None and same == compared:
+                    if txid == 0:
+                        raise _doubled(state_name, dict(zip(keys, key)))
+                    value = tuple(combine(a, b) for a, b in zip(value, partial))
+                    continue
+                if current is not None:
+                    done.append((current, value))
+                current, same, value = key, compared, partial
+            if done:
+                yield _batch(done, schema, keys, values)
+        if current is not None:
+            yield _batch([(current, value)], schema, keys, values)
+
+    return fold
+
+
+def _doubled(state_name: str, key: object) -> TableError:
+    # A MERGE would write the sum of both rows into each of them, and the next one would count it twice.
+    return TableError(
+        f"the table of state {state_name} has a key twice, so no value of it is certain",
+        found=f"two rows of {key!r}", expected="one row per key",
+        action="stop the topology, and move the table's folder away: while its log still has every transaction, the "
+        "next start makes the table anew from it; if that start says that the log has not, give the state another "
+        "name, and it begins anew",
+    )  # fmt: skip
+
+
+def _batch(rows: list[tuple], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}
+    columns.update({name: [value[index] for _, value in rows] for index, name in enumerate(values)})
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)

@@ -1,0 +1,142 @@
+"""What a MERGE takes from a keyed state's log must be ours: this looks at the log's commits before it is merged.
+
+ZooKeeper's mark stops the next decision when somebody else changed the log. A
+MERGE in between (by a running compactor, or `trident compact`, which need no
+fence and ask no ZooKeeper) would carry such a change into the plain table,
+from where no RESTORE of the log takes it back: rows doubled or lost without a
+word. So every MERGE says in its user metadata which version of the log it has
+read, and the next one looks at all commits behind that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from trident.states.core.control import DOMAIN
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta import halts as contradictions
+from trident.states.delta import history as delta_log
+from trident.states.delta.log_entries import read_commit, versions_of
+from trident.states.keyed.plain_watch import is_our_merge
+
+# Where a MERGE says which version of the log it has read.
+LOG_VERSION = "log"
+
+
+def is_our_publish(commit: delta_log.Commit, incarnation: str) -> bool:
+    """Whether a commit to a table with control records is one of our transactions, or a log drop."""
+    value = commit.control.get(DOMAIN)
+    engine = (commit.engine_info or "").split(" ")[-1]
+    own = isinstance(value, Mapping) and value.get("incarnation") == incarnation
+    return own and engine.endswith(f"trident/{incarnation}")
+
+
+def begins_here(commit: delta_log.Commit, incarnation: str) -> bool:
+    """Whether a commit made the table ours, or is its creation: what was before it was taken over as it was."""
+    value = commit.control.get(DOMAIN)
+    return is_our_publish(commit, incarnation) and isinstance(value, Mapping) and value.get("attempt_id") == -1
+
+
+def only_properties(commit: delta_log.Commit) -> bool:
+    """Whether a commit set table properties and nothing else."""
+    untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
+    return untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
+
+
+def repair_marker(topology: str, version: int, seen: int) -> str:
+    """The user metadata of a repair's RESTORE to ``version``, that was decided when the table was at ``seen``."""
+    return json.dumps({"trident-repair": {"topology": topology, "version": version, "seen": seen}})
+
+
+def repaired_to(commit: delta_log.Commit, topology: str) -> range | None:
+    """The versions that a commit has taken back, when a repair of the topology made it."""
+    try:
+        said = json.loads(commit.user_metadata or "null")
+    except ValueError:
+        return None
+    marker = said.get("trident-repair") if isinstance(said, Mapping) else None
+    if commit.operation != "RESTORE" or not isinstance(marker, Mapping) or marker.get("topology") != topology:
+        return None
+    version, seen = marker.get("version"), marker.get("seen")
+    if not isinstance(version, int):
+        return None
+    return range(version + 1, (seen if isinstance(seen, int) else commit.version - 1) + 1)
+
+
+def merged_log_version(path: str, state: StateDescriptor) -> int | None:
+    """The version of the log that the last MERGE into a plain table has read.
+
+    Returns:
+        −1 when there was no MERGE; None when that is not known: it does not say, or its entry was cleaned up.
+    """
+    begun = False
+    for version in reversed(unbroken(path, max(versions_of(path), default=-1))):
+        commit = read_commit(path, version)
+        if state.merge_app in commit.txns and not commit.control and is_our_merge(commit, state):
+            found = json.loads(commit.user_metadata or "{}")["trident"].get(LOG_VERSION)
+            return found if isinstance(found, int) else None
+        begun = begun or begins_here(commit, state.incarnation)
+    return -1 if begun else None
+
+
+def unbroken(path: str, version: int) -> list[int]:
+    """The versions up to one whose log entries are all there, the oldest first."""
+    found: list[int] = []
+    for each in reversed([each for each in versions_of(path) if each <= version]):
+        if each != version - len(found):
+            break
+        found.insert(0, each)
+    return found
+
+
+def start_of(path: str, version: int, incarnation: str) -> tuple[int, bool]:
+    """The version behind which all commits must be ours, where nothing else is known.
+
+    Returns:
+        the version that made the table ours, and True; or the one before the oldest entry that is left, and False.
+    """
+    versions = unbroken(path, version)
+    # The oldest: a plain table's control record never changes, and added columns repeat it.
+    for each in versions:
+        if begins_here(read_commit(path, each), incarnation):
+            return each, True
+    return min(versions, default=version + 1) - 1, False
+
+
+def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: int | None = None) -> None:
+    """Every commit to a log up to the pinned version must be ours, before it is merged.
+
+    Args:
+        seen: the version that was looked at before; None asks the last MERGE.
+
+    Raises:
+        Halted: somebody else changed the log.
+    """
+    if seen is None:
+        seen = merged_log_version(plain, state)
+    if seen is None or seen < 0 or seen > pinned:
+        seen, _ = start_of(log, pinned, state.incarnation)
+    # What was cleaned up is the mark's to judge, at the next decision.
+    seen = max(seen, min(unbroken(log, pinned), default=pinned + 1) - 1)
+    for commit, reason in _foreign(state, log, seen, pinned):
+        raise contradictions.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)
+
+
+def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[delta_log.Commit, str]]:
+    found: list[tuple[delta_log.Commit, str]] = []
+    if seen >= pinned:
+        return found
+    for commit in delta_log.commits_since(log, seen):
+        if commit.version > pinned:
+            break
+        taken_back = repaired_to(commit, state.topology)
+        if taken_back is not None:
+            found = [pair for pair in found if pair[0].version not in taken_back]
+            continue
+        reason = delta_log.foreign(commit, lambda one: is_our_publish(one, state.incarnation))
+        # Properties alone change no row; they are accepted, or not, before the next decision.
+        if reason and not only_properties(commit):
+            found.append((commit, reason))
+    return found

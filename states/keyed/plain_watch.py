@@ -1,0 +1,159 @@
+"""Nobody but this topology's MERGEs may change the plain table of a keyed state: this finds out who did.
+
+A plain table is written by compactors, in any process, so that ZooKeeper
+cannot know its version as it knows a log's. What it knows is the last version
+that was looked at; from there on every commit must say that it is a MERGE of
+this topology, in the user metadata that a RESTORE does not copy. Without this,
+a RESTORE would put old rows under a newer P, and the transactions between
+would be missing from then on, without a word (P is kept by a RESTORE).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trident.coordinators.errors import TableError
+from trident.coordinators.records import TableMark
+from trident.states.core.control import DOMAIN
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta import halts as contradictions
+from trident.states.delta import history as delta_log
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.log_entries import entry_signature, versions_of
+from trident.states.keyed.tables import merged_upto, open_plain
+
+# A mark of a plain table holds P as its txid; there is no attempt in it.
+_NO_ATTEMPT = 0
+# In place of a digest: changes of others were accepted in the table, so that its log alone does not give it again.
+ACCEPTED = "accepted"
+
+
+@dataclass
+class _Seen:
+    """A plain table as it was last looked at."""
+
+    table_id: str
+    mark: TableMark
+    signature: tuple[int, int, int] | None
+    starts_at: int
+
+
+def is_our_merge(commit: delta_log.Commit, state: StateDescriptor) -> bool:
+    """Whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
+    engine = (commit.engine_info or "").split(" ")[-1]
+    control = commit.control.get(DOMAIN)
+    if isinstance(control, Mapping):
+        return engine.endswith(f"trident/{state.incarnation}") and control.get("incarnation") == state.incarnation
+    try:
+        said = json.loads(commit.user_metadata or "null")
+    except ValueError:
+        return False
+    marker = said.get("trident") if isinstance(said, Mapping) else None
+    wanted = {"topology": state.topology, "group": state.group, "incarnation": state.incarnation}
+    return (
+        isinstance(marker, Mapping)
+        and {key: marker.get(key) for key in wanted} == wanted
+        and dict(commit.txns) == {state.merge_app: marker.get("upto")}
+        and not commit.metadata_changed
+        and not commit.control
+    )
+
+
+class PlainWatch:
+    """The plain tables of one batch group under one lease."""
+
+    def __init__(self, engine: KernelEngine, warehouse: Path) -> None:
+        self._engine, self._warehouse = engine, warehouse
+        self._seen: dict[str, tuple[StateDescriptor, _Seen]] = {}
+
+    def open(
+        self, state: StateDescriptor, marks: Mapping[str, TableMark], log_path: Path, starts_at: int
+    ) -> TableSnapshot:
+        """Opens a state's plain table, made when it is not there and never was, and checks what was done to it.
+
+        Raises:
+            Halted: somebody else changed it, it was restored from a copy, or its log was cleaned too far.
+            ForeignTable, TableError: it is not this state's, or cannot be made.
+        """
+        path = self._warehouse / state.plain_path
+        snapshot = open_plain(self._engine, state, str(path), str(log_path))
+        mark = marks.get(snapshot.table_id)
+        if mark is None:
+            # Never looked at: everything that can still be seen of it must be ours.
+            lowest = min(versions_of(str(path)), default=snapshot.version + 1)
+            mark = TableMark(max(lowest - 1, 0), 0, _NO_ATTEMPT, "")
+        self._look(state, path, snapshot, mark, starts_at)
+        return snapshot
+
+    def check(self, names: Mapping[str, object]) -> None:
+        """Looks at what has happened to the tables since; a few system calls where nothing has.
+
+        Args:
+            names: the states to look at; those not opened here are left out.
+
+        Raises: as :meth:`open`.
+        """
+        for name in names:
+            if name not in self._seen:
+                continue
+            state, seen = self._seen[name]
+            path = self._warehouse / state.plain_path
+            version = seen.mark.version
+            same = seen.signature is not None and entry_signature(str(path), version) == seen.signature
+            if same and entry_signature(str(path), version + 1) is None:
+                continue
+            try:
+                snapshot = self._engine.load(str(path))
+            except TableError:
+                if (path / "_delta_log").is_dir():
+                    raise
+                raise contradictions.table_gone(state.topology, path, version) from None
+            if snapshot.table_id != seen.table_id:
+                raise contradictions.made_again(state.topology, path, snapshot.table_id, seen.table_id)
+            self._look(state, path, snapshot, seen.mark, seen.starts_at)
+
+    def marks(self) -> dict[str, TableMark]:
+        """What ZooKeeper is told of them: table id → the version that was looked at, with P as txid."""
+        return {seen.table_id: seen.mark for _, seen in self._seen.values()}
+
+    def _look(
+        self, state: StateDescriptor, path: Path, snapshot: TableSnapshot, mark: TableMark, starts_at: int
+    ) -> None:
+        check_commits(
+            state.topology, state.name, path, mark.version, snapshot.version,
+            lambda commit: is_our_merge(commit, state),
+        )  # fmt: skip
+        merged = merged_upto(state, snapshot, starts_at)
+        if merged < mark.txid:
+            raise contradictions.went_back(state.topology, path, snapshot.version, mark.version)
+        now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
+        self._seen[state.name] = (
+            state, _Seen(snapshot.table_id, now, entry_signature(str(path), snapshot.version), starts_at)
+        )  # fmt: skip
+
+
+def check_commits(
+    topology: str, state: str, path: Path, version: int, newest: int, is_ours: "delta_log.IsOurs"
+) -> None:
+    """Every commit after a table version must be ours, or leave all rows as they are.
+
+    Raises:
+        Halted: one is not; or it cannot be known, since the log was cleaned; or the table has gone back.
+    """
+    if newest < version:
+        raise contradictions.went_back(topology, path, newest, version)
+    if newest == version:
+        return
+    try:
+        commits = delta_log.commits_since(str(path), version)
+    except TableError as error:
+        if any(entry_signature(str(path), each) is None for each in range(version + 1, newest + 1)):
+            raise contradictions.log_cleaned(topology, state, path, version, newest) from error
+        raise
+    for commit in commits:
+        reason = delta_log.foreign(commit, is_ours)
+        if reason:
+            raise contradictions.foreign_commit(topology, state, path, commit, reason, version)

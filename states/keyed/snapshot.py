@@ -1,0 +1,197 @@
+"""A keyed state at fixed versions of its two tables, as DataFrames: the table, and the log rows that wait for it.
+
+Two ways lead there. Where the files are few and on a local disk they are read
+as they are; Delta would put each table version together in Spark jobs of its
+own, which for a small state are most of a read's price. Else Delta reads both
+tables, and skips files by their statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import TableError
+from trident.states.core.control import DOMAIN, ControlRecord
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.delta import history as delta_log
+from trident.states.delta import log_entries
+from trident.states.delta.kernel import KernelEngine, TableSnapshot
+from trident.states.delta.kernel_files import LiveFile, local_path
+from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
+from trident.states.keyed.log_merge import live, live_grouped, log_rows, table_rows
+from trident.states.keyed.tables import greatest_txid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# So little is read by one task: a task more, and moving rows between two, costs more than it gains.
+SMALL_BYTES = 4 << 20
+# A checkpoint has the files, and for a week those that were removed.
+_CHECKPOINT_ACTIONS_MAX = 2000
+_LOG_ENTRIES_MAX = 200
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A keyed state as of one transaction, in two parts.
+
+    Attributes:
+        state: whose.
+        control: of the log.
+        base: keys and values of the table.
+        rows: of the log, up to the transaction, that are not in the table; None when there are none.
+        size: bytes of the files that both are read from, None when unknown.
+    """
+
+    state: StateDescriptor
+    control: ControlRecord
+    base: "DataFrame"
+    rows: "DataFrame | None"
+    size: int | None = None
+
+    def frame(self, aggregator: Any) -> "DataFrame":
+        """All keys and their values.
+
+        Args:
+            aggregator: the state's, when that is a Python combiner.
+
+        Raises:
+            ConfigError: a Python combiner is needed and was not given.
+        """
+        if self.rows is None:
+            return self.base
+        if self.is_small:
+            return self.grouped(self.base, self.rows, aggregator)
+        return live(self.state, self.base, self.rows, aggregator)
+
+    def grouped(self, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+        """The same of some keys, given the rows that both parts have of them: few enough to be moved."""
+        if self.is_small:
+            base, rows = base.coalesce(1), rows.coalesce(1)
+        return live_grouped(self.state, base, rows, aggregator)
+
+    @property
+    def is_small(self) -> bool:
+        return self.size is not None and self.size <= SMALL_BYTES
+
+
+def of_snapshots(
+    spark: "SparkSession",
+    engine: KernelEngine,
+    state: StateDescriptor,
+    control: ControlRecord,
+    log: TableSnapshot,
+    plain: TableSnapshot | None,
+    merged: int,
+    txid: int,
+) -> Stored:
+    """A state as of txid, from pinned tables that fit: floor <= merged <= txid.
+
+    Args:
+        spark: the session that the frames are used in.
+        engine: Delta's Kernel on it.
+        state: whose tables these are.
+        control: of the log.
+        log, plain: pinned; None for a plain table that was not made yet.
+        merged: P of the plain table.
+        txid: the transaction.
+    """
+    if txid < control.starts_at:
+        return Stored(state, control, spark.createDataFrame([], state.schema), None)
+    size: int | None = 0
+    base = spark.createDataFrame([], state.schema)
+    if plain is not None:
+        table, size = plain_frame(spark, engine, plain)
+        base = table_rows(state, table)
+    if merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
+        return Stored(state, control, base, None)
+    rows, log_size = log_frame(spark, log, merged)
+    both = None if size is None or log_size is None else size + log_size
+    return Stored(state, control, base, log_rows(state, rows, merged, txid), both)
+
+
+def plain_frame(
+    spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot
+) -> "tuple[DataFrame, int | None]":
+    """A plain table at its version, and the bytes of its files (None when unknown)."""
+    try:
+        files = _files_of(engine, plain)
+        return scan(spark, plain.path, plain.schema_json, files), _size(files)
+    except NotFollowed:
+        return load_frame(spark, plain), None
+
+
+def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[DataFrame, int | None]":
+    """A log at its version, of which only rows above ``merged`` are wanted, and bytes as :func:`plain_frame`."""
+    try:
+        files = _files_above(log, merged)
+        return scan(spark, log.path, log.schema_json, files), _size(files)
+    except NotFollowed:
+        return load_frame(spark, log), None
+
+
+def _size(files: list[LiveFile]) -> int:
+    return sum(file.size for file in files)
+
+
+def load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
+    """A frame of exactly this version, as Delta reads it: one without it moves on to later ones when used again."""
+    return spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+
+
+def _files_of(engine: KernelEngine, table: TableSnapshot) -> list[LiveFile]:
+    """The files of a plain table.
+
+    Raises:
+        NotFollowed: they are many, or not on a local disk, or not all of their rows count.
+    """
+    _require_plain_files(table)
+    if _actions_in_checkpoint(table.path) > _CHECKPOINT_ACTIONS_MAX:
+        raise NotFollowed(f"table {table.path} may have many files")
+    return _few(table.path, engine.live_files(table))
+
+
+def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
+    """The files of a log with rows that are not merged, from the entries that came with them.
+
+    Raises:
+        NotFollowed: as :func:`_files_of`, or an entry was cleaned up.
+    """
+    _require_plain_files(log)
+    try:
+        since = delta_log.find_version_by_control(log.path, DOMAIN, merged)
+        if since is None or log.version - since > _LOG_ENTRIES_MAX:
+            raise NotFollowed(f"much was committed to {log.path} since transaction {merged}")
+        files: dict[str, LiveFile] = {}
+        for version in range(since + 1, log.version + 1):
+            log_entries.follow(files, log_entries.read_commit(log.path, version))
+    except NotFollowed:
+        raise
+    except TableError as error:
+        raise NotFollowed(f"the log entries of {log.path} cannot be followed", found=error.message) from error
+    return _few(log.path, [file for file in files.values() if greatest_txid(file) > merged])
+
+
+def _few(path: str, files: list[LiveFile]) -> list[LiveFile]:
+    if len(files) > FEW_FILES:
+        raise NotFollowed(f"table {path} has many files", found=len(files), expected=f"at most {FEW_FILES}")
+    return files
+
+
+def _require_plain_files(table: TableSnapshot) -> None:
+    if local_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
+        raise NotFollowed(f"the files of table {table.path} are not all that there is to it")
+
+
+def _actions_in_checkpoint(path: str) -> int:
+    """How many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
+    try:
+        with open(os.path.join(local_path(path) or path, "_delta_log", "_last_checkpoint"), encoding="utf-8") as file:
+            return int(json.load(file)["size"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return _CHECKPOINT_ACTIONS_MAX + 1

@@ -1,0 +1,1 @@
+"""States over a key-value map of the user's choice."""

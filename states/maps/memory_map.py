@@ -1,0 +1,160 @@
+"""A map in this process's memory with the value semantics of a transactional state: for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators.errors import ConfigError
+from trident.states.core.binding import DELETED_COLUMN
+from trident.states.core.names import check_name
+from trident.states.core.plain_values import frozen, python_values
+
+
+@dataclass(frozen=True)
+class MemoryMapState:
+    """A keyed state that lives as long as this process (docs/semantics.md 5: memory map).
+
+    Within one process it survives a stop and a start of the topology, so a
+    test can compare it; it is gone with the process, so it is for tests only.
+
+    Args:
+        name: the state's name; two states of one name in one process are one.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+
+    def values(self) -> dict[tuple, tuple]:
+        """A copy: keys to value tuples."""
+        return memory_map(self.name).values()
+
+    def clear(self) -> None:
+        memory_map(self.name).clear()
+
+
+@dataclass(frozen=True)
+class LRUMemoryMapState(MemoryMapState):
+    """A MemoryMapState that forgets: only the keys that were written last are kept, so it is for tests and demos.
+
+    What is dropped is gone: a key that comes again begins anew.
+
+    Args:
+        name: as of a MemoryMapState.
+        max_size: so many keys are kept.
+
+    Raises:
+        ConfigError: max_size is not a whole number from 1.
+    """
+
+    max_size: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.max_size) is not int or self.max_size < 1:
+            raise ConfigError(f"max_size of state {self.name} is impossible", found=repr(self.max_size),
+                              expected="a whole number from 1")  # fmt: skip
+        memory_map(self.name).max_size = self.max_size
+
+
+class MemoryMap:
+    """key → (txid, value); an update whose txid is not newer is skipped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[tuple, tuple[int, tuple]] = {}
+        self._txid = 0
+        # What it held before that transaction, and since which one; shares its values.
+        self._before: tuple[int, dict[tuple, tuple[int, tuple]]] = (0, {})
+        self._incarnation = ""
+        self.max_size: int | None = None
+
+    def update(
+        self, txid: int, rows: Iterable[tuple[tuple, tuple]], combine: Callable[[Any, Any], Any], incarnation: str = ""
+    ) -> None:
+        """Combines the partial values of one transaction in; again for the same txid: nothing.
+
+        The first transaction of another incarnation, a topology that began anew, begins with an empty map.
+        """
+        with self._lock:
+            entries = self._begin(txid, incarnation)
+            if entries is None:
+                return
+            for key, partial in rows:
+                old = entries.get(key)
+                value = partial if old is None else tuple(combine(a, b) for a, b in zip(old[1], partial))
+                entries[key] = (txid, value)
+            self._replace(entries, txid)
+
+    def put(self, txid: int, rows: Iterable[tuple[tuple, tuple | None]], incarnation: str = "") -> None:
+        """Sets whole new values of one transaction, None removes a key; again for the same txid: nothing."""
+        with self._lock:
+            entries = self._begin(txid, incarnation)
+            if entries is None:
+                return
+            for key, value in rows:
+                if value is None:
+                    entries.pop(key, None)
+                else:
+                    entries[key] = (txid, value)
+            self._replace(entries, txid)
+
+    def _replace(self, entries: dict[tuple, tuple[int, tuple]], txid: int) -> None:
+        if self.max_size is not None and len(entries) > self.max_size:
+            newest = sorted(entries.items(), key=lambda entry: entry[1][0])[-self.max_size :]
+            entries = dict(newest)
+        self._before = (self._txid, self._entries)
+        self._entries, self._txid = entries, txid
+
+    def _begin(self, txid: int, incarnation: str) -> dict[tuple, tuple[int, tuple]] | None:
+        """A copy to change, so that a failure leaves nothing half done; None when the txid is in the map."""
+        if incarnation != self._incarnation:
+            self._entries, self._txid, self._incarnation, self._before = {}, 0, incarnation, (0, {})
+        return None if txid <= self._txid else dict(self._entries)
+
+    def values(self) -> dict[tuple, tuple]:
+        with self._lock:
+            return {key: value for key, (_, value) in self._entries.items()}
+
+    def as_of(self, txid: int, incarnation: str = "") -> Mapping[tuple, tuple[int, tuple]] | None:
+        """Keys to (txid, value) as of one transaction, never changed afterwards; None: two later ones are in already.
+
+        Of a map that another incarnation has filled: nothing.
+        """
+        with self._lock:
+            if incarnation != self._incarnation:
+                return {}
+            if self._txid <= txid:
+                return self._entries
+            since, before = self._before
+            return before if since <= txid else None
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries = {}
+            self._txid = 0
+            self._before = (0, {})
+
+
+_maps: dict[str, MemoryMap] = {}
+
+
+def memory_map(name: str) -> MemoryMap:
+    return _maps.setdefault(name, MemoryMap())
+
+
+def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[tuple, tuple | None]]:
+    """The (key, values) of a staged file, in order; None for a key that is deleted."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    gone = table.column(DELETED_COLUMN).to_pylist() if DELETED_COLUMN in table.column_names else [None] * len(table)
+    columns = {name: python_values(table.column(name)) for name in (*keys, *values)}
+    for at, deleted in enumerate(gone):
+        key = frozen(tuple(columns[name][at] for name in keys))
+        yield key, None if deleted else tuple(columns[name][at] for name in values)

@@ -1,0 +1,186 @@
+"""A fenced backing map in a Redis server: one hash per map, and its epoch beside it.
+
+Redis runs a script without anything else in between, so the script that
+compares the epoch and writes is one step: an old coordinator comes before its
+successor's first write or is refused. A large put is several such steps.
+
+Redis acknowledges writes that it has not yet made durable unless it is told
+otherwise, and a state that forgets its last transactions counts too little
+ever after. So a server is refused, where it lets itself be asked, if it would
+lose acknowledged writes or evict rows. Not seen here: a failover to a replica
+loses what had not reached it (asynchronous replication).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from trident.coordinators.errors import ConfigError, OutcomeUnknown, TridentError
+from trident.states.core.host_bound import is_this_host
+from trident.states.core.names import check_flag, check_name
+from trident.states.core.values import dumps, loads
+from trident.states.maps.backing_maps import stale_epoch
+from trident.states.maps.map_states import key_text
+from trident.states.maps.redis_server import (
+    REDIS_OF_ALL,
+    SCHEMES,
+    as_text,
+    check_durable,
+    client_of,
+    redis_module,
+    without_secrets,
+)
+from trident.states.maps.user_states import Key
+
+# A script holds up every other client of the server; 10,000 rows take some 10 ms.
+_KEYS_PER_CALL = 10_000
+# Lua's numbers are doubles.
+_EPOCH_MAX = 2**53
+
+# KEYS: rows, epoch. ARGV: the epoch or "", then key, value or "" (remove), … Gives -1, or the epoch that refuses.
+_PUT = """
+if ARGV[1] ~= '' then
+  local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
+  if tonumber(ARGV[1]) < newest then return newest end
+  if tonumber(ARGV[1]) > newest then redis.call('SET', KEYS[2], ARGV[1]) end
+end
+for i = 2, #ARGV, 2 do
+  if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
+  else redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+end
+return -1
+"""
+_USER = "a RedisMap"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, repr=False)
+class RedisMap:
+    """A map in a Redis server, under the keys ``trident:{name}:rows`` and ``trident:{name}:epoch``.
+
+    Picklable: it travels as its url; each process connects at its first use.
+    Needs the client: ``pip install redis`` (the extra ``redis``).
+
+    Args:
+        url: ``redis://[user:password@]host:port/db``, ``rediss://…`` (TLS) or
+            ``unix://…``; further settings of the client as its query. Neither
+            user nor password appears in a message or a repr.
+        name: the map's name in that database.
+        durable: refuse a server that could forget an acknowledged write; False
+            takes it as it is: exactly once until the server dies.
+
+    Raises:
+        TopologyError: the name cannot be used.
+        ConfigError: the url cannot be used.
+    """
+
+    url: str = field(repr=False)
+    name: str
+    durable: bool = True
+    fenced: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        check_flag(self.durable, f"durable of the RedisMap {self.name!r}")
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
+        except (ValueError, TypeError, AttributeError):
+            usable = False
+        if not usable:
+            # Not even `found`: a mistyped url may have its password anywhere.
+            raise ConfigError(
+                "the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db"
+            ) from None
+
+    @property
+    def bound_to_one_host(self) -> "str | bool":
+        """A url with a loopback address names another server on each host of a cluster."""
+        return REDIS_OF_ALL if is_this_host(self.url) else False
+
+    def __repr__(self) -> str:
+        return f"RedisMap({self._where!r}, {self.name!r})"
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Any]:
+        """The stored values; None where absent.
+
+        Raises:
+            EnvironmentProblem: the client is not installed.
+            TridentError: the server cannot be reached, or refuses.
+        """
+        texts = [key_text(key) for key in keys]
+        found: list[Any] = []
+        for start in range(0, len(texts), _KEYS_PER_CALL):
+            some = texts[start : start + _KEYS_PER_CALL]
+            found += self._call("read", lambda client, some: client.hmget(self._rows, some), some)
+        return [None if text is None else loads(as_text(text)) for text in found]
+
+    def multi_put(self, keys: Sequence[Key], values: Sequence[Any], epoch: int | None = None) -> None:
+        """Writes in steps of 10,000 keys, each of them atomic with its fence.
+
+        Raises:
+            StaleEpoch: a newer coordinator has written to this map; nothing more was written.
+            OutcomeUnknown: the answer was lost; the write may have happened.
+            EnvironmentProblem: the client is not installed, or the server could forget writes.
+            TridentError: the server refuses.
+        """
+        if epoch is not None and not 0 <= epoch < _EPOCH_MAX:
+            raise ConfigError("an epoch is impossible", found=repr(epoch), expected=f"0 … {_EPOCH_MAX - 1}")
+        arguments = []
+        for key, value in zip(keys, values):
+            arguments += [key_text(key), "" if value is None else dumps(value)]
+        step = 2 * _KEYS_PER_CALL
+        for start in range(0, max(len(arguments), 1), step):
+            some = ["" if epoch is None else str(epoch), *arguments[start : start + step]]
+            # Sent again by the client when the answer is lost: the same rows once more, under the same fence.
+            newest = self._call("write", self._put, some)
+            if newest >= 0:
+                raise stale_epoch(f"the Redis map {self.name}", epoch or 0, newest)
+
+    def items(self) -> Iterator[tuple[Key, Any]]:
+        """Every (key, stored value); of rows that are written meanwhile the old or the new one."""
+        rows = self._call("read", lambda client: list(client.hscan_iter(self._rows, count=1000)))
+        # A scan may give a row twice.
+        return ((loads(as_text(key)), loads(as_text(value))) for key, value in dict(rows).items())
+
+    def clear(self) -> None:
+        """Removes every row and forgets the epoch; only while no topology writes to it."""
+        self._call("write", lambda client: client.unlink(self._rows, self._epoch))
+
+    # The braces make both keys one slot of a Redis Cluster.
+    @property
+    def _rows(self) -> str:
+        return f"trident:{{{self.name}}}:rows"
+
+    @property
+    def _epoch(self) -> str:
+        return f"trident:{{{self.name}}}:epoch"
+
+    def _put(self, client: Any, arguments: list[str]) -> int:
+        if self.durable:
+            check_durable(client, self.url, _USER, "writes", "RedisMap(…, durable=False)")
+        return int(client.register_script(_PUT)(keys=[self._rows, self._epoch], args=arguments))
+
+    @property
+    def _where(self) -> str:
+        parts = urlsplit(self.url)
+        host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+        return f"{parts.scheme}://{host}{parts.path}"
+
+    def _call(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
+        redis, client = redis_module(_USER), client_of(self.url, _USER, f"the Redis map {self.name}")
+        try:
+            return call(client, *arguments)
+        except redis.RedisError as problem:
+            lost = isinstance(problem, (redis.ConnectionError, redis.TimeoutError))
+            refused = isinstance(problem, redis.AuthenticationError)  # a ConnectionError to this client
+            kind = OutcomeUnknown if doing == "write" and lost and not refused else TridentError
+            # Without its cause, which may quote the url.
+            raise kind(
+                f"the Redis map {self.name} cannot be {'read' if doing == 'read' else 'written'}",
+                found=without_secrets(f"{type(problem).__name__}: {problem}", self.url),
+                expected=f"a Redis server that answers at {self._where}",
+            ) from None

@@ -1,0 +1,1 @@
+"""The committer, users' states in their turn, dead letters."""

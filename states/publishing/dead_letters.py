@@ -1,0 +1,182 @@
+"""Tables beside a group's states: what was given up, and how messages ended (docs/semantics.md 1 and 6).
+
+Both are participants of the transaction that they tell of: a message is in the
+results, or in the dead letters, or still to come, never two of these. They take
+part only in transactions that have rows for them.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trident.coordinators.errors import ForeignTable, TableError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.binding import StateBinding
+from trident.states.core.control import DOMAIN
+from trident.states.core.staged import StagedFile
+from trident.states.delta.log_entries import newest_version, read_commit
+from trident.states.delta.parquet_files import FileTarget, write_partition
+from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+DEAD_LETTERS = "{topology}__{group}__dead_letters"
+MESSAGES = "{topology}__{stream}__messages"
+# Bindings of these kinds take part in a transaction only where there are rows for them.
+BESIDE = ("dead_letters", "messages")
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+_LETTERS = pa.schema(
+    [
+        ("txid", pa.int64()), ("attempt_id", pa.int64()), ("stream", pa.string()), ("metadata", pa.string()),
+        ("message", pa.string()), ("tuples", pa.string()), ("attempts", pa.int32()), ("operation", pa.string()),
+        ("location", pa.string()), ("error", pa.string()), ("traceback", pa.string()), ("given_up_at", _INSTANT),
+    ]
+)  # fmt: skip
+_ENDS = pa.schema(
+    [
+        ("message", pa.string()), ("outcome", pa.string()), ("attempts", pa.int32()), ("txid", pa.int64()),
+        ("settled_at", _INSTANT),
+    ]
+)  # fmt: skip
+
+
+def dead_letter_binding(topology: str, group: str) -> StateBinding:
+    """The dead-letter table of one batch group, as a state of it.
+
+    A row is a skipped transaction (``metadata``: JSON by stream), or a message
+    that was given up: ``message`` is its id as JSON, ``tuples`` what it was
+    emitted as, ``attempts`` how often it was tried.
+    """
+    return _binding(DEAD_LETTERS.format(topology=topology, group=group), "dead_letters", _LETTERS)
+
+
+def message_binding(topology: str, stream: str) -> StateBinding:
+    """The table of a stream's messages: which id ended how ("acked", "failed", "dead") in which transaction."""
+    return _binding(MESSAGES.format(topology=topology, stream=stream), "messages", _ENDS)
+
+
+def _binding(name: str, kind: str, schema: pa.Schema) -> StateBinding:
+    # A topology that begins again goes on with its own dead letters.
+    state = SimpleNamespace(name=name, partition_columns=(), adopt=True)
+    return StateBinding(state, kind, (), _spark_schema(schema), tuple(schema.names))
+
+
+def _spark_schema(schema: pa.Schema) -> "StructType":
+    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+    kinds: dict[Any, Any] = {
+        pa.int64(): LongType(), pa.int32(): IntegerType(), pa.string(): StringType(), _INSTANT: TimestampType(),
+    }  # fmt: skip
+    return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
+
+
+def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBinding]) -> None:
+    """Tables beside the states have a name of two parts, and the parts may have "__" in them too.
+
+    Topology ``a`` with stream ``x__y`` and topology ``a__x`` with stream ``y`` both mean ``a__x__y__messages``.
+
+    Raises:
+        ForeignTable: a topology of this warehouse has a table under that name, naming both.
+    """
+    for binding in bindings:
+        owner = _owner(warehouse / binding.name) if binding.kind in BESIDE else None
+        if owner is not None and owner[0] != topology:
+            raise same_name(warehouse / binding.name, topology, owner[0])
+
+
+def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
+    """Two topologies mean one table by what are different names for them."""
+    kind = path.name.rpartition("__")[2] if path.name.endswith("__messages") else "dead_letters"
+    mine, theirs = (repr(path.name[len(one) + 2 : -len(kind) - 2]) for one in (topology, owner))
+    of = "stream" if kind == "messages" else "batch group"
+    return ForeignTable(
+        f"topology {topology!r} with {of} {mine} and topology {owner!r} with {of} {theirs} mean the same table "
+        f"{path.name}: a table of {kind.replace('_', ' ')} is named after both",
+        found=f"a table of {owner!r} at {path}",
+        expected="names that do not meet: without '__' they never do",
+        action=f"give this topology or its {'stream' if kind == 'messages' else 'streams'} another name, or another "
+        "warehouse",
+    )
+
+
+def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESIDE) -> list[tuple[Path, str]]:
+    """The folders of a topology's tables of these kinds, each with the batch group that writes it.
+
+    Their names alone do not say whose they are: a topology's name may begin with another's.
+    """
+    stems = {"dead_letters": DEAD_LETTERS.format(topology=topology, group="*"),
+             "messages": MESSAGES.format(topology=topology, stream="*")}  # fmt: skip
+    found = []
+    for kind in kinds:
+        for path in sorted(warehouse.glob(stems[kind])):
+            owner = _owner(path)
+            if owner is not None and owner[0] == topology:
+                found.append((path, owner[1]))
+    return found
+
+
+def belongs_to(path: Path, topology: str) -> bool:
+    """Whether a table beside the states is this topology's, and not one that has the same name by another division."""
+    owner = _owner(path)
+    return owner is not None and owner[0] == topology
+
+
+def _owner(path: Path) -> tuple[str, str] | None:
+    """Topology and batch group of a table, by the newest commit that says so."""
+    if not (path / "_delta_log").is_dir():
+        return None
+    for version in range(newest_version(str(path)), -1, -1):
+        try:
+            control = read_commit(str(path), version).control.get(DOMAIN)
+        except TableError:
+            return None  # cleaned up that far: nobody has written to it for long
+        if isinstance(control, Mapping):
+            return str(control.get("topology")), str(control.get("group"))
+    return None
+
+
+def stage_letters(
+    root: Path, incarnation: str, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]]
+) -> list[StagedFile]:
+    """Stages dead letters; durable when this returns.
+
+    Args:
+        letters: the columns of the table that are known; those of the attempt are added.
+    """
+    own = {"txid": attempt.txid, "attempt_id": attempt.attempt_id, "given_up_at": _now()}
+    rows = pa.Table.from_pylist([{**letter, **own} for letter in letters], _LETTERS)
+    return _stage(root, incarnation, attempt, "dead_letters", rows)
+
+
+def stage_ends(
+    root: Path, incarnation: str, attempt: TransactionAttempt, messages: Sequence[str], outcomes: Sequence[str],
+    attempts: Sequence[int],
+) -> list[StagedFile]:  # fmt: skip
+    """Stages how messages ended; durable when this returns."""
+    count = len(messages)
+    columns = [
+        pa.array(messages, pa.string()), pa.array(outcomes, pa.string()), pa.array(attempts, pa.int32()),
+        pa.repeat(pa.scalar(attempt.txid, pa.int64()), count), pa.repeat(pa.scalar(_now(), _INSTANT), count),
+    ]  # fmt: skip
+    return _stage(root, incarnation, attempt, "messages", pa.table(columns, schema=_ENDS))
+
+
+def _stage(root: Path, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:
+    if not table.num_rows:
+        return []
+    folder = attempt_folder(incarnation, attempt)
+    reports = list(write_partition(FileTarget(name, str(root), folder), table.combine_chunks().to_batches()))
+    fsync_folders(root, folder)
+    return [staged_file(report) for report in reports]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

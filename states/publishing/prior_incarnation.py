@@ -1,0 +1,82 @@
+"""Whether a warehouse holds transactions of a topology that ZooKeeper knows nothing of (docs/semantics.md 10).
+
+Asked before a topology is registered for the first time. After `trident
+reset` there is nothing to be found: it forgets descriptors and manifests too.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.descriptor import list_descriptors
+from trident.states.core.names import STREAMS_FOLDER
+from trident.states.delta import halts as contradictions
+from trident.states.delta.kernel import KernelEngine, TableMissing
+from trident.states.delta.manifest import ManifestStore
+
+# A memory map is gone with its process: it contradicts nobody.
+_MANIFEST = re.compile(r"\d+-\d+")
+_FORGOTTEN = frozenset({"memory"})
+
+
+def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) -> None:
+    """Refuses to begin at transaction 1 over tables that have transactions of this topology.
+
+    Raises:
+        Halted: there are some: ZooKeeper was wiped, or is another one.
+    """
+    found = traces(engine, warehouse, topology)
+    if found:
+        raise contradictions.zookeeper_forgot(topology, warehouse, found)
+
+
+def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: str) -> None:
+    """Refuses to begin a batch group at transaction 1 that has manifests of this very life of the topology.
+
+    A group without tables leaves no other trace: its maps would get everything
+    again. A group's record is written before its first manifest, so that a
+    first start, killed anywhere, finds none.
+
+    Raises:
+        Halted: there are some: ZooKeeper has forgotten the group.
+    """
+    for decision, manifest in reversed(ManifestStore(warehouse, topology, group).found()):
+        if manifest.incarnation == incarnation and any(table.kind not in _FORGOTTEN for table in manifest.tables):
+            raise contradictions.group_forgotten(topology, group, decision)
+
+
+def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
+    """What an earlier life of a topology has published here, a text each."""
+    found = []
+    for descriptor in list_descriptors(warehouse, topology):
+        try:
+            snapshot = engine.load(str(warehouse / descriptor.published_path))
+        except TableMissing:
+            continue
+        text = snapshot.control(DOMAIN)
+        if text is None:
+            continue
+        control = decode_control(snapshot.path, text)
+        if control.topology == topology and control.attempt_id >= 0:
+            said = contradictions.attempt_text(control.txid, control.attempt_id)
+            found.append(f"table {descriptor.published_path} has {said} (incarnation {control.incarnation})")
+    for group in groups_with_manifests(warehouse, topology):
+        for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
+            if any(table.kind not in _FORGOTTEN for table in manifest.tables) and not found:
+                said = contradictions.attempt_text(decision.txid, decision.attempt_id)
+                found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")
+    return found
+
+
+def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
+    """The batch groups of which there are manifests."""
+    folder = warehouse / "_trident" / topology
+    return sorted(path.parent.name for path in folder.glob("*/manifests") if path.is_dir() and not _of_a_stream(path))
+
+
+def _of_a_stream(folder: Path) -> bool:
+    """Whether it is the folder of a stream named "manifests", and not that of a batch group named "streams"."""
+    manifests = (path for path in folder.rglob("*.json") if _MANIFEST.match(path.name))
+    return folder.parent.name == STREAMS_FOLDER and next(manifests, None) is None

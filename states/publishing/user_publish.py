@@ -1,0 +1,99 @@
+"""Publishes decided batches to users' own states: a Spark job, one task per staged file (docs/semantics.md 9.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import Halted, TridentError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.binding import StateBinding
+from trident.states.delta.manifest import ManifestTable
+from trident.states.publishing.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PUBLISH_USER = faults.register("publish.user", "giving a decided batch to a state of the user's")
+
+
+class UserStatePublisher:
+    """Gives decided rows to users' states.
+
+    A map's new values were found before the decision: they are put as they are,
+    and putting them again changes nothing. A user's updater, and a
+    non-transactional map, change their state now: once, or again when it is
+    not known whether they did.
+
+    Args:
+        spark: the session.
+        topology, group, incarnation: whose batches these are.
+        epoch: of the lease.
+        check_fence: raises Deposed when another coordinator leads.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", topology: str, group: str, incarnation: str, epoch: int,
+        check_fence: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._spark, self._incarnation, self._epoch, self._check_fence = spark, incarnation, epoch, check_fence
+        self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
+        self._tried: set[tuple[str, TransactionAttempt]] = set()
+
+    def publish(
+        self, binding: StateBinding, table: ManifestTable, root: Path, attempt: TransactionAttempt, first: bool
+    ) -> None:
+        """One state's part of a decided batch.
+
+        Args:
+            binding: the state.
+            table: what the manifest says of it.
+            root: of its files.
+            attempt: that was decided.
+            first: whether this process decided it, so that no other can have published it.
+
+        Raises:
+            Deposed: another coordinator leads.
+            Halted: the state has seen a newer coordinator, and there is none.
+        """
+        tried = (binding.name, attempt)
+        again = not first or tried in self._tried
+        self._tried = {other for other in self._tried if other[1].txid == attempt.txid} | {tried}
+        if again and getattr(binding.state, "skip_replays", False):
+            return
+        files = tuple(str(root / file.path) for file in table.files)
+        if not files:
+            return
+        info = BatchInfo(attempt, self._incarnation, self._epoch, self._config)
+        aggregator = binding.aggregator if binding.kind == "user" else None
+        task = PublishTask(binding.state, aggregator, binding.keys, binding.value_fields, files, info)
+        try:
+            with faults.fault_point(PUBLISH_USER):
+                done = self._run(task, len(files))
+        except Exception as error:
+            self._check_fence()
+            if "StaleEpoch" in str(error):
+                raise Halted(
+                    f"state {binding.name} has been written by a later coordinator or transaction, and there is none",
+                    found=_own_words(error),
+                    expected=f"nothing later than transaction {attempt.txid} of coordinator {self._epoch}",
+                    action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation "
+                    "writes to the same map: bring both from the same moment, or clear the map; "
+                    f"`trident repair {self._config['topology']}` says what the tables of the group say",
+                ) from error  # fmt: skip
+            raise
+        wanted = sum(file.num_records for file in table.files)
+        if done != wanted:
+            raise TridentError(f"state {binding.name} was given {done} of {wanted} rows of transaction {attempt.txid}")
+
+    def _run(self, task: PublishTask, files: int) -> int:
+        frame = self._spark.range(0, files, 1, files).mapInArrow(task, PUBLISHED_SCHEMA)
+        reports: dict[int, int] = {row.file: row.rows for row in frame.collect()}
+        return sum(reports.values())
+
+
+def _own_words(error: Any) -> str:
+    lines: Sequence[str] = str(error).splitlines()
+    return next((line for line in lines if "StaleEpoch" in line), lines[0] if lines else "")[:500]

@@ -1,0 +1,307 @@
+"""What the command line does to a topology: compact and skip; reset.py has the third."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trident.commands.reset import reset
+from trident.config import TridentConfig, as_config
+from trident.coordinators.driver import GroupDriver
+from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.leadership import Leadership, Lease
+from trident.coordinators.master import Limits
+from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
+from trident.coordinators.registration import Registration
+from trident.coordinators.transactions import TransactionAttempt
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.running.own_zookeeper import own_zookeeper
+from trident.running.positions_check import check_by_manifest
+from trident.running.query import spark_settings
+from trident.spark.session import make_session
+from trident.states.core.binding import StateBinding
+from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
+from trident.states.core.names import check_name
+from trident.states.delta.kernel import KernelEngine
+from trident.states.publishing.committer import DeltaCommitter
+from trident.states.publishing.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
+
+__all__ = ["compact", "leading", "reset", "skip"]
+_TAKE_SECS = 5.0
+
+
+def compact(name: str, config: TridentConfig | None = None, force: bool = False) -> str:
+    """Brings the plain tables of a topology's keyed states up to their last transaction.
+
+    May be called while the topology runs: a MERGE counts each transaction once,
+    whoever does it.
+
+    Args:
+        name: the topology's.
+        config: the settings: warehouse and ZooKeeper.
+        force: do not ask whether this is the topology's ZooKeeper; none is needed then.
+
+    Returns:
+        what was done, a line a state.
+
+    Raises:
+        TopologyError: the warehouse has no such topology, or a state's aggregator
+            is Python code, which only the running topology has.
+        CoordinationError: the topology is another ZooKeeper's.
+    """
+    from trident.states.keyed.compactor import Compactor
+    from trident.states.keyed.reading import latest_txid
+
+    check_name("topology", name)
+    config = as_config(config)
+    warehouse = Path(config.warehouse).resolve()
+    descriptors = _descriptors(warehouse, name)
+    if not force:
+        with own_zookeeper(config, warehouse, name, "compact"):
+            pass
+    spark = make_session(f"trident compact {name}", spark_settings(config))
+    engine = KernelEngine(spark)
+    lines = []
+    for descriptor in descriptors:
+        if descriptor.kind != "keyed" or descriptor.ends_at is not None:
+            continue
+        txid = latest_txid(engine, warehouse, descriptor.name)
+        compactor = Compactor(spark, engine, warehouse, descriptor)
+        report = compactor.merge_once(txid, force=True)
+        # The log is dropped by the topology, which knows how much of it to keep.
+        what = f"merged transactions {report.p_old + 1} to {report.p_new}" if report else "was up to date"
+        lines.append(f"{descriptor.name}: {what} (transaction {txid})")
+    return "\n".join(lines) or f"{name} has no keyed state: there is nothing to merge"
+
+
+def skip(
+    name: str, txid: int, config: TridentConfig | None = None, group: str | None = None, force: bool = False
+) -> str:
+    """Commits one transaction as empty and writes its metadata to the dead-letter table, together.
+
+    For a batch that can never be processed (docs/semantics.md 1). The topology must not
+    be running, and txid must be its current transaction.
+
+    Args:
+        name: the topology's.
+        txid: the transaction.
+        config: the settings: warehouse and ZooKeeper.
+        group: its batch group; needed when there are several.
+        force: do not ask whether this is the topology's ZooKeeper.
+
+    Returns:
+        what was done.
+
+    Raises:
+        CoordinationError: the topology runs, or is another ZooKeeper's, or txid is not the current transaction.
+        TopologyError: no such topology or group.
+    """
+    check_name("topology", name)
+    config = as_config(config)
+    warehouse = Path(config.warehouse).resolve()
+    with own_zookeeper(config, warehouse, name, "skip", force) as zk:
+        registered = Registration(zk, name).read()
+        if registered is None:
+            raise TopologyError(f"ZooKeeper knows no topology {name!r}", action="check the name and zookeeper_root")
+        incarnation, identity = registered
+        groups: dict[str, list[str]] = identity["groups"]
+        if group is None and len(groups) > 1:
+            raise TopologyError(f"{name} has several batch groups", expected=f"--group, one of {sorted(groups)}")
+        group = group or next(iter(groups))
+        if group not in groups:
+            raise TopologyError(f"{name} has no batch group {group!r}", expected=f"one of {sorted(groups)}")
+        spark = make_session(f"trident skip {name}", spark_settings(config))
+        with leading(zk, name, list(groups)) as lease:
+            spouts = {tx_id: identity["streams"][tx_id] for tx_id in groups[group]}
+            return _skip(KernelEngine(spark), zk, lease, warehouse, name, group, spouts, incarnation, txid)
+
+
+def _skip(
+    engine: KernelEngine, zk: ZooKeeper, lease: Lease, warehouse: Path, name: str, group: str,
+    spouts: dict[str, str], incarnation: str, txid: int,
+) -> str:  # fmt: skip
+    fence = lease.fences[group]
+    store = GroupStore(zk, name, group, list(spouts), fence)
+    record, decision, pins = store.load()
+    if record is None or decision is not None or record.current_txid != txid or txid not in record.attempts:
+        current = record.current_txid if record else None
+        raise CoordinationError(
+            f"transaction {txid} of {name} cannot be skipped",
+            found=f"current transaction {current}" + (", which is decided" if decision else ""),
+            expected="the current transaction, begun and not decided",
+            action="start the topology to finish what is decided; `trident status` shows the current transaction",
+        )
+    check_by_manifest(store, warehouse)
+    metadata = {tx_id: of_stream.get(txid) for tx_id, of_stream in pins.items()}
+    unpinned = [tx_id for tx_id, value in metadata.items() if value is None and not pins[tx_id]]
+    if unpinned:
+        raise CoordinationError(
+            f"transaction {txid} of {name} cannot be skipped: the spout of stream {unpinned[0]!r} is opaque",
+            found="no stored metadata: which rows the failed attempts held is known to nobody",
+            expected="a spout whose metadata is pinned",
+            action="take the rows that fail out of the source, or correct the topology; the next attempt emits anew",
+        )
+    dead_letters = dead_letter_binding(name, group)
+    bindings = [*(_binding(engine, warehouse, found) for found in _attached(warehouse, name, group)), dead_letters]
+    committer = DeltaCommitter(
+        engine, warehouse, name, group, incarnation, fence.epoch, bindings, lambda: fence.verify(zk)
+    )
+    committer.open(record)
+    error = _last_error(warehouse, name, group)
+    runner = _SkipRunner(committer, warehouse, incarnation, spouts, metadata, error)
+    done = _Advanced()
+    driver = GroupDriver(store, _Pinned(txid, metadata), runner, committer, done, Limits(max_spout_pending=1), None)
+    driver.start()
+    while not driver.wait(0.02) and not done.done.is_set():
+        if lease.lost.is_set():
+            driver.abandon()
+    driver.stop()
+    driver.wait()
+    driver.close()
+    if driver.error is not None:
+        raise driver.error
+    if not done.done.is_set():
+        raise CoordinationError(f"the lease of {name} was lost; transaction {txid} was not skipped")
+    where = warehouse / DEAD_LETTERS.format(topology=name, group=group)
+    return (
+        f"{name}: transaction {txid} is committed as empty; its metadata is in {where}. "
+        "A spout that acknowledges in commit, such as a queue, was told nothing: its messages come again."
+    )
+
+
+def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor) -> StateBinding:
+    """What a descriptor and its table say of a state: enough to commit nothing to it."""
+    partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
+    state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
+    # The descriptor is written again from this: it must say what it said.
+    aggregator = SimpleNamespace(native_name=descriptor.aggregator) if descriptor.aggregator else None
+    return StateBinding(
+        state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields, aggregator,
+        descriptor.merging,
+    )  # fmt: skip
+
+
+def _attached(warehouse: Path, name: str, group: str) -> list[StateDescriptor]:
+    return [found for found in descriptors_of_group(warehouse, name, group) if found.ends_at is None]
+
+
+class _Pinned:
+    """The spout host of a skip: the transaction's own metadata, and no other transaction."""
+
+    def __init__(self, txid: int, metadata: dict[str, Any]) -> None:
+        self._txid, self._metadata = txid, metadata
+
+    def is_ready(self, txid: int) -> bool:
+        return False
+
+    def initialize(self, beginning: Beginning) -> Initialized:
+        if beginning.attempt.txid != self._txid:
+            raise TridentError("only one transaction is skipped; later ones stay for the topology")
+        return Initialized({tx_id: value for tx_id, value in self._metadata.items() if value is not None})
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """It takes no time."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Any) -> None:
+        """A skipped batch has nothing for its spout."""
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """The topology tells its spouts at its next start."""
+
+    def backlog(self) -> dict[str, Any]:
+        return {}
+
+
+class _SkipRunner:
+    """Stages nothing but one dead letter."""
+
+    def __init__(
+        self, committer: DeltaCommitter, warehouse: Path, incarnation: str, spouts: dict[str, str],
+        metadata: dict[str, Any], error: str,
+    ) -> None:  # fmt: skip
+        self._committer, self._warehouse, self._incarnation = committer, warehouse, incarnation
+        self._spouts, self._metadata, self._error = spouts, metadata, error
+
+    def process(self, attempt: TransactionAttempt, metadata: Any, timeout_secs: float | None) -> ProcessedBatch:
+        targets = self._committer.staging_targets
+        staged: dict[str, list[Any]] = {target.name: [] for target in targets}
+        letters = targets[-1]
+        letter = {"metadata": json.dumps(self._metadata), "error": self._error}
+        staged[letters.name] = stage_letters(letters.root, self._incarnation, attempt, [letter])
+        spouts = {tx_id: {"spout": self._spouts[tx_id], "kind": "", "metadata": value, "commit_data": None}
+                  for tx_id, value in self._metadata.items()}  # fmt: skip
+        return ProcessedBatch(staged, spouts)
+
+    def resolve(
+        self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
+    ) -> ProcessedBatch:
+        return processed
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """It takes no time."""
+
+
+class _Advanced:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def advanced(self, attempt: TransactionAttempt, info: Any) -> None:
+        self.done.set()
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """The driver keeps the error."""
+
+
+def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
+    found = list_descriptors(warehouse, name)
+    if not found:
+        raise TopologyError(
+            f"the warehouse {warehouse} has no state of a topology {name!r}",
+            action="check the name, or name the warehouse with --set warehouse=…",
+        )
+    return found
+
+
+@contextmanager
+def leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+    """The lease, or an error at once when somebody else leads."""
+    give_up = threading.Event()
+    waits_for: list[str] = []
+
+    def waiting(holder: Any) -> None:
+        waits_for.append(f"{holder.host} pid {holder.pid}")
+        if time.monotonic() > deadline:
+            give_up.set()
+
+    deadline = time.monotonic() + _TAKE_SECS
+    timer = threading.Timer(_TAKE_SECS, give_up.set)
+    timer.start()
+    try:
+        lease = Leadership(zk, name, groups).acquire(give_up, on_waiting=waiting)
+    finally:
+        timer.cancel()
+    if lease is None:
+        raise CoordinationError(
+            f"{name} is running", found=waits_for[-1] if waits_for else "no lease", action="stop it first"
+        )
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _last_error(warehouse: Path, name: str, group: str) -> str:
+    from trident.running.status import read_status
+
+    try:
+        status = read_status(warehouse, name)
+    except TridentError:
+        return ""
+    return next((of.last_error or "" for of in status.groups if of.name == group), "")

@@ -1,0 +1,115 @@
+"""``trident reset``: forgets a topology, first in ZooKeeper, then in the warehouse.
+
+Killed anywhere, or kept from deleting something, it is run again and goes on;
+until it has ended ZooKeeper has a mark of it, and nobody starts the topology.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from trident.config import TridentConfig, as_config
+from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.resetting import delete_topology, finish_reset
+from trident.running.own_zookeeper import own_zookeeper
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.names import check_name
+from trident.states.delta.lives import lives_in
+from trident.states.publishing.dead_letters import BESIDE, tables_beside
+
+
+def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = None, force: bool = False) -> str:
+    """Forgets a topology's transactions: its next start begins at transaction 1 of a new incarnation.
+
+    Without drop_tables its tables stay; the next start refuses them unless the
+    states say ``adopt=True`` or have other names. A reset that was interrupted
+    is to be run again; until then the topology does not start.
+
+    Args:
+        name: the topology's.
+        drop_tables: delete its tables too.
+        config: the settings: warehouse and ZooKeeper.
+        force: do not ask whether this is the topology's ZooKeeper.
+
+    Returns:
+        what was done.
+
+    Raises:
+        CoordinationError: the topology runs, or is another ZooKeeper's.
+        TopologyError: nothing is known of it.
+        TableError: something could not be deleted: the message says what was, and what was not.
+    """
+    check_name("topology", name)  # it becomes a folder that is deleted
+    config = as_config(config)
+    warehouse = Path(config.warehouse).resolve()
+    descriptors = list_descriptors(warehouse, name)
+    folder = warehouse / "_trident" / name
+    with own_zookeeper(config, warehouse, name, "reset", force) as zk:
+        # What was settled before says nothing of what comes now; what was given up is kept like any table.
+        beside = [path for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else ("messages",))]
+        is_here = bool(descriptors or beside) or os.path.lexists(folder)
+        lives = {one.incarnation for one in lives_in(warehouse, name)} if is_here else None
+        known = delete_topology(zk, name, lives)
+        if not known and not is_here:
+            finish_reset(zk, name)
+            raise TopologyError(
+                f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper"
+            )
+        removed = _Removed()
+        for descriptor in descriptors:
+            _forget_state(removed, warehouse, descriptor, drop_tables)
+        for path in beside:
+            removed.folder(path)
+        # Last: by the tables' descriptors a reset that is run again finds what is left.
+        removed.folder(folder)
+        if removed.failed:
+            raise TableError(
+                f"{name}: its transactions are forgotten, but not everything could be deleted",
+                found="; ".join(removed.failed),
+                expected=f"all of it deleted; this is: {', '.join(removed.gone) or 'nothing'}",
+                action=f"mend that and run `trident reset {name}` again, with the same options: it goes on; until it "
+                "has ended the topology does not start",
+            )
+        finish_reset(zk, name)
+    tables = ", ".join(descriptor.name for descriptor in descriptors) or "none"
+    what = "dropped" if drop_tables else "kept; the next start refuses them unless their states have adopt=True"
+    return f"{name}: its transactions are forgotten; tables ({tables}): {what}"
+
+
+def _forget_state(removed: _Removed, warehouse: Path, descriptor: StateDescriptor, drop_tables: bool) -> None:
+    """The descriptor goes last, and only when the tables that it names have gone."""
+    paths = sorted({warehouse / descriptor.published_path, warehouse / descriptor.plain_path}) if drop_tables else []
+    if all([removed.folder(path) for path in paths]):
+        try:
+            descriptor.remove(warehouse)
+        except OSError as error:
+            removed.failed.append(f"the descriptor of state {descriptor.name}: {error}")
+
+
+class _Removed:
+    """What could be deleted, and what could not, as text."""
+
+    def __init__(self) -> None:
+        self.gone: list[str] = []
+        self.failed: list[str] = []
+
+    def folder(self, path: Path) -> bool:
+        """Deletes a folder with all that is in it; True when it is not there afterwards."""
+        if not os.path.lexists(path):
+            return True
+        problems: list[str] = []
+        try:
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()  # what a link leads to lies elsewhere, and is not ours to delete
+            else:
+                shutil.rmtree(path, onerror=lambda _, where, error: problems.append(f"{where}: {error[1]}"))
+        except OSError as error:
+            problems.append(str(error))
+        if not os.path.lexists(path):
+            self.gone.append(path.name)
+            return True
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        self.failed.append(f"{path} is left ({problems[0] if problems else 'somebody writes to it'}{more})")
+        return False

@@ -1,0 +1,1 @@
+"""Requests and their answers, in this process and over HTTP."""

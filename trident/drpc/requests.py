@@ -1,0 +1,293 @@
+"""Requests to DRPC streams: each is answered beside the batches, from states as of transactions that have advanced.
+
+A request has no place in the commit order and writes nothing, to ZooKeeper
+neither. When it starts it is *pinned*: of every batch group that it asks, to
+the last advanced transaction. A Delta state is read as of exactly that, and so
+are memory maps. A map of the user's keeps at most the value before its last
+transaction; where that is too new the request is pinned again and answered
+anew: nothing that it computed has been seen by anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Row
+
+from trident.coordinators.errors import (
+    ConfigError,
+    DrpcError,
+    DrpcTimeout,
+    FailedException,
+    NotLeading,
+    UnknownFunction,
+    UserFunctionError,
+)
+from trident.drpc.values import arguments
+from trident.planning.requests import DrpcPlan
+from trident.planning.results import RESULT
+from trident.spark.jobs import cancel_group
+from trident.spark.rows import to_dataframe
+from trident.states.core.binding import StateBinding
+from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.frames import RequestFrames
+from trident.states.maps.memory_map import memory_map
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.udf.signatures import find_report, users_traceback
+from trident.workers.states import NewerThanAsked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from trident.states.delta.kernel import KernelEngine
+
+log = logging.getLogger("trident.drpc")
+TIMEOUT_SECS = 30.0
+# So many requests run at once; further ones wait, and their time runs.
+_AT_ONCE = 16
+# How often a request is pinned again because a map has gone on in the meantime.
+_PINS = 10
+_POOL = "trident-drpc"
+
+
+@dataclass(frozen=True)
+class RequestId:
+    """What a request has instead of a transaction attempt; aggregators are given it as their batch id."""
+
+    request_id: str
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+class Answer(list[Row]):
+    """The rows of an answer.
+
+    Attributes:
+        function: that was asked.
+        request_id: of the request.
+        as_of: batch group → the transaction as of which its states were read, of each group that was asked.
+    """
+
+    def __init__(self, rows: Sequence[Row], function: str, request_id: str, as_of: Mapping[str, int]) -> None:
+        super().__init__(rows)
+        self.function, self.request_id, self.as_of = function, request_id, dict(as_of)
+
+
+@dataclass(frozen=True)
+class _Pin:
+    """What one request sees: group → txid, and the memory maps as of it."""
+
+    as_of: dict[str, int]
+    memory: dict[str, Mapping[tuple, Any]]
+
+
+class _Newer(Exception):
+    """A state can no longer be read as of the pinned transaction."""
+
+
+class DrpcRequests:
+    """Answers requests while a process leads its topology.
+
+    Args:
+        spark, engine, warehouse: of the topology.
+        topology: its name.
+        plans: function → plan.
+        advanced: batch group → a function that gives its last advanced txid.
+        incarnation: of the topology.
+        epoch: of the lease.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path, topology: str,
+        plans: Mapping[str, DrpcPlan], advanced: Mapping[str, Callable[[], int]], incarnation: str, epoch: int,
+    ) -> None:  # fmt: skip
+        self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
+        self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
+        self._frames = RequestFrames(spark, engine, warehouse)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, f"trident-{topology}-drpc")
+        self._running: dict[str, Future[Answer]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def execute(
+        self, function: str, given: Sequence[Any], named: Mapping[str, Any], timeout_secs: float = TIMEOUT_SECS
+    ) -> Answer:
+        """See ``TopologyQuery.execute``."""
+        plan = find_plan(self._plans, function)
+        values = arguments(function, plan.arguments, given, named)
+        check_timeout(timeout_secs)
+        request = RequestId(uuid.uuid4().hex)
+        deadline = time.monotonic() + timeout_secs
+        with self._lock:
+            if self._closed:
+                raise not_leading(self._topology)
+            answer = self._threads.submit(self._answer, plan, values, request, deadline)
+            self._running[request.request_id] = answer
+        try:
+            if not wait([answer], timeout_secs).done:
+                raise DrpcTimeout(
+                    f"request {request} of function {function!r} was not answered in time; its jobs are cancelled",
+                    found=f"more than {timeout_secs:.3g} s",
+                    action="give it more time with timeout_secs, or ask for less",
+                )
+            return answer.result()
+        except CancelledError:
+            raise not_leading(self._topology) from None
+        except Exception as error:
+            if self._closed and not isinstance(error, DrpcTimeout):
+                raise not_leading(self._topology) from error
+            raise
+        finally:
+            with self._lock:
+                self._running.pop(request.request_id, None)
+            if not answer.done():  # too late, or the caller was interrupted
+                self._cancel(request.request_id, answer)
+
+    def close(self) -> None:
+        """Ends what runs; those who wait are told that this process does not lead any more."""
+        with self._lock:
+            self._closed = True
+            running = dict(self._running)
+        for request_id, answer in running.items():
+            self._cancel(request_id, answer)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- one request, in a thread of its own ---------------------------------------------------
+
+    def _answer(self, plan: DrpcPlan, values: tuple[Any, ...], request: RequestId, deadline: float) -> Answer:
+        self._context.setJobGroup(_job_group(request.request_id), f"{self._topology} {plan.function} {request}")
+        self._context.setLocalProperty("spark.scheduler.pool", _POOL)
+        schema = plan.arguments
+        asked = to_dataframe(self._spark, [values], schema).coalesce(1)
+        for last in [False] * (_PINS - 1) + [True]:
+            pin = self._pin(plan, deadline)
+            try:
+                return Answer(self._rows(plan, asked, request, pin), plan.function, request.request_id, pin.as_of)
+            except (_Newer, SnapshotUnavailable) as newer:
+                if isinstance(newer, SnapshotUnavailable) and not self._is_old(pin):
+                    raise
+                if last or time.monotonic() > deadline:
+                    raise DrpcError(
+                        f"request {request} of function {plan.function!r} cannot read its states as of one transaction",
+                        found=f"a newer value each of {_PINS} times: {newer}",
+                        action="a map keeps one or two transactions: ask again, make batches larger, or keep the state "
+                        "in a DeltaMapState, which can be read as of any transaction",
+                    ) from newer  # fmt: skip
+                self._wait_for_newer(pin, deadline)
+        raise AssertionError("the last try returns or raises")
+
+    def _rows(self, plan: DrpcPlan, asked: "DataFrame", request: RequestId, pin: _Pin) -> list[Row]:
+        as_of = {name: pin.as_of[group] for name, (_, group) in plan.states.items()}
+        config = {"topology": self._topology, "spark_master": self._spark.sparkContext.master}
+        info = BatchInfo(request, self._incarnation, self._epoch, config, as_of)
+
+        def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
+            return self._frames.stored(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
+
+        try:
+            built = plan.build(asked, info, stored)
+            try:
+                return built[RESULT].collect()
+            finally:
+                built.release()
+        except Exception as error:
+            translated = _translated(error, plan.function, request)
+            if translated is error:
+                raise
+            raise translated from users_traceback(find_report(error))
+
+    def _pin(self, plan: DrpcPlan, deadline: float) -> _Pin:
+        """The transactions to read as of: the last advanced ones, with the memory maps as of the same."""
+        while True:
+            as_of = {group: self._advanced[group]() for group in plan.groups}
+            memory = {
+                name: memory_map(name).as_of(as_of[group], self._incarnation)
+                for name, (binding, group) in plan.states.items()
+                if binding.kind == "memory"
+            }
+            found = {name: entries for name, entries in memory.items() if entries is not None}
+            if len(found) == len(memory):
+                return _Pin(as_of, found)
+            if time.monotonic() > deadline:
+                raise DrpcTimeout(f"function {plan.function!r} was not answered in time")  # the caller has gone
+            time.sleep(0.001)  # two transactions went by between the two looks
+
+    def _wait_for_newer(self, pin: _Pin, deadline: float) -> None:
+        """What is too new was published, and will advance soon."""
+        while time.monotonic() < deadline and not self._closed:
+            if self._is_old(pin):
+                return
+            time.sleep(0.002)
+
+    def _is_old(self, pin: _Pin) -> bool:
+        return any(self._advanced[group]() > txid for group, txid in pin.as_of.items())
+
+    def _cancel(self, request_id: str, answer: "Future[Answer]") -> None:
+        if answer.cancel():
+            return  # it has not begun
+        try:
+            cancel_group(self._context, _job_group(request_id))
+        except Exception as error:  # a session that is being stopped
+            log.debug("cannot cancel request %s: %s", request_id, error)
+
+
+def find_plan(plans: Mapping[str, DrpcPlan], function: str) -> DrpcPlan:
+    """The function's plan.
+
+    Raises:
+        UnknownFunction: there is none; with those there are.
+    """
+    if function not in plans:
+        known = ", ".join(plans)
+        raise UnknownFunction(
+            f"there is no DRPC function {function!r}", found=repr(function),
+            expected=f"one of {known}" if known else None,
+            action=None if known else "declare it with topology.new_drpc_stream(function)",
+        )  # fmt: skip
+    return plans[function]
+
+
+def check_timeout(timeout_secs: Any) -> None:
+    """Raises ConfigError unless it is a number of seconds, more than none."""
+    if isinstance(timeout_secs, bool) or not isinstance(timeout_secs, (int, float)) or not 0 < timeout_secs < 1e6:
+        raise ConfigError("timeout_secs cannot be used", found=repr(timeout_secs), expected="seconds, more than 0")
+
+
+def not_leading(topology: str, role: str | None = None) -> NotLeading:
+    """The error of a process that cannot answer."""
+    return NotLeading(
+        f"this process does not lead topology {topology!r}, and only the leader answers requests",
+        found=role,
+        action="ask the process that leads; a standby answers once it has taken over",
+    )
+
+
+def _job_group(request_id: str) -> str:
+    return f"trident-drpc-{request_id}"
+
+
+def _translated(error: Exception, function: str, request: RequestId) -> Exception:
+    """What a failed job means: a user's function raised, or a map has gone on; else the error itself."""
+    report = find_report(error)
+    if report is None:
+        return error
+    if report["error"].startswith(f"{NewerThanAsked.__name__}:"):
+        return _Newer(report["error"].partition(": ")[2])
+    where = f"request {request} of function {function!r}"
+    operation, location = report["operation"], report["location"]
+    if report["kind"] == "failed":
+        return FailedException(f"{report['error']} (raised by {operation} at {location}, {where})")
+    return UserFunctionError(
+        f"{operation} failed at {location} in {where} {report['place']}: {report['error']}",
+        operation=operation, location=location, found=report.get("found"), expected=report.get("expected"),
+        action="correct the function or the arguments",
+    )  # fmt: skip

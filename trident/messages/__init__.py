@@ -1,0 +1,1 @@
+"""Single messages: tracking, acknowledging, replaying, dead letters."""

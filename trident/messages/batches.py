@@ -1,0 +1,261 @@
+"""Batches whose messages are tracked: what fails leaves them before they are staged for good (docs/semantics.md 6).
+
+A batch is run; its ledger says which messages have failed; without these it is
+run again, until none fails. What nobody can tell from the rows (a worker that
+dies, a function behind a join or in the transaction's turn) is found by
+running parts of the batch: the shortest beginning that fails is searched for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trident.coordinators.errors import FailedException, UserFunctionError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.messages.executor import MessageSpoutExecutor
+from trident.messages.ledger import BatchLedger, Failure, drop_old
+from trident.states.delta.staging import StagingTarget
+from trident.states.publishing.dead_letters import stage_ends, stage_letters
+from trident.udf.signatures import find_report, translate_failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("trident.messages")
+# So many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails all.
+_BLAMED_MAX = 100
+Staged = dict[str, list[Any]]
+# The frames by stream → what was staged.
+Run = Callable[[Mapping[str, "DataFrame"]], Staged]
+
+
+class Watch(Protocol):
+    """Who looks after an attempt that runs."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it any more, or it is over its time."""
+
+    def begin_run(self) -> None:
+        """It has its whole time again."""
+
+
+class TrackedBatches:
+    """The tracked streams of a batch group.
+
+    Args:
+        spark: the session.
+        executors: of the tracked streams.
+        anchored: those whose rows need anchors: a function behind them may fail for a row.
+        to_frame: what an executor emitted, with or without anchors, as a DataFrame.
+        targets: where results are staged; the streams' tables among them.
+        tables: stream → the name of its table of messages; "" → that of the dead letters.
+        folder: of the group.
+        ackers: Spark tasks that add up a ledger.
+        incarnation: of the topology.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", executors: Mapping[str, MessageSpoutExecutor], anchored: Collection[str],
+        to_frame: Callable[[str, Any, bool], "DataFrame"], targets: Sequence[StagingTarget],
+        tables: Mapping[str, str], folder: Path, ackers: int, incarnation: str,
+    ) -> None:  # fmt: skip
+        self._spark, self._executors, self._anchored, self._to_frame = spark, executors, anchored, to_frame
+        self._roots = {target.name: target.root for target in targets}
+        self._tables, self._ackers, self._incarnation = tables, ackers, incarnation
+        self._ledgers = folder / "ledgers"
+        drop_old(self._ledgers)
+
+    def process(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch
+    ) -> Staged:
+        """Runs the attempt until no message fails; what is staged then is without those that did.
+
+        Args:
+            inputs: of the streams that are not tracked.
+            run: stages the batch.
+            watch: of the attempt.
+
+        Raises:
+            Exception: the batch fails, and not because of some of its messages.
+        """
+        failures, blamed = self._suspects(attempt), 0
+        while True:
+            try:
+                staged, found = self._once(attempt, inputs, failures, run, watch)
+            except Exception as error:
+                if blamed == _BLAMED_MAX:
+                    raise
+                found = self._blame(attempt, inputs, failures, run, error, watch)
+                blamed += 1
+            else:
+                if not found:
+                    break
+                self._discard(staged)
+            failures.update(found)
+            # When the time is up before all are found, the next attempt need not find these again.
+            self._suspect(attempt, found)
+            log.info("%d messages of attempt %s failed, the batch is run without them: %s",
+                     len(found), attempt, next(iter(found.values())))  # fmt: skip
+        return {**staged, **self._ends(attempt, failures)}
+
+    def blame_late(
+        self, attempt: TransactionAttempt, run: Run, error: Exception, watch: Watch
+    ) -> None:
+        """Finds the messages for which the attempt failed in its transaction's turn; the next one is without them.
+
+        Raises:
+            Exception: the error: there are none.
+        """
+        failures, known = self._suspects(attempt), 0
+        while True:
+            try:
+                found = self._blame(attempt, {}, failures, run, error, watch)
+            except Exception:
+                if known:
+                    return  # without those that were found it passes, or the time is up
+                raise
+            failures.update(found)
+            known += 1
+            if known == _BLAMED_MAX:
+                return
+            self._suspect(attempt, found)
+            log.info("a message failed attempt %s in its turn: %s", attempt, next(iter(found.values())))
+
+    # --- one run -------------------------------------------------------------------------------
+
+    def _once(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], without: Collection[int], run: Run,
+        watch: Watch,
+    ) -> tuple[Staged, dict[int, Failure]]:  # fmt: skip
+        """What was staged without some messages, and which others have failed."""
+        watch.begin_run()
+        ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
+        try:
+            frames = {**inputs, **self._frames(attempt, frozenset(without), ledger)}
+            with ledger.told_to_tasks():
+                staged = run(frames)
+            return staged, ledger.failures() if self._anchored else {}
+        finally:
+            ledger.drop()
+
+    def _frames(
+        self, attempt: TransactionAttempt, without: frozenset[int], ledger: BatchLedger
+    ) -> dict[str, "DataFrame"]:
+        frames = {}
+        for tx_id, executor in self._executors.items():
+            anchors = tx_id in self._anchored
+            frames[tx_id] = self._to_frame(tx_id, executor.emit(attempt, without, anchors), anchors)
+            if anchors:
+                kept = [one for one in executor.messages(attempt) if one.key and one.root not in without]
+                roots, ids = [], []
+                for one in kept:
+                    roots += [one.root] * len(one.ids)
+                    ids += one.ids
+                ledger.init(np.array(roots, np.uint64), np.array(ids, np.uint64))
+        return frames
+
+    def _suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
+        found: dict[int, Failure] = {}
+        for executor in self._executors.values():
+            found.update(executor.suspects(attempt))
+        return found
+
+    def _suspect(self, attempt: TransactionAttempt, found: Mapping[int, Failure]) -> None:
+        for executor in self._executors.values():
+            executor.suspect(attempt, found)
+
+    # --- whose fault it is ---------------------------------------------------------------------
+
+    def _blame(
+        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
+        run: Run, error: Exception, watch: Watch,
+    ) -> dict[int, Failure]:  # fmt: skip
+        """One message with which the batch fails, and without which those before it do not.
+
+        The shortest beginning of the batch that fails ends with it, so a message is found too that only fails
+        beside another one, as in a join.
+
+        Raises:
+            Exception: the error itself: no row can be the reason, or the batch fails without any too.
+        """
+        everything = [
+            one.root for executor in self._executors.values() for one in executor.messages(attempt)
+            if one.key and one.root not in failures
+        ]  # fmt: skip
+
+        def fails(count: int) -> Exception | None:
+            """Why the first so many messages fail."""
+            if watch.given_up:
+                raise error
+            try:
+                self._discard(self._once(attempt, inputs, {*failures, *everything[count:]}, run, watch)[0])
+            except Exception as found:
+                return found
+            return None
+
+        if not everything or watch.given_up or not _may_be_of_a_row(error, attempt):
+            raise error
+        # The whole batch is run once more: what fails only now and then is nobody's fault.
+        passing, failing, reason = -1, len(everything), fails(len(everything))
+        while reason is not None and failing - passing > 1:
+            middle = (passing + failing) // 2
+            found = fails(middle)
+            if found is None:
+                passing = middle
+            else:
+                failing, reason = middle, found
+        # Once more: a service that comes and goes leads the search anywhere.
+        if reason is None or failing == 0 or not _may_be_of_a_row(reason, attempt) or fails(failing) is None:
+            raise error
+        return {everything[failing - 1]: _failure_of(reason, attempt)}
+
+    # --- how it ends -----------------------------------------------------------------------------
+
+    def _ends(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Staged:
+        staged: Staged = {}
+        letters: list[dict[str, Any]] = []
+        for tx_id, executor in self._executors.items():
+            outcome = executor.outcome(attempt, failures)
+            name = self._tables[tx_id]
+            staged[name] = stage_ends(
+                self._roots[name], self._incarnation, attempt, [one.key for one, _ in outcome.ends],
+                [end for _, end in outcome.ends],
+                [one.attempts + (end != "acked") for one, end in outcome.ends],
+            )  # fmt: skip
+            letters += outcome.letters
+        name = self._tables[""]
+        staged[name] = stage_letters(self._roots[name], self._incarnation, attempt, letters)
+        return staged
+
+    def _discard(self, staged: Staged) -> None:
+        """Files of a run that does not count; what stays goes with the attempt's folder."""
+        for name, files in staged.items():
+            for file in files:
+                (self._roots[name] / file.path).unlink(missing_ok=True)
+
+
+def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:
+    """Whether a row may be the reason: a function raised for one, and not to fail the batch, or a worker died."""
+    if isinstance(translate_failure(error, attempt), FailedException):
+        return False
+    report = find_report(error)
+    if report is not None:
+        return report["place"] not in ("in prepare", "in cleanup")
+    # SQLSTATE 22: a value that an expression of Spark cannot take.
+    return any(known in str(error) for known in ("Python worker exited", "ExecutorLostFailure", "SQLSTATE: 22"))
+
+
+def _failure_of(error: Exception, attempt: TransactionAttempt) -> Failure:
+    translated = translate_failure(error, attempt)
+    if isinstance(translated, UserFunctionError):
+        first = str(translated).splitlines()[0]
+        return Failure(translated.operation or "", translated.location or "", first)
+    lines = [line for line in str(translated).splitlines() if line.strip()] or [type(error).__name__]
+    died = next((line.strip() for line in lines if "Python worker exited" in line or "crashed" in line), lines[0])
+    return Failure("", "", died[:2_000], str(translated)[:8_000])

@@ -1,0 +1,422 @@
+"""A rich spout as the source of a Trident stream (docs/semantics.md 6).
+
+The executor takes messages from the spout and puts them into batches. A batch
+keeps its messages over all attempts of its transaction in this process, so a
+replay of the transaction is the same batch. How each message ended is stored
+with the transaction, in the table of the stream's messages, and told to the spout when the
+transaction has succeeded: ``ack`` of what is in the results or in the dead
+letters, ``fail`` of what is to come again. After a crash between the two the
+source hands messages out again that are settled; they are recognised by their
+ids, of which a window is remembered, and acknowledged then.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import ConfigError, SourceError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.messages.ledger import Failure
+from trident.messages.replays import ReplayRequests
+from trident.messages.table import Settled, settled_messages
+from trident.spark.rows import arrow_rows
+from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
+from trident.spouts.executors import Known
+from trident.spouts.rich import Message, RichSpout, SpoutCollector, message_key
+from trident.states.core.plain_values import python_values
+from trident.states.core.stored_values import dumps
+from trident.udf.schemas import spout_schema
+from trident.workers.anchors import ANCHORS, make_anchors
+
+log = logging.getLogger("trident.messages")
+ACKED, FAILED, DEAD = "acked", "failed", "dead"
+# A spout is asked for messages for so long at a time; what it has then may become a batch.
+_POLL_SECS = 0.2
+_SMALL_ROWS = 100_000
+_TELL_AGAIN_SECS = 1.0
+# Four attempts from 3,000 messages to the one that hangs.
+_SHRINK = 8
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A message that is handed out and not settled.
+
+    Attributes:
+        key: its id as text; "" for one that is not tracked.
+        root: of its tree.
+        ids: of its tuples.
+        attempts: how often it has failed.
+        request: the replay request that it comes from, instead of the spout; "".
+        suspect: why it has failed already, as far as its transaction knows; None.
+    """
+
+    message: Message
+    key: str
+    root: int
+    ids: list[int]
+    attempts: int = 0
+    request: str = ""
+    suspect: Failure | None = None
+
+
+@dataclass
+class Outcome:
+    """What becomes of the messages of an attempt, if it is the one that counts.
+
+    Attributes:
+        failures: key → why; those of the others are acknowledged.
+    """
+
+    ends: list[tuple[Tracked, str]] = field(default_factory=list)
+    letters: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MessageSpoutExecutor:
+    """The executor of a stream whose spout hands out messages one by one.
+
+    Args:
+        spout: of the user.
+        context: of its stream; with the settings of messages among its options.
+    """
+
+    pins = False
+
+    def __init__(self, spout: RichSpout, context: SpoutContext) -> None:
+        options = context.options
+        self._spout, self._context, self._tx_id = spout, context, context.tx_id
+        self._schema = spout_schema(spout)
+        self._collector = SpoutCollector({"default": len(self._schema.names)})
+        self._pending_max: int = options["max_pending_messages"]
+        # One share more than may be in flight: the next batch is there before the spout has heard of the last.
+        self._share = -(-self._pending_max // (options["max_spout_pending"] + 1))
+        self._max_replays: int = options["max_replays"]
+        self._backoff_secs: float = options["replay_backoff_secs"]
+        self._remember_secs: float = options["remember_messages_secs"]
+        self.tracking = options["ackers"] > 0
+        # Its own generator: a user's seed must not make two ids equal. Asking the system each time is ten times as slow.
+        self._random = random.Random(secrets.randbits(128)).getrandbits
+        self._lock = threading.RLock()  # the spout's calls come one at a time
+        self._opened = False
+        self._waiting: deque[Tracked] = deque()  # handed out, in no batch
+        self._batches: dict[int, list[Tracked]] = {}
+        self._outcomes: dict[TransactionAttempt, Outcome] = {}
+        self._taken = self._recognised = 0
+        self._out: set[str] = set()  # keys of what is handed out
+        self._attempts: dict[str, int] = {}
+        self._settled = Settled(self._remember_secs)
+        self._delayed: list[tuple[float, Tracked]] = []  # when the spout is told that it failed
+        self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
+        self._tell_at = 0.0  # not before
+        self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
+        self._requests = ReplayRequests(context.state_folder)
+
+    # --- taking messages -----------------------------------------------------------------------
+
+    def is_ready(self, txid: int) -> bool:
+        with self._lock:
+            self._poll()
+            return bool(self._waiting)
+
+    def _open(self) -> None:
+        """Not before it is asked for a transaction: now a pending decision is finished, and its messages are known."""
+        if self._opened:
+            return
+        if self.tracking:
+            self._settled, self._attempts = settled_messages(
+                self._context, self._remember_secs, self._requests.unfinished()
+            )
+        self._spout.collector, self._spout.context = self._collector, self._context
+        self._spout.open()
+        self._opened = True
+
+    def _poll(self) -> None:
+        """Takes what the spout has, within bounds, and tells it what has failed long enough ago."""
+        self._open()
+        now = time.monotonic()
+        self._tell_again(now)
+        # Whether a request is finished is known only of messages that are tracked: until then it waits.
+        for request, message in self._requests.poll() if self.tracking else ():
+            self._accept(message, request)
+        self._requests.done()
+        known = self._recognised
+        while self._open_messages() < self._pending_max and time.monotonic() - now < _POLL_SECS:
+            self._spout.next_tuple()
+            messages = self._collector.drain()
+            if not messages:
+                break
+            for message in messages:
+                self._accept(message)
+        if self._recognised > known:
+            log.info("stream %r: %d messages were settled before: acknowledged, not processed again",
+                     self._tx_id, self._recognised - known)  # fmt: skip
+
+    def _open_messages(self) -> int:
+        return max(len(self._out), len(self._waiting))
+
+    def _accept(self, message: Message, request: str = "") -> None:
+        self._taken += 1
+        if message.message_id is None or not self.tracking:
+            if message.message_id is not None:
+                self._spout.ack(message.message_id)  # nobody will look after it
+            self._waiting.append(Tracked(message, "", 0, []))
+            return
+        key = message_key(message.message_id)
+        if request:
+            key = f"replay {request} {key}"
+        if key in self._out:
+            return  # handed out twice: the first one counts
+        if self._settled.knows(key):
+            self._recognised += 1
+            self._tell_acks([Tracked(message, key, 0, [], request=request)])
+            return
+        self._out.add(key)
+        ids = [self._random(64) for _ in message.rows]
+        attempts = self._attempts.get(key, 0)
+        self._waiting.append(Tracked(message, key, self._random(64), ids, attempts, request))
+
+    def _tell_again(self, now: float) -> None:
+        """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
+        if now < self._tell_at:
+            return
+        self._tell_acks([])
+        due = sorted((delayed for delayed in self._delayed if delayed[0] <= now), key=lambda delayed: delayed[0])
+        for at, one in due:
+            try:
+                if not one.request:
+                    self._spout.fail(one.message.message_id)
+            except Exception as error:
+                log.warning("the spout of stream %r could not be told of a failed message: %s", self._tx_id, error)
+                self._tell_at = now + _TELL_AGAIN_SECS
+                # Behind the others: one that can never be told does not stand before them.
+                self._delayed[self._delayed.index((at, one))] = (self._tell_at, one)
+                return
+            self._delayed.remove((at, one))
+            self._out.discard(one.key)
+            if one.request:
+                self._accept(one.message, one.request)
+
+    # --- as the host drives it -------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """The spout is asked each time; replay requests are looked for at once."""
+        self._requests.look_again()
+
+    def backlog(self) -> Backlog:
+        with self._lock:
+            return Backlog(rows=sum(len(one.message.rows) for one in self._waiting))
+
+    def counts(self) -> tuple[int, int]:
+        """Messages that were handed out so far, and those of them that are not settled: in no batch, in one, or waiting
+        to be handed out again."""
+        with self._lock:
+            nameless = sum(not one.key for one in self._waiting)
+            return self._taken, len(self._out) + nameless
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """The source knows itself what is not settled."""
+
+    def initialize(self, known: Known) -> Json:
+        """Which messages are in the transaction."""
+        txid = known.attempt.txid
+        with self._lock:
+            self._open()
+            batch = self._batches.get(txid)
+            if batch is None:
+                batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
+                self._convert(txid, batch)
+            elif known.shrink:
+                batch = self._less(batch)
+                self._tables.pop(txid, None)
+            self._batches[txid] = batch
+            return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
+
+    def _convert(self, txid: int, batch: Sequence[Tracked]) -> None:
+        """Messages whose values do not fit their fields have failed before anything is made of them."""
+        rows = [row for one in batch for row in one.message.rows]
+        try:
+            self._tables[txid] = arrow_rows(rows, self._schema)
+            return
+        except SourceError:
+            pass
+        for one in batch:
+            try:
+                arrow_rows(one.message.rows, self._schema)
+            except SourceError as error:
+                # One without an id fails its batch: nobody would hear of it.
+                one.suspect = Failure("the spout", self._tx_id, str(error)) if one.key else None
+
+    def _less(self, batch: list[Tracked]) -> list[Tracked]:
+        """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
+        failed, others = [one for one in batch if one.suspect], [one for one in batch if not one.suspect]
+        if len(others) == 1 and others[0].key:
+            text = "processing this message alone took longer than message_timeout_secs"
+            others[0].suspect = Failure("", "", text)
+        kept = max(1, len(others) // _SHRINK)
+        self._waiting.extendleft(reversed(others[kept:]))
+        return failed + others[:kept]
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows without anchors; tracked batches use :meth:`emit`."""
+        return self.emit(attempt, frozenset(), anchors=False)
+
+    def emit(self, attempt: TransactionAttempt, without: "frozenset[int]", anchors: bool) -> Emitted:
+        """The rows of the attempt's messages, except those of some roots.
+
+        Args:
+            without: roots.
+            anchors: with the hidden column.
+        """
+        messages = [one for one in self.messages(attempt) if one.root not in without or not one.key]
+        table = None if without else self._tables.get(attempt.txid)
+        if table is None:
+            table = arrow_rows([row for one in messages for row in one.message.rows], self._schema)
+        if anchors:
+            table = table.append_column(ANCHORS, _anchors_of(messages))
+        return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
+
+    def messages(self, attempt: TransactionAttempt) -> list[Tracked]:
+        """Those of the attempt's transaction."""
+        with self._lock:
+            return list(self._batches.get(attempt.txid, ()))
+
+    def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
+        """Messages of the transaction of which it is known that they fail."""
+        return {one.root: one.suspect for one in self.messages(attempt) if one.suspect}
+
+    def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
+        """These have failed: later attempts at the transaction need not find them again."""
+        for one in self.messages(attempt):
+            one.suspect = failures.get(one.root, one.suspect)
+
+    def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
+        """How the messages of the attempt end if it counts; kept until that is known."""
+        found = Outcome()
+        for one in self.messages(attempt):
+            if not one.key:
+                continue
+            failure = failures.get(one.root)
+            if failure is None:
+                found.ends.append((one, ACKED))
+            elif one.attempts < self._max_replays:
+                found.ends.append((one, FAILED))
+            else:
+                found.ends.append((one, DEAD))
+                found.letters.append(self._letter(one, failure))
+        with self._lock:
+            self._outcomes[attempt] = found
+        return found
+
+    def _letter(self, one: Tracked, failure: Failure) -> dict[str, Any]:
+        return {
+            "stream": self._tx_id, "message": message_key(one.message.message_id),
+            "tuples": self._as_text(one.message.rows), "attempts": one.attempts + 1,
+            "operation": failure.operation, "location": failure.location,
+            "error": " ".join(filter(None, (failure.error, failure.place))), "traceback": failure.traceback,
+        }  # fmt: skip
+
+    def _as_text(self, rows: Sequence[tuple]) -> str | None:
+        """The rows so that they can be read back; None where a value has no such form: it cannot be replayed."""
+        try:
+            table = arrow_rows(rows, self._schema)
+            # What a batch would have had: plain values of the fields' types, whatever the spout emitted.
+            columns = [python_values(column.combine_chunks()) for column in table.columns]
+            return dumps([list(row) for row in zip(*columns)])
+        except (SourceError, ConfigError):
+            pass
+        try:
+            return dumps([list(row) for row in rows])
+        except ConfigError:
+            return None
+
+    def prepare(self, attempt: TransactionAttempt) -> None:
+        """Messages stay with their source until they are acknowledged."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
+        raise AssertionError("messages have no commit data")
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """The transaction is durable: the spout hears how its messages ended."""
+        with self._lock:
+            outcome = self._outcomes.pop(attempt, None)
+            self._batches.pop(attempt.txid, None)
+            self._tables.pop(attempt.txid, None)
+            self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
+            settled = [one for one, end in (outcome.ends if outcome is not None else ()) if not self._failed(one, end)]
+            keys = [one.key for one in settled]
+            if self._attempts:
+                for key in keys:
+                    self._attempts.pop(key, None)
+            self._settled.add_all(keys)
+            self._out.difference_update(keys)
+            self._tell_acks(settled)
+            self._requests.done()
+
+    def _failed(self, one: Tracked, end: str) -> bool:
+        """Whether it is to come again: when its time has come, the spout is told."""
+        if end != FAILED:
+            return False
+        one.attempts, one.suspect = one.attempts + 1, None
+        self._attempts[one.key] = one.attempts
+        delay = backoff_secs(one.attempts, self._backoff_secs)
+        self._delayed.append((time.monotonic() + delay, one))
+        return True
+
+    def _tell_acks(self, settled: Sequence[Tracked]) -> None:
+        """What the spout does not hear now, because its broker is away, it is told later."""
+        for one in settled:
+            if one.request:
+                self._requests.settle(one.request, one.key)
+        self._untold += [one.message.message_id for one in settled if not one.request]
+        ack_many = getattr(self._spout, "ack_many", None)
+        try:
+            if ack_many is not None and self._untold:
+                ack_many(list(self._untold))
+                self._untold.clear()
+            while self._untold:
+                self._spout.ack(self._untold[0])
+                self._untold.popleft()
+        except Exception as error:
+            self._untold.rotate(-1)  # one that can never be acknowledged does not stand before the others
+            self._tell_at = time.monotonic() + _TELL_AGAIN_SECS
+            log.warning("the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
+                        self._tx_id, len(self._untold), error)  # fmt: skip
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The batch stays that of its transaction."""
+        with self._lock:
+            self._outcomes.pop(attempt, None)
+
+    def cancel_all(self) -> None:
+        """Its jobs are those of the batch."""
+
+    def opaque_metadata(self, metadata: Json) -> None:
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened:
+                self._spout.close()
+
+
+def _anchors_of(messages: Sequence[Tracked]) -> pa.Array:
+    counts, roots, ids = [], [], []
+    for one in messages:
+        rows = len(one.message.rows)
+        counts += [int(bool(one.key))] * rows
+        if one.key:
+            roots += [one.root] * rows
+            ids += one.ids
+    return make_anchors(np.array(counts, np.int64), np.array(roots, np.uint64), np.array(ids, np.uint64))

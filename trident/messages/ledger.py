@@ -1,0 +1,174 @@
+"""Adds up the ledger of a tracked batch: which of its messages have not ended as they should (docs/semantics.md 6).
+
+Each task has written one number per root, however many rows were made of it;
+Spark adds them up by root, and only roots whose sum is not zero, or of which a
+row failed, come to the driver. A ledger of a few megabytes is added up right
+here: planning and running a Spark job for it takes 50 times as long.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trident.coordinators import faults
+from trident.coordinators.errors import TableError
+from trident.spark.rows import parquet_reader
+from trident.states.core.folders import anchor_of, make_folder
+from trident.workers.anchors import sums_by_root
+from trident.workers.tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEDGER = faults.register("ledger.sum", "adding up the ledger of a tracked batch")
+_DDL = (
+    "root long, value long, failed boolean, operation string, location string, error string, traceback string,"
+    " place string"
+)
+# Some million numbers of tasks: below that a Spark job costs more than it saves.
+SMALL_BYTES = 16 << 20
+_ALL = (1 << 64) - 1
+_LOST = (
+    "some of its rows were lost or doubled between two Spark stages, as when a task is tried again that gives other"
+    " rows each time"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a message has failed.
+
+    Attributes:
+        operation, location: of the topology: where.
+        error: what was raised, in one line.
+        traceback: of it; "" where there is none.
+        place: "for the row {…}", or "".
+    """
+
+    operation: str
+    location: str
+    error: str
+    traceback: str = ""
+    place: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.operation} at {self.location}", self.place))) + f": {self.error}"
+
+
+class BatchLedger:
+    """The ledger of one run of one attempt: a folder that tasks write to and that is gone afterwards.
+
+    Args:
+        spark: the session.
+        folder: of all ledgers of the group; shared with the executors, as the tables are.
+        ackers: Spark tasks that add it up.
+    """
+
+    def __init__(self, spark: "SparkSession", folder: Path, ackers: int) -> None:
+        self._spark, self._ackers = spark, ackers
+        self._folder = folder / uuid.uuid4().hex
+        make_folder(self._folder, anchor_of(folder))
+
+    @contextmanager
+    def told_to_tasks(self) -> Iterator[None]:
+        """Jobs that this thread starts meanwhile write to this ledger."""
+        context = self._spark.sparkContext
+        context.setLocalProperty(LEDGER_PROPERTY, str(self._folder))
+        try:
+            yield
+        finally:
+            context.setLocalProperty(LEDGER_PROPERTY, None)
+
+    def init(self, roots: np.ndarray, values: np.ndarray) -> None:
+        """What the messages of the batch begin with: of each row its root and its id."""
+        roots, sums = sums_by_root(roots, values)
+        columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
+        columns.append(pa.repeat(pa.scalar(False), len(roots)))
+        columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
+        table = pa.table(columns, schema=LEDGER_SCHEMA)
+        pq.write_table(table, self._folder / f"init-{uuid.uuid4().hex}.parquet", compression="none")
+
+    def failures(self, small_bytes: int = SMALL_BYTES) -> dict[int, Failure]:
+        """Root → why it failed; of several failures one.
+
+        Args:
+            small_bytes: up to so much is added up without Spark.
+        """
+        newest, others = self._files()
+        with faults.fault_point(LEDGER):
+            small = sum(path.stat().st_size for path in [*newest, *others]) <= small_bytes
+            return (_added_up if small else self._by_spark)(newest, others)
+
+    def _files(self) -> tuple[list[Path], list[Path]]:
+        """The files that count, and those of tries that a later one has replaced: only their failures do.
+
+        A try that was given up for lost may still end, and a function may fail in one try and not in the
+        other: whatever counted, a row that failed in any of them has failed.
+        """
+        newest: dict[str, Path] = {}
+        others = []
+        for path in sorted(self._folder.iterdir()):
+            if not path.name.startswith("_"):
+                place = path.name.split("@", 1)[0]
+                others += [newest[place]] if place in newest else []
+                newest[place] = path
+        return list(newest.values()), others
+
+    def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
+        from pyspark.sql import functions as F
+
+        for path in [*newest, *others]:
+            if not path.is_file() or not path.stat().st_size:  # Spark would leave it out, and acknowledge what it tells
+                raise TableError(
+                    f"a file of the ledger of a tracked batch is not what was written: {path}",
+                    found="no file with anything in it", expected="a Parquet file",
+                    action="the batch is tried again; check the disk",
+                )  # fmt: skip
+        reader = parquet_reader(self._spark, _DDL)
+        told = F.struct("operation", "location", "error", "traceback", "place")
+        rows = reader.parquet(*map(str, newest))
+        if others:
+            rows = rows.union(reader.parquet(*map(str, others)).where("failed"))
+        rows = rows.coalesce(1) if self._ackers == 1 else rows.repartition(self._ackers, "root")
+        sums = rows.groupBy("root").agg(
+            F.bit_xor("value").alias("value"), F.max("failed").alias("failed"), F.max_by(told, "failed").alias("told")
+        )
+        found = sums.where("failed or value != 0").collect()
+        return {row.root & _ALL: _failure(row.told.asDict() if row.failed else None) for row in found}
+
+    def drop(self) -> None:
+        """Removes the folder; leftovers cost space, nothing else."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _added_up(newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
+    table = pa.concat_tables([pq.read_table(path, schema=LEDGER_SCHEMA) for path in newest])
+    roots, values = (table.column(name).to_numpy().view(np.uint64) for name in ("root", "value"))
+    roots, sums = sums_by_root(roots, values)
+    found = {int(root): _failure(None) for root in roots[sums != 0]}
+    told = [name for name, _ in LEDGER_FIELDS[3:]]
+    table = pa.concat_tables([table, *(pq.read_table(path, schema=LEDGER_SCHEMA) for path in others)])
+    for row in table.filter(table.column("failed")).to_pylist():
+        found[row["root"] & _ALL] = _failure({name: row[name] for name in told})
+    return found
+
+
+def _failure(told: Mapping[str, Any] | None) -> Failure:
+    return Failure("the ledger", "its sum", _LOST) if told is None else Failure(**told)
+
+
+def drop_old(folder: Path, kept: Iterable[str] = ()) -> None:
+    """Removes ledgers that a process which is gone has left."""
+    for entry in folder.glob("*"):
+        if str(entry) not in kept:
+            shutil.rmtree(entry, ignore_errors=True)

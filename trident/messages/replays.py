@@ -1,0 +1,115 @@
+"""Dead letters that are to be tried again: requests, as files in the stream's folder (docs/semantics.md 6).
+
+``trident dead-letters replay`` writes a request; the running topology, or the
+next one, takes its messages into batches like those of the spout, and removes it when all are
+settled. A message of a request is another than the spout's of the same id, so
+each request counts once, whatever is killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators.errors import TridentError
+from trident.coordinators.stored_json import parse_stored, read_stored
+from trident.spouts.rich import Message
+from trident.states.core.folders import anchor_of, make_folder
+from trident.states.core.stored_values import loads
+
+log = logging.getLogger("trident.messages")
+_FOLDER = "replays"
+_LOOK_SECS = 0.5
+
+
+def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> str:
+    """Asks for dead letters to be tried again; durable when this returns.
+
+    Args:
+        state_folder: of the stream.
+        letters: with ``message`` and ``tuples`` as in the dead-letter table.
+
+    Returns:
+        the request's name.
+    """
+    name = uuid.uuid4().hex
+    folder = state_folder / _FOLDER
+    make_folder(folder, anchor_of(folder))
+    text = json.dumps([{"message": one["message"], "tuples": one["tuples"]} for one in letters])
+    written = folder / f"_{name}"
+    with open(written, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(written, folder / f"{name}.json")
+    return name
+
+
+class ReplayRequests:
+    """The requests of one stream, as its executor sees them."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._folder = state_folder / _FOLDER
+        self._left: dict[str, set[str]] = {}  # request → keys of messages that are not settled
+        self._looked_at = -_LOOK_SECS
+
+    def look_again(self) -> None:
+        """The next poll looks for requests, however short ago the last one did."""
+        self._looked_at = -_LOOK_SECS
+
+    def unfinished(self) -> list[str]:
+        """The names of the requests that there are."""
+        return sorted(path.stem for path in self._folder.glob("*.json")) if self._folder.is_dir() else []
+
+    @staticmethod
+    def asked(state_folder: Path) -> list[str]:
+        """The ids, as JSON, of the messages of requests that are not finished."""
+        found = []
+        for path in (state_folder / _FOLDER).glob("*.json"):
+            try:
+                found += [letter["message"] for letter in parse_stored(read_stored(path))]
+            except FileNotFoundError:
+                pass  # finished meanwhile
+            except (ValueError, KeyError, TypeError) as error:
+                log.error("the replay request %s cannot be read and is left alone: %s", path, error)
+        return found
+
+    def poll(self) -> Iterator[tuple[str, Message]]:
+        """(request, message) of requests that were not seen yet."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECS:
+            return
+        self._looked_at = now
+        for name in self.unfinished():
+            if name not in self._left:
+                yield from [(name, message) for message in self._read(name)]
+
+    def _read(self, name: str) -> list[Message]:
+        path = self._folder / f"{name}.json"
+        try:
+            letters = parse_stored(read_stored(path))
+            messages = [
+                Message(json.loads(letter["message"]), tuple(tuple(row) for row in loads(letter["tuples"])))
+                for letter in letters
+            ]
+        except (ValueError, KeyError, TypeError, TridentError) as error:
+            log.error("the replay request %s cannot be read and is left alone: %s", path, error)
+            self._left[name] = {""}  # never finished
+            return []
+        self._left[name] = {f"replay {name} {letter['message']}" for letter in letters}
+        return messages
+
+    def settle(self, name: str, key: str) -> None:
+        self._left.get(name, set()).discard(key)
+
+    def done(self) -> None:
+        """Removes the requests all of whose messages are settled."""
+        for name in [name for name, left in self._left.items() if not left]:
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
+            del self._left[name]

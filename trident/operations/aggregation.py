@@ -1,0 +1,112 @@
+"""Reads the arguments of ``aggregate`` and ``persistent_aggregate``, and checks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.types import StructField, StructType
+
+from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.operations.aggregators import kind_of
+from trident.planning.nodes import Aggregation, field_names, require_fields
+from trident.udf.signatures import (
+    check_arity,
+    check_lifecycle,
+    check_serialisable,
+    describe,
+    function_location,
+    function_name,
+    resolve_outputs,
+    return_annotation,
+)
+from trident.udf.types import check_distinct, is_known, parse_outputs
+
+
+def read_aggregation(
+    schema: StructType, what: str, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any, site: str
+) -> Aggregation:
+    """Checks the arguments of an aggregate.
+
+    Args:
+        schema: of the rows that are aggregated.
+        what: the operation, for messages.
+        keys: the grouping fields.
+        inputs: the fields that the aggregator takes.
+        aggregator: of the user, or a built-in one.
+        outputs: names, and types where given.
+        site: "file:line" of the call.
+
+    Raises:
+        FieldError, OutputTypeError, TopologyError: as the operations of streams say.
+    """
+    if isinstance(aggregator, type):
+        raise TopologyError(f"{what} needs an aggregator, not its class", found=aggregator.__name__,
+                            expected=f"{aggregator.__name__}()")  # fmt: skip
+    kind = kind_of(aggregator, what)
+    names = field_names(inputs, what) if inputs else ()
+    require_fields(names, schema, what)
+    given = parse_outputs(outputs)
+    check_distinct([*keys, *(name for name, _ in given)], f"the keys and outputs of {what}")
+    fields, many = _result(schema, what, kind, names, aggregator, given, site)
+    return Aggregation(
+        aggregator=aggregator, kind=kind, keys=keys, inputs=names, many=many,
+        outputs=tuple(StructField(name, type_, True) for name, type_ in fields),
+        location=function_location(_main_method(kind, aggregator)) or site,
+    )  # fmt: skip
+
+
+def _result(
+    schema: StructType, what: str, kind: str, inputs: tuple[str, ...], aggregator: Any, given: Any, site: str
+) -> tuple[list, bool | None]:
+    name = aggregator_name(aggregator)
+    if kind != "aggregator" and len(given) != 1:
+        raise OutputTypeError(
+            f"{what}({name}) gives one value", found=f"{len(given)} outputs", expected="one output field",
+            action="give a struct type, as in 'stats struct<n: long, total: double>', for several values in one",
+        )  # fmt: skip
+    if kind == "native":
+        output, type_ = given[0]
+        actual = aggregator.result_type([schema[field].dataType for field in inputs])
+        if type_ is not None and type_ != actual:
+            raise OutputTypeError(
+                f"output {output!r} of {what}({name}) has another type",
+                found=actual.simpleString(), expected=type_.simpleString(), action="leave the type out",
+            )  # fmt: skip
+        return [(output, actual)], False
+    _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
+    check_lifecycle(aggregator, f"{what}({name})")
+    check_serialisable(aggregator, f"{what}({name})")
+    described = describe(_typed_method(kind, aggregator), what, site)
+    return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
+
+
+
+def aggregator_name(aggregator: Any) -> str:
+    """Its class, for plans and messages."""
+    return function_name(type(aggregator))
+
+
+def _main_method(kind: str, aggregator: Any) -> Any:
+    method = {"combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}.get(kind)
+    return getattr(aggregator, method) if method else None
+
+
+def _typed_method(kind: str, aggregator: Any) -> Any:
+    """The method whose return annotation says the type of the result."""
+    names = {"combiner": ("init", "combine", "zero"), "reducer": ("reduce", "init"), "aggregator": ("complete",)}[kind]
+    methods = [getattr(aggregator, name) for name in names]
+    return next((method for method in methods if is_known(return_annotation(method))), methods[0])
+
+
+def _check_methods(kind: str, aggregator: Any, count: int, what: str) -> None:
+    if kind == "combiner":
+        check_arity(aggregator.init, count, f"init of {what}")
+        check_arity(aggregator.combine, 0, f"combine of {what}", ("two values",) * 2)
+        check_arity(aggregator.zero, 0, f"zero of {what}")
+    elif kind == "reducer":
+        check_arity(aggregator.init, 0, f"init of {what}")
+        check_arity(aggregator.reduce, count, f"reduce of {what}", ("the value so far",))
+    else:
+        check_arity(aggregator.init, 0, f"init of {what}", ("the batch id",))
+        check_arity(aggregator.aggregate, count, f"aggregate of {what}", ("the state",))
+        check_arity(aggregator.complete, 0, f"complete of {what}", ("the state",))

@@ -1,0 +1,375 @@
+"""Aggregates per Spark partition, and several aggregates side by side (docs/semantics.md 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from trident.coordinators.errors import TopologyError
+from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.join_ops import quoted
+from trident.operations.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
+from trident.planning.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step
+from trident.planning.nodes import Aggregation, GroupingNode, Node, OwnNode, SourceNode, picked
+from trident.udf.signatures import call_site
+from trident.udf.types import check_distinct
+from trident.workers.chain import WithoutMarker
+from trident.workers.groups import _NOTHING, Folds
+from trident.workers.lifecycle import Several
+
+if TYPE_CHECKING:
+    from trident.streams.stream import Stream
+
+_CHAIN = "__trident_chain"
+_MODES = {"native": "combine", "combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}
+
+
+# --- per partition -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PartitionAggregateNode(OwnNode):
+    """partition_aggregate: a result per Spark partition, or per group of each.
+
+    Attributes:
+        aggregation: whose outputs, behind the keys, are the fields.
+    """
+
+    repeatable = False
+    per_partition = True
+    gathers = False  # type: ignore[assignment]
+
+    aggregation: Aggregation
+
+    @property
+    def calls_user(self) -> bool:  # type: ignore[override]
+        return self.aggregation.kind != "native"
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset((*self.aggregation.keys, *self.aggregation.inputs))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        aggregation = self.aggregation
+        mode, takes = _MODES[aggregation.kind], (*aggregation.keys, *aggregation.inputs)
+        if not aggregation.keys:
+            read = [field for field in maker.physical if field.name in takes] or list(maker.physical[:1])
+            maker.narrow(tuple(read))
+            above = decides(self.parents[0])
+            if not isinstance(above, RepartitionNode):
+                marked = (*read, StructField(MARKER, LongType(), False))
+                if isinstance(above, SourceNode):
+                    maker.push(AtLeastOneOp(marked, maker.spread.counts.get(above)))
+                else:
+                    # Spark may merge and drop partitions behind its own shuffles, so there are none to keep.
+                    count = 1 if above.gathers else maker.spread.counts.get(above)
+                    maker.push(PlaceOp(marked, "shuffle", (), count, marked=True))
+                maker.push_python(WithoutMarker(MARKER), tuple(read), [field.name for field in marked])
+        # An empty partition gives the initial value too; a group that has no row is no group.
+        step = replace(
+            groups_step(aggregation, self, mode, aggregation.inputs), always=not aggregation.keys,
+        )  # fmt: skip
+        maker.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
+
+
+def partition_aggregate(
+    stream: "Stream", keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any
+) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.partition_aggregate`."""
+    aggregation = read_aggregation(
+        stream.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site()
+    )  # fmt: skip
+    return _partition_aggregate(stream, aggregation, aggregator_name(aggregator))
+
+
+def _partition_aggregate(stream: "Stream", aggregation: Aggregation, name: str) -> "Stream":
+    schema = StructType([*picked(stream.schema, aggregation.keys).fields, *aggregation.outputs])
+    return stream._next(
+        PartitionAggregateNode(
+            parents=(stream._node,), schema=schema, operation=f"partition_aggregate({name})",
+            location=call_site(), aggregation=aggregation,
+        )  # fmt: skip
+    )
+
+
+# --- several side by side ------------------------------------------------------------------
+
+
+class ChainedAggregation:
+    """Several aggregates of the same rows: ``chained_agg().aggregate(…).aggregate(…).chain_end()``.
+
+    The result has the keys, if the stream is grouped, and the outputs of all:
+    one row where each gives one, else every combination of the rows that they
+    give. All links are of one kind: ``aggregate`` or ``partition_aggregate``.
+    """
+
+    def __init__(self, stream: "Stream", keys: tuple[str, ...]) -> None:
+        self._stream, self._keys = stream, keys
+        self._links: list[Aggregation] = []
+        self._kind: str | None = None
+        self._location = call_site()
+        self._refused = False  # the last link: nobody is waited for to end it
+        stream._topology._open_chains.append(self)
+
+    def __repr__(self) -> str:
+        return f"ChainedAggregation({', '.join(aggregator_name(link.aggregator) for link in self._links)})"
+
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = ...) -> "ChainedAggregation":
+        """Adds an aggregate over the batch, or per group; the arguments are those of ``Stream.aggregate``."""
+        return self._add("aggregate", inputs, aggregator, outputs)
+
+    agg = aggregate
+
+    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = ...) -> "ChainedAggregation":
+        """Adds an aggregate per Spark partition; the arguments are those of ``Stream.aggregate``."""
+        return self._add("partition_aggregate", inputs, aggregator, outputs)
+
+    def chain_end(self) -> "Stream":
+        """The stream of the results.
+
+        Raises:
+            TopologyError: nothing was added, or it has ended already.
+            FieldError: two links give fields of one name.
+        """
+        self._check_open()
+        if not self._links:
+            raise TopologyError("the chained_agg has no aggregate", expected="at least one before chain_end()")
+        names = [field.name for link in self._links for field in link.outputs]
+        check_distinct([*self._keys, *names], "the outputs of chained_agg")
+        self._stream._topology._open_chains.remove(self)
+        return _chain(self._stream, self._keys, tuple(self._links), self._kind == "partition_aggregate")
+
+    def _check_open(self) -> None:
+        if self not in self._stream._topology._open_chains:
+            raise TopologyError("this chained_agg has ended already", found=repr(self), expected="one chain_end()")
+
+    def _add(self, kind: str, inputs: Any, aggregator: Any, outputs: Any) -> "ChainedAggregation":
+        self._check_open()
+        if self._kind not in (None, kind):
+            raise TopologyError(
+                "a chained_agg is over the batch or per Spark partition", found=f"{self._kind} and {kind}",
+                expected="aggregate in all links, or partition_aggregate in all",
+            )  # fmt: skip
+        if outputs is ...:
+            inputs, aggregator, outputs = (), inputs, aggregator
+        self._refused = True
+        link = read_aggregation(self._stream.schema, kind, self._keys, inputs, aggregator, outputs, call_site())
+        self._kind, self._refused = kind, False
+        self._links.append(link)
+        return self
+
+
+def check_chains(open_chains: Sequence[ChainedAggregation]) -> None:
+    """Raises TopologyError for a chained aggregation that was not ended."""
+    for chain in open_chains:
+        if chain._refused:
+            continue
+        raise TopologyError(
+            "a chained aggregation was left open", found=f"{chain!r} at {chain._location}",
+            expected="chain_end() behind its last link",
+        )  # fmt: skip
+
+
+def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> "Stream":
+    name = f"chained({', '.join(aggregator_name(link.aggregator) for link in links)})"
+    outputs = tuple(field for link in links for field in link.outputs)
+    schema = StructType([*picked(stream.schema, keys).fields, *outputs])
+    kinds = {link.kind for link in links}
+    inputs = tuple(dict.fromkeys(name for link in links for name in link.inputs))
+    location = links[0].location
+    if kinds == {"native"} and not per_partition:
+        node: Node = NativeChainNode(
+            parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, members=links
+        )
+        return stream._next(node)
+    if kinds <= {"native", "combiner"} and not per_partition:
+        parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
+        whole = Aggregation(
+            aggregator=_CombinerChain(links, inputs), kind="combiner", keys=keys, inputs=inputs,
+            outputs=(StructField(_CHAIN, parts, True),), location=location,
+        )  # fmt: skip
+        return stream._next(
+            CombinerChainNode(
+                parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
+            )
+        )
+    whole = Aggregation(
+        aggregator=_AnyChain(links, inputs), kind="aggregator", keys=keys, inputs=inputs, outputs=outputs,
+        location=location, many=True,
+    )  # fmt: skip
+    if per_partition:
+        return _partition_aggregate(stream, whole, name)
+    return stream._next(
+        AnyChainNode(parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole)
+    )
+
+
+# --- chains of native aggregates -----------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NativeChainNode(GroupingNode):
+    """Several native aggregates: one aggregate of Spark."""
+
+    members: tuple[Aggregation, ...]
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset((*self.keys, *(name for link in self.members for name in link.inputs)))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        maker.push(NativeChainOp(tuple(self.schema.fields), self.keys, self.members))
+
+
+@dataclass(frozen=True)
+class NativeChainOp(GroupingOp):
+    """Several native aggregates by the same keys; without keys one row, also for no input."""
+
+    links: tuple[Aggregation, ...]
+
+    def transform(self, compiler: Any) -> Any:
+        values = []
+        for link in self.links:
+            (output,) = link.outputs
+            value, zero = link.aggregator.partial([F.col(quoted(name)) for name in link.inputs]), link.aggregator.zero()
+            if zero is not None:
+                value = F.coalesce(value, F.lit(zero).cast(output.dataType))
+            values.append(value.alias(output.name))
+        keys = [F.col(quoted(name)) for name in self.keys]
+        return lambda frame, _: frame.groupBy(*keys).agg(*values)
+
+    def text(self) -> str:
+        values = ", ".join(f"{link.aggregator!r} -> {link.outputs[0].name}" for link in self.links)
+        return f"{values}{' by ' if self.keys else ''}{', '.join(self.keys)}"
+
+
+# --- chains in Python ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CombinerChainNode(GroupingNode):
+    """Several combiners: one combiner whose value is a struct, combined in parts before the shuffle."""
+
+    repeatable = False
+    calls_user = True
+
+    whole: Aggregation
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset((*self.whole.keys, *self.whole.inputs))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        keys = tuple(self.schema[name] for name in self.whole.keys)
+        maker.aggregate(self.whole, self, (*keys, self.whole.outputs[0]))
+        kept = tuple(field for field in self.schema.fields if field.name in live)
+        values = {output: f"f{place}" for place, output in enumerate(self.names[len(keys) :])}
+        maker.push(ExpandOp(kept, values))
+
+
+@dataclass(frozen=True)
+class ExpandOp(OwnOp):
+    """Keys, and fields of the chain's struct, as columns.
+
+    Attributes:
+        values: output → its field of the struct.
+    """
+
+    values: Mapping[str, str]
+
+    def transform(self, compiler: Any) -> Any:
+        places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
+        columns = [F.col(places.get(field.name, quoted(field.name))).alias(field.name) for field in self.fields]
+        return lambda frame, _: frame.select(*columns)
+
+    def text(self) -> str:
+        return f"select {', '.join(field.name for field in self.fields)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AnyChainNode(GroupingNode):
+    """Several aggregates of any kind: one aggregator that sees all rows."""
+
+    repeatable = False
+    calls_user = True
+
+    whole: Aggregation
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset((*self.whole.keys, *self.whole.inputs))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        maker.aggregate(self.whole, self, tuple(self.schema.fields))
+
+
+class _Links(Several):
+    """The links with the places of their inputs among those of the chain."""
+
+    def __init__(self, links: Sequence[Aggregation], inputs: Sequence[str]) -> None:
+        self.users = self._aggregators = [link.aggregator for link in links]
+        self._places = [tuple(inputs.index(name) for name in link.inputs) for link in links]
+
+
+class _CombinerChain(_Links):
+    """Combiners side by side; the value is a dict, as Spark's structs are in Python."""
+
+    def init(self, *values: Any) -> dict[str, Any]:
+        pairs = zip(self._aggregators, self._places)
+        return _struct(aggregator.init(*[values[place] for place in places]) for aggregator, places in pairs)
+
+    def combine(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+        parts = zip(self._aggregators, a.values(), b.values())
+        return _struct(aggregator.combine(one, other) for aggregator, one, other in parts)
+
+    def zero(self) -> dict[str, Any]:
+        return _struct(aggregator.zero() for aggregator in self._aggregators)
+
+
+def _struct(values: Iterable[Any]) -> dict[str, Any]:
+    return {f"f{place}": value for place, value in enumerate(values)}
+
+
+class _AnyChain(_Links):
+    """Aggregates of any kind side by side; their rows are combined in every way."""
+
+    def __init__(self, links: Sequence[Aggregation], inputs: Sequence[str]) -> None:
+        super().__init__(links, inputs)
+        self._modes = [_MODES[link.kind] for link in links]
+        self._several = [len(link.outputs) > 1 for link in links]
+        self._many = [link.many for link in links]
+        self._wide = sum(len(link.outputs) for link in links) > 1
+        self._at: Any = None
+
+    def init(self, batch_id: Any) -> list[Any]:
+        # One batch at a time: what is made for its first group serves the others.
+        if self._at is None or self._at[0] is not batch_id:
+            folds = [Folds(*one, batch_id) for one in zip(self._aggregators, self._modes)]
+            self._at = (batch_id, folds, [one.fold() for one in folds])
+        return [_NOTHING] * len(self._aggregators)
+
+    def aggregate(self, state: list[Any], *values: Any) -> None:
+        for number, (fold, places) in enumerate(zip(self._at[2], self._places)):
+            state[number] = fold(state[number], tuple(values[place] for place in places))
+
+    def complete(self, state: list[Any]) -> Iterator[Any]:
+        results = [self._rows(number, value) for number, value in enumerate(state)]
+        for rows in product(*results):
+            values = tuple(value for row in rows for value in row)
+            yield values if self._wide else values[0]
+
+    def _rows(self, number: int, value: Any) -> list[tuple]:
+        if value is _NOTHING:
+            value = self._at[1][number].initial()
+        several = self._several[number]
+        if self._modes[number] != "aggregate":
+            return [(value,)]
+        found, many = self._aggregators[number].complete(value), self._many[number]
+        if found is None:
+            return []
+        one = many is False or isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__")
+        if many is None and several and isinstance(found, tuple):
+            one = True
+        rows = [found] if one else list(found)
+        return [tuple(row) if several else (row,) for row in rows]

@@ -1,0 +1,257 @@
+"""The PySpark style: select, with_column, agg with Columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from trident.coordinators.errors import FieldError, TopologyError, described
+from trident.operations.join_ops import quoted
+from trident.planning.lowering import ANCHORS_FIELD, GroupingOp, OwnOp
+from trident.planning.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
+from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
+from trident.udf.signatures import call_site
+from trident.udf.types import check_distinct
+from trident.workers.anchors import ANCHORS
+
+if TYPE_CHECKING:
+    from trident.streams.stream import Stream
+
+
+@dataclass(frozen=True)
+class Made:
+    """A field and where it is from.
+
+    Attributes:
+        name: of the field.
+        given: the earlier field that it is; None: it is the expression's.
+        expression: of one column.
+    """
+
+    name: str
+    given: str | None
+    expression: Expression | None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        if self.expression is None:
+            return frozenset((self.given,)) if self.given else frozenset()
+        found = self.expression.analysis
+        everything = found is None or found.all_fields
+        return frozenset(self.expression.schema.names) if everything else found.reads
+
+    @property
+    def deterministic(self) -> bool:
+        return self.expression is None or bool(self.expression.analysis and self.expression.analysis.deterministic)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SelectNode(OwnNode):
+    """select, with_column, drop, rename: fields that are earlier ones or expressions."""
+
+    made: tuple[Made, ...]
+
+    @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        # ``*`` would mean the hidden column too.
+        return not any(one.expression is not None and one.expression.all_fields for one in self.made)
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return all(one.deterministic for one in self.made)
+
+    def carried(self, side: int, field: str) -> str | None:
+        names = [one.name for one in self.made if one.given == field]
+        return field if field in names else next(iter(names), None)
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset().union(*(one.reads for one in self.made if one.name in live))
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        made = tuple(one for one in self.made if one.name in live)
+        fields = tuple(self.schema[one.name] for one in made)
+        if ANCHORS in live:
+            made, fields = (*made, Made(ANCHORS, ANCHORS, None)), (*fields, ANCHORS_FIELD)
+        if any(one.expression is not None and one.expression.all_fields for one in made):
+            maker.narrow(tuple(self.parents[0].schema.fields))
+        maker.push(SelectColumnsOp(fields, made))
+
+
+@dataclass(frozen=True)
+class SelectColumnsOp(OwnOp):
+    """A projection."""
+
+    made: tuple[Made, ...]
+
+    def transform(self, compiler: Any) -> Any:
+        columns = []
+        for one in self.made:
+            if one.expression is None:
+                assert one.given is not None
+                columns.append(F.col(quoted(one.given)).alias(one.name))
+            else:
+                columns += one.expression.columns()
+        return lambda frame, _: frame.select(*columns)
+
+    def text(self) -> str:
+        parts = []
+        for one in self.made:
+            source = one.given if one.expression is None else str(one.expression)
+            parts.append(one.name if source == one.name else f"{source} as {one.name}")
+        return f"select {', '.join(parts)}"
+
+
+def select(stream: "Stream", chosen: Sequence[Any], what: str = "select") -> "Stream":
+    """Fields by name and Columns side by side."""
+    made: list[Made] = []
+    for one in chosen:
+        if is_expression(one):
+            made.append(_made(stream, one, what))
+        else:
+            names = field_names(one, what)
+            require_fields(names, stream.schema, what)
+            made += [Made(name, name, None) for name in names]
+    return _select(stream, made, what)
+
+
+def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.with_column`."""
+    _require_names(columns, "with_columns", "{'name': a Column, …}")
+    made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
+    for name, column in columns.items():
+        if not is_expression(column):
+            raise TopologyError(f"with_column({name!r}) needs a Column", found=repr(column),
+                                expected="a Column or trident.expr(…)", action="use each for a function")  # fmt: skip
+        made[name.lower()] = _made(stream, column, "with_column", name)
+    return _select(stream, list(made.values()), "with_column")
+
+
+def drop(stream: "Stream", names: tuple[str, ...]) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.drop`."""
+    require_fields(names, stream.schema, "drop")
+    made = [Made(name, name, None) for name in stream.fields if name not in names]
+    if not made:
+        raise FieldError("drop leaves no field", found=", ".join(names), expected="at least one that stays")
+    return _select(stream, made, "drop")
+
+
+def rename(stream: "Stream", names: Mapping[str, str]) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.rename`."""
+    _require_names(names, "rename", "{'field': 'its new name', …}")
+    odd = [name for name in names.values() if not isinstance(name, str)]
+    if odd:
+        raise FieldError("rename needs names", found=described(odd[0]), expected="text")
+    require_fields(names, stream.schema, "rename")
+    return _select(stream, [Made(names.get(name, name), name, None) for name in stream.fields], "rename")
+
+
+def _require_names(given: Any, what: str, expected: str) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise FieldError(f"{what} needs the fields by name", found=described(given), expected=expected)
+
+
+def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
+    if not made:
+        raise FieldError(f"{what} has no fields", expected="at least one")
+    check_distinct([one.name for one in made], f"the fields of {what}")
+    fields = []
+    for one in made:
+        if one.expression is None:
+            assert one.given is not None
+            fields.append(StructField(one.name, stream.schema[one.given].dataType, True))
+        else:
+            fields.append(one.expression.outputs[0])
+    return stream._next(
+        SelectNode(
+            parents=(stream._node,), schema=StructType(fields), operation=f"{what}({', '.join(o.name for o in made)})",
+            location=call_site(), made=tuple(made),
+        )  # fmt: skip
+    )
+
+
+def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> Made:
+    found = analyse(column, stream.schema, what, needs_name=name is None)
+    if found.aggregates:
+        raise TopologyError(f"{what} cannot aggregate", found=str(column), expected="an expression over a single row",
+                            action="use agg")  # fmt: skip
+    if found.generates or len(found.fields) != 1:
+        raise TopologyError(
+            f"{what} makes one row of each", found=str(column),
+            expected="an expression that gives one value of each row",
+            action="to multiply rows beside the other fields write each(expr('explode(items)'), 'item') before it; "
+            "for the new rows alone flat_map(expr('explode(items)'), 'item')",
+        )  # fmt: skip
+    field = found.fields[0]
+    field = StructField(name or field.name, field.dataType, True)
+    return Made(field.name, None, Expression(column, stream.schema, (field,), found, what))
+
+
+# --- agg with Columns ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ColumnAggregateNode(GroupingNode):
+    """agg(F.sum("n").alias("total"), …): an aggregate by Spark.
+
+    Attributes:
+        columns: aggregate expressions.
+        taken: the fields that they refer to.
+        all_fields: whether one says ``*``.
+    """
+
+    columns: tuple[Any, ...]
+    taken: frozenset[str]
+    deterministic: bool
+    all_fields: bool
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return self.deterministic
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset(parent.names) if self.all_fields else self.taken | frozenset(self.keys)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        if self.all_fields:
+            maker.narrow(tuple(self.parents[0].schema.fields))
+        maker.push(ColumnAggregateOp(tuple(self.schema.fields), self.keys, self.columns))
+
+
+@dataclass(frozen=True)
+class ColumnAggregateOp(GroupingOp):
+    """groupBy(keys).agg(columns)."""
+
+    columns: tuple[Any, ...]
+
+    def transform(self, compiler: Any) -> Any:
+        keys = [F.col(quoted(name)) for name in self.keys]
+        made = [to_column(one).alias(field.name) for one, field in zip(self.columns, self.fields[len(keys) :])]
+        return lambda frame, _: frame.groupBy(*keys).agg(*made)
+
+    def text(self) -> str:
+        names = ", ".join(field.name for field in self.fields[len(self.keys) :])
+        return f"aggregate {names}{' by ' if self.keys else ''}{', '.join(self.keys)}"
+
+
+def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[Any]) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.agg`."""
+    for one in columns:
+        if not is_expression(one):
+            raise TopologyError(
+                "agg takes aggregate Columns, or inputs, an aggregator and outputs", found=repr(one),
+                expected="F.sum('n').alias('total'), or ('n', Sum(), 'total')",
+            )  # fmt: skip
+    found = analyse_aggregates(columns, keys, stream.schema, "agg")
+    schema = StructType([*picked(stream.schema, keys).fields, *found.fields])
+    check_distinct(schema.names, "the keys and outputs of agg")
+    return stream._next(
+        ColumnAggregateNode(
+            parents=(stream._node,), schema=schema, operation=f"agg({', '.join(f.name for f in found.fields)})",
+            location=call_site(), keys=keys, columns=tuple(columns), taken=found.reads,
+            deterministic=found.deterministic, all_fields=found.all_fields,
+        )  # fmt: skip
+    )

@@ -1,0 +1,317 @@
+"""What ``partition_persist`` and ``persistent_aggregate`` become: the nodes that write to states.
+
+What a state needs to know before it can be written decides where its new
+values are found. A combiner's partial values and the last rows of an upsert
+are written as they are, by any attempt, side by side. A reducer needs the
+value of before: it is found in the transaction's turn, before its decision
+(docs/semantics.md 9.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from pyspark.sql.types import StructType
+
+from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.guarantees import warn_if_not_exactly_once
+from trident.operations.repartitioning import check_hint
+from trident.operations.state_kinds import (
+    check_append,
+    check_keyed,
+    check_memory_keys,
+    check_named,
+    check_reserved,
+    check_upsert,
+    state_kind,
+)
+from trident.operations.upsert import Upsert
+from trident.planning.nodes import (
+    AggregateNode,
+    LastNode,
+    Names,
+    NewValuesNode,
+    Node,
+    PersistNode,
+    field_names,
+    picked,
+    require_fields,
+)
+from trident.planning.request_nodes import no_committer
+from trident.states.core.binding import StateBinding
+from trident.streams.other_names import STATE_NAMES, OtherNames
+from trident.udf.signatures import call_site, check_serialisable
+from trident.udf.types import parse_outputs
+
+if TYPE_CHECKING:
+    from trident.streams.stream import Stream
+    from trident.streams.topology import TridentTopology
+
+
+class TridentState(OtherNames):
+    """A state that a topology writes to, or a static one: what ``state_query`` takes.
+
+    Attributes:
+        name: what ``query.snapshot`` takes; "" for a static state.
+        binding: what is written to it; None for a static state.
+        source: the factory of a static state; else None.
+    """
+
+    _OTHER_NAMES = STATE_NAMES
+
+    def __init__(self, topology: "TridentTopology", node: PersistNode | None, source: Any = None) -> None:
+        self._topology, self._node, self.source = topology, node, source
+
+    @property
+    def binding(self) -> StateBinding | None:
+        return self._node.binding if self._node is not None else None
+
+    @property
+    def name(self) -> str:
+        return self._node.binding.name if self._node is not None else ""
+
+    def __repr__(self) -> str:
+        return f"TridentState({self.name or self.source!r})"
+
+    def parallelism_hint(self, count: int) -> "TridentState":
+        """The state itself. In Storm it says how many tasks write to the state, as programs of Trident do at their end.
+
+        Here that follows from the rows that are written: give the hint to the
+        stream in front of the state, or ``partitions=`` to a map of your own. A
+        DeltaMapState and a DeltaAppend are written by the tasks that have the rows.
+
+        Raises:
+            TopologyError: it is no whole number from 1.
+        """
+        check_hint(count)
+        return self
+
+    def new_values_stream(self) -> "Stream":
+        """The keys that a transaction changes, with their new values, in the same transaction.
+
+        Of an aggregate: the keys and the value over all transactions so far,
+        one row per key that the batch touched. Of an upsert: the rows that are
+        kept, not those that are removed. Of an updater: what it emits.
+
+        What is made of it is decided and published together with the state.
+
+        Raises:
+            TopologyError: new values of this state are not known before it is published.
+        """
+        from trident.streams.stream import Stream
+
+        node = self._node
+        if node is None or node.binding.kind in ("append", "user"):
+            raise TopologyError(
+                f"state {self.name or self.source!r} has no stream of new values",
+                found="a static state" if node is None else _why_no_values(node),
+                expected="a persistent aggregate, an upsert, or an updater of opaque(…) or transactional(…)",
+            )
+        schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
+        if not schema.names:
+            raise TopologyError(
+                f"the updater of state {self.name} emits nothing", expected="outputs given to partition_persist"
+            )
+        made = NewValuesNode(
+            parents=(node,), schema=schema, operation=f"new_values_stream({self.name})", location=call_site()
+        )
+        self._topology._add(made)
+        return Stream(self._topology, made)
+
+
+def _check_transactions(stream: "Stream", what: str) -> None:
+    """Raises TopologyError below a DRPC stream: its requests are no transactions."""
+    origin = stream._topology._origins.get(stream._node)
+    if origin is not None:
+        raise no_committer(origin, what)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _UpdaterNode(PersistNode):
+    """A PersistNode with an updater of the user; ``new_values`` is what it emits."""
+
+    new_values: StructType
+
+
+def _why_no_values(node: PersistNode) -> str:
+    if node.binding.kind == "append":
+        return "rows that are appended"
+    return "a state whose updates are made while it is published, after the decision"
+
+
+def _values_schema(node: PersistNode) -> StructType:
+    return picked(node.schema, [name for name in node.schema.names if not name.startswith("_deleted")])
+
+
+# --- partition_persist -------------------------------------------------------------------
+
+
+def partition_persist(
+    stream: "Stream", state: Any, inputs: Union[Names, None], updater: Any, outputs: Any, partition_by: Any
+) -> TridentState:
+    """See :meth:`trident.streams.stream.Stream.partition_persist`."""
+    _check_transactions(stream, "partition_persist")
+    kind = state_kind(state)
+    names = stream.fields if inputs is None else field_names(inputs, "partition_persist")
+    require_fields(names, stream.schema, "partition_persist")
+    schema = picked(stream.schema, names)
+    if isinstance(updater, Upsert):
+        check_upsert(state, schema, updater)
+        return _upsert(stream, state, schema, updater)
+    if kind == "append":
+        if updater is not None or outputs:
+            raise TopologyError("DeltaAppend takes no updater", found=repr(updater), expected="the rows as they are")
+        check_append(state, schema)
+        binding = StateBinding(state, "append", (), schema, names)
+        return _add(stream, binding, PersistNode, parents=(stream._node,))
+    if updater is None:
+        raise TopologyError(
+            "partition_persist appends rows", found=repr(state), expected="DeltaAppend(name)",
+            action="use persistent_aggregate for a state with one value per key; or give an updater: "
+            "Upsert(keys) keeps the last row of each key, a StateUpdater of your own does what it likes",
+        )  # fmt: skip
+    by = field_names(partition_by, "partition_by") if partition_by else ()
+    require_fields(by, schema, "partition_by of partition_persist")
+    return _updater(stream, state, kind, schema, updater, outputs, by)
+
+
+def _updater(
+    stream: "Stream", state: Any, kind: str, schema: StructType, updater: Any, outputs: Any, by: tuple[str, ...]
+) -> TridentState:
+    if not callable(getattr(updater, "update_state", None)) or isinstance(updater, type):
+        raise TopologyError(
+            "partition_persist needs an updater", found=repr(updater),
+            expected="Upsert(keys), or an object with update_state(state, tuples, collector)",
+        )  # fmt: skip
+    if kind in ("keyed", "memory"):
+        raise TopologyError(
+            f"{type(state).__name__} is written by Spark, which calls no updater", found=repr(updater),
+            expected="Upsert(keys)",
+            action="use opaque(name, map) for a state that is updated by your own code, or persistent_aggregate",
+        )  # fmt: skip
+    check_named(state)
+    check_serialisable(updater, "partition_persist")
+    check_serialisable(state, "partition_persist")
+    if outputs and kind == "user":
+        raise TopologyError(
+            f"the updater of state {state.name} cannot emit", found=repr(outputs),
+            expected="no outputs: such a state is updated while it is published, after the decision",
+            action="use a map: the updates of opaque(name, map) and transactional(name, map) are found before it",
+        )  # fmt: skip
+    partitions = getattr(state, "partitions", 1)
+    if partitions != 1 and not by:
+        raise TopologyError(
+            f"state {state.name} has {partitions} partitions: which rows belong to which is not known",
+            found="no partition_by", expected="partition_by, the fields whose equal values stay together",
+        )  # fmt: skip
+    binding = StateBinding(state, kind, by, schema, tuple(schema.names), updater)
+    return _add(
+        stream, binding, _UpdaterNode, parents=(stream._node,), mode="update" if kind == "map" else None,
+        new_values=_emitted(outputs),
+    )  # fmt: skip
+
+
+def _emitted(outputs: Any) -> StructType:
+    """The fields that an updater emits; their types are written with them."""
+    fields = StructType()
+    for name, type_ in parse_outputs(outputs) if outputs else ():
+        if type_ is None:
+            raise OutputTypeError(
+                f"the type of output {name!r} of an updater is not known", expected=f"a type, as in '{name} long'"
+            )
+        fields.add(name, type_, True)
+    return fields
+
+
+def _upsert(stream: "Stream", state: Any, schema: StructType, upsert: Upsert) -> TridentState:
+    keys = tuple(upsert.keys)
+    values = tuple(name for name in schema.names if name not in (*keys, upsert.delete_when))
+    stored = picked(schema, (*keys, *values))
+    check_reserved(state, stored)
+    check_memory_keys(state, stored, keys)
+    kind = state_kind(state)
+    last = LastNode(
+        parents=(stream._node,), schema=StructType([*stored.fields, _deleted_field()]),
+        operation=f"last({', '.join(keys)})", location=call_site(), keys=keys, values=values,
+        delete_when=upsert.delete_when, order_by=upsert.order_by,
+    )  # fmt: skip
+    stream._topology._add(last)
+    binding = StateBinding(state, kind, keys, stored, values, upsert, merging="last")
+    return _add(
+        stream, binding, PersistNode, parents=(last,), mode="put" if kind == "map" else None,
+        takes=tuple(last.schema.names),
+    )  # fmt: skip
+
+
+def _deleted_field() -> Any:
+    from pyspark.sql.types import BooleanType, StructField
+
+    return StructField("_deleted", BooleanType(), True)
+
+
+# --- persistent_aggregate ----------------------------------------------------------------
+
+
+def persistent_aggregate(
+    stream: "Stream", keys: tuple[str, ...], state: Any, inputs: Any, aggregator: Any, outputs: Any
+) -> TridentState:
+    """See :meth:`trident.streams.stream.Stream.persistent_aggregate`."""
+    what = "persistent_aggregate"
+    _check_transactions(stream, what)
+    check_keyed(state, what)
+    aggregation = read_aggregation(stream.schema, what, keys, inputs, aggregator, outputs, call_site())
+    combines = aggregation.kind in ("native", "combiner")
+    if aggregation.kind == "aggregator" and not callable(getattr(aggregator, "resume", None)):
+        raise TopologyError(
+            f"{what} keeps what complete() gives, and this aggregator cannot go on from it",
+            found=f"{aggregator_name(aggregator)} without resume(batch_id, *stored)",
+            expected="resume(batch_id, *stored) -> the state that aggregate() takes, with one argument per output",
+            action="add it; or write a combiner or a reducer",
+        )
+    schema = StructType([*picked(stream.schema, keys).fields, *aggregation.outputs])
+    check_reserved(state, schema)
+    check_memory_keys(state, schema, keys)
+    kind = state_kind(state)
+    values = tuple(field.name for field in aggregation.outputs)
+    name = f"{state.name}, {aggregator_name(aggregator)}"
+    if kind in ("map", "user") and combines:
+        # A map takes one value per key: the batch's own, which is found before the transaction's turn.
+        of_batch = AggregateNode(
+            parents=(stream._node,), schema=schema, aggregation=aggregation, location=call_site(),
+            operation=f"aggregate({aggregator_name(aggregator)})",
+        )  # fmt: skip
+        stream._topology._add(of_batch)
+        binding = StateBinding(state, kind, keys, schema, values, aggregator)
+        return _add(
+            stream, binding, PersistNode, parents=(of_batch,), mode="merge" if kind == "map" else None, label=name
+        )
+    if combines:
+        binding = StateBinding(state, kind, keys, schema, values, aggregator)
+        return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, label=name)
+    if kind == "user":
+        raise TopologyError(
+            f"state {state.name} cannot keep a {aggregation.kind}: it is updated while it is published",
+            found=repr(aggregator), expected="a combiner, or a state with opaque(…) or transactional(…) values",
+        )  # fmt: skip
+    binding = StateBinding(
+        state, kind, keys, schema, values, aggregator, merging="last" if kind in ("keyed", "memory") else "combine"
+    )
+    mode = "reduce" if aggregation.kind == "reducer" else "aggregate"
+    return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, mode=mode, label=name)
+
+
+def _add(
+    stream: "Stream", binding: StateBinding, cls: type[PersistNode], *, parents: tuple[Node, ...],
+    aggregation: Any = None, mode: str | None = None, takes: tuple[str, ...] | None = None, label: str = "",
+    **more: Any,
+) -> TridentState:  # fmt: skip
+    operation = f"{'persistent_aggregate' if label else 'partition_persist'}({label or binding.name})"
+    node = cls(
+        parents=parents, schema=binding.schema, operation=operation, location=call_site(), binding=binding,
+        aggregation=aggregation, mode=mode, takes=takes, **more,
+    )  # fmt: skip
+    stream._topology._add_sink(node)
+    warn_if_not_exactly_once(node, stream._topology)
+    return TridentState(stream._topology, node)

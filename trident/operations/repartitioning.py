@@ -1,0 +1,308 @@
+"""Which rows are in which Spark partition: Trident's repartitionings, and hints (docs/semantics.md 4)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField
+
+from trident.coordinators.errors import TopologyError
+from trident.operations.aggregators import is_groupable
+from trident.operations.join_ops import quoted
+from trident.planning.lowering import MARKER, OnePartitionOp, OwnOp
+from trident.planning.nodes import Node, OwnNode, require_fields
+from trident.udf.signatures import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
+from trident.workers.chain import Rows, WithoutMarker
+from trident.workers.failures import Label
+
+if TYPE_CHECKING:
+    from trident.streams.stream import Stream
+
+_TARGET = "__trident_target"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassNode(OwnNode):
+    """Changes nothing: a name, or a hint.
+
+    Attributes:
+        parallelism: how many Spark partitions the rows are to be in; None: not said.
+    """
+
+    passes_anchors = True
+
+    parallelism: int | None = None
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return live
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        """Nothing: hints are read before."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RepartitionNode(OwnNode):
+    """Moves rows between Spark partitions.
+
+    Attributes:
+        kind: "shuffle", "partition_by", "broadcast", "partition" or "global".
+        keys: the fields of partition_by, or those that the function takes.
+        function: of "partition": gives the partitions of a row.
+    """
+
+    row_by_row = False
+    repeatable = False  # the order of rows that come from several partitions is not promised
+    repartitions = True
+
+    kind: str
+    keys: tuple[str, ...] = ()
+    function: UserFunction | None = None
+
+    @property
+    def calls_user(self) -> bool:  # type: ignore[override]
+        return self.function is not None
+
+    @property
+    def passes_anchors(self) -> bool:  # type: ignore[override]
+        return self.kind in ("shuffle", "partition_by", "global")
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return live | frozenset(self.keys)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        hint, exact = maker.spread.counts.get(self), self in maker.spread.exact
+        fields = tuple(field for field in maker.physical if field.name in live or field.name in self.keys)
+        maker.narrow(fields)
+        if self.kind == "global":
+            if not exact:
+                maker.push(GatherOp(fields))
+                return
+            marked = (*fields, StructField(MARKER, LongType(), False))
+            maker.push(OnePartitionOp(marked))
+            maker.push_python(WithoutMarker(MARKER), fields, tuple(field.name for field in marked))
+            return
+        kind, keys = self.kind, self.keys
+        if self.function is not None:
+            self._choose(maker, fields)
+            kind, keys = "chosen", (_TARGET,)
+        if not exact:
+            maker.push(PlaceOp(fields, kind, keys, hint))
+            return
+        marked = (*fields, StructField(MARKER, LongType(), False))
+        maker.push(PlaceOp(marked, kind, keys, hint, marked=True))
+        maker.push_python(WithoutMarker(MARKER), fields, tuple(field.name for field in marked))
+
+    def _choose(self, maker: Any, fields: tuple[StructField, ...]) -> None:
+        assert self.function is not None
+        step = Rows(
+            Label(self.operation, self.function.location), _Targets(self.function.call), self.keys, (_TARGET,),
+            (pa.int64(),), True, tuple(field.name for field in fields), drop_none=True,
+        )  # fmt: skip
+        target = StructField(_TARGET, LongType(), True)
+        maker.push_python(step, (*fields, target), tuple(field.name for field in fields))
+
+
+class _Targets:
+    """What a function of ``partition`` gave, as whole numbers."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = self.__wrapped__ = function  # its prepare and cleanup are called
+
+    def __call__(self, *values: Any) -> list[int]:
+        found = self._function(*values)
+        several = found if isinstance(found, (list, tuple, set, frozenset, range, Iterator)) else [found]
+        targets = [operator.index(one) for one in several]
+        if not targets or min(targets) < 0:
+            raise ValueError(f"a partition is a number from 0, and every row needs one; found {found!r}")
+        return targets
+
+
+# --- operations --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GatherOp(OwnOp):
+    """All rows in one partition; what is above stays parallel."""
+
+    shuffles = True
+
+    def transform(self, compiler: Any) -> Any:
+        return lambda frame, _: frame.repartition(1)
+
+    def text(self) -> str:
+        return "into one partition"
+
+
+@dataclass(frozen=True)
+class PlaceOp(OwnOp):
+    """Moves rows between partitions.
+
+    Attributes:
+        kind: "shuffle", "partition_by", "broadcast", or "chosen": the column in keys says which.
+        keys: columns.
+        count: of partitions; None: as many as Spark has cores.
+        marked: a marker row is added to every partition, so that each exists.
+    """
+
+    spreads = True
+    shuffles = True
+
+    kind: str
+    keys: tuple[str, ...]
+    count: int | None
+    marked: bool = False
+
+    @property
+    def fills(self) -> bool:  # type: ignore[override]
+        return self.marked
+
+    def transform(self, compiler: Any) -> Any:
+        count = self.count or compiler.context.defaultParallelism
+        data = [field for field in self.fields if field.name != MARKER]
+        names = [F.col(quoted(field.name)) for field in data]
+        keys = [F.col(quoted(name)) for name in self.keys]
+        if not self.marked and self.kind == "partition_by":
+            return lambda frame, _: frame.repartition(count, *keys)
+        if not self.marked and self.kind == "shuffle":
+            return lambda frame, _: frame.repartition(count)
+        target = self._target(count).alias(_TARGET)
+        if not self.marked:
+            return lambda frame, _: frame.select(*names, target).repartitionById(count, _TARGET).select(*names)
+        unmarked, marker = [*names, F.lit(0).cast("long").alias(MARKER), target], self._markers(compiler, count)
+        kept = [*names, F.col(MARKER)]
+        return lambda frame, _: frame.select(*unmarked).union(marker).repartitionById(count, _TARGET).select(*kept)
+
+    def _markers(self, compiler: Any, count: int) -> Any:
+        nothing = [
+            F.lit(None).cast(field.dataType).alias(field.name) for field in self.fields if field.name != MARKER
+        ]  # fmt: skip
+        rows = compiler.session.range(0, count, 1, 1)
+        return rows.select(*nothing, F.lit(1).cast("long").alias(MARKER), F.col("id").cast("int").alias(_TARGET))
+
+    def _target(self, count: int) -> Any:
+        if self.kind == "broadcast":
+            return F.explode(F.sequence(F.lit(0), F.lit(count - 1)))
+        if self.kind == "partition_by":  # as Spark's own repartition by columns
+            return F.pmod(F.hash(*[F.col(quoted(name)) for name in self.keys]), F.lit(count))
+        if self.kind == "chosen":
+            return F.pmod(F.col(self.keys[0]), F.lit(count)).cast("int")
+        # In turn; each partition begins with another one, or few rows in each would all go to the same.
+        return F.pmod(F.monotonically_increasing_id() + F.spark_partition_id(), F.lit(count)).cast("int")
+
+    def text(self) -> str:
+        by = f" by {', '.join(self.keys)}" if self.kind == "partition_by" else ""
+        every = ", each row in every one" if self.kind == "broadcast" else ", as chosen" if self.kind == "chosen" else ""
+        into = f"{self.count} partitions" if self.count else "as many partitions as cores"
+        return f"into {into}{by}{every}"
+
+
+@dataclass(frozen=True)
+class AtLeastOneOp(OwnOp):
+    """Partitions as they are; where Spark has none as many as there must be, made by marker rows.
+
+    Attributes:
+        count: how many; None: not said, so one.
+    """
+
+    fills = True
+
+    count: int | None = None
+
+    def transform(self, compiler: Any) -> Any:
+        keep_empty_partitions(compiler.session)
+        data = [field for field in self.fields if field.name != MARKER]
+        names = [F.col(quoted(field.name)) for field in data]
+        unmarked = [*names, F.lit(0).cast("long").alias(MARKER)]
+        made = PlaceOp(self.fields, "shuffle", (), self.count or 1, marked=True).transform(compiler)
+
+        def transform(frame: Any, _: Any) -> Any:
+            rows = frame.select(*unmarked)
+            greatest = rows._jdf.queryExecution().optimizedPlan().maxRows()
+            # Spark drops a relation that it can see is empty, with its partitions.
+            return made(frame, None) if greatest.isDefined() and greatest.get() == 0 else rows
+
+        return transform
+
+    def text(self) -> str:
+        return "in at least one partition"
+
+
+_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
+_DROPS_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+
+def keep_empty_partitions(session: Any) -> None:
+    """Tells Spark not to drop the partitions behind a shuffle when it sees that they are all empty."""
+    rules = [rule for rule in session.conf.get(_EXCLUDED, "").split(",") if rule.strip()]
+    if _DROPS_EMPTY not in rules:
+        session.conf.set(_EXCLUDED, ",".join([*rules, _DROPS_EMPTY]))
+
+
+# --- what streams call ---------------------------------------------------------------------
+
+
+def repartition(
+    stream: "Stream", kind: str, operation: str, keys: tuple[str, ...] = (), function: Any = None
+) -> "Stream":
+    """A stream whose rows are moved; see the methods of Stream."""
+    require_fields(keys, stream.schema, operation)
+    for name in keys if kind == "partition_by" else ():
+        if not is_groupable(stream.schema[name].dataType):
+            raise TopologyError(
+                f"{operation} cannot use field {name!r}", found=stream.schema[name].dataType.simpleString(),
+                expected="a type that can be compared",
+            )  # fmt: skip
+    site, described = call_site(), None
+    if function is not None:
+        described = describe(function, operation, site)
+        if described.vectors is not None:
+            raise TopologyError(
+                f"{operation} calls its function row by row", found=f"{described.name}, which takes columns",
+                expected="a function of a row's values",
+            )  # fmt: skip
+        check_arity(function, len(keys), f"{operation}({described.name})")
+        check_serialisable(function, f"{operation}({described.name})")
+        check_lifecycle(function, f"{operation}({described.name})")
+    label = described.name if described else ", ".join(keys)
+    return stream._next(
+        RepartitionNode(
+            parents=(stream._node,), schema=stream.schema, operation=f"{operation}({label})", location=site,
+            kind=kind, keys=keys, function=described,
+        )  # fmt: skip
+    )
+
+
+def hint(stream: "Stream", count: int) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.parallelism_hint`."""
+    check_hint(count)
+    return _pass(stream, f"parallelism_hint({count})", parallelism=count)
+
+
+def check_hint(count: Any) -> None:
+    """Raises TopologyError unless it can be a number of Spark partitions."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise TopologyError("parallelism_hint takes a number of Spark partitions", found=repr(count),
+                            expected="a whole number from 1")  # fmt: skip
+
+
+def named(stream: "Stream", name: str) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.name`."""
+    if not isinstance(name, str) or not name.strip():
+        raise TopologyError("name takes a name", found=repr(name), expected="a text")
+    return _pass(stream, f"name({name})")
+
+
+def unmoved(stream: "Stream", operation: str) -> "Stream":
+    """A stream whose rows stay where they are."""
+    return _pass(stream, operation)
+
+
+def _pass(stream: "Stream", operation: str, **more: Any) -> "Stream":
+    return stream._next(
+        PassNode(parents=(stream._node,), schema=stream.schema, operation=operation, location=call_site(), **more)
+    )

@@ -1,0 +1,77 @@
+"""What counts within one batch only, though a reader may expect it over all of them (docs/semantics.md 4).
+
+A join and a multi_reduce see the rows of one transaction. Of two spouts each
+cuts its rows into batches as it has them, so which rows meet is chance; of
+branches of one spout it is not. An ``Upsert`` orders the rows of one batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trident.operations.guarantees import sources_of
+from trident.planning.nodes import LastNode
+
+if TYPE_CHECKING:
+    from trident.planning.nodes import Node
+
+
+class SameBatchOnlyWarning(UserWarning):
+    """A join or multi_reduce of streams of independent spouts: rows of two batches never meet, and are not kept.
+
+    A pair of rows is found only if both spouts happen to put them into one
+    transaction. What is to be found over all batches belongs into a state:
+    merge the streams, ``group_by`` the key, and keep what each side said with an
+    aggregator of your own (docs/stream-api.md, "Joining over batches").
+
+    Where the batches of the spouts do belong together, as those of two
+    FixedBatchSpouts, ``warnings.filterwarnings("ignore", category=SameBatchOnlyWarning)``.
+    """
+
+
+def warn_if_independent(node: "Node", what: str) -> None:
+    """Warns, at the user's line, when the sides of a join or multi_reduce come from independent spouts."""
+    pair = independent_sides(node)
+    if pair is None:
+        return
+    one, other = pair
+    file, _, line = node.location.rpartition(":")
+    text = (
+        f"{what} of streams {one} and {other}: only rows of one transaction meet, and these are independent spouts, "
+        "so a row whose partner comes in another batch finds none, and is not kept; to find all pairs, merge the "
+        "streams, group_by the key, and keep both sides in a state: persistent_aggregate with an Aggregator that has "
+        "resume, then new_values_stream (docs/stream-api.md, 'Joining over batches')"
+    )
+    warnings.warn_explicit(text, SameBatchOnlyWarning, file or "topology", int(line) if line.isdigit() else 1)
+
+
+def independent_sides(node: "Node") -> tuple[str, str] | None:
+    """The streams of the first two sides that have no spout in common; None when all have."""
+    sides = [frozenset(source.tx_id for source in sources_of(parent)) for parent in node.parents]
+    for number, one in enumerate(sides):
+        for other in sides[number + 1 :]:
+            if one and other and not one & other:
+                return _named(one), _named(other)
+    return None
+
+
+def _named(streams: frozenset[str]) -> str:
+    return " and ".join(repr(name) for name in sorted(streams))
+
+
+def notes(node: "Node") -> Iterator[str]:
+    """What ``explain`` says of a node that works within one batch only."""
+    from trident.operations.joins import JoinNode, MultiReduceNode
+
+    if isinstance(node, (JoinNode, MultiReduceNode)):
+        pair = independent_sides(node)
+        if pair is not None:
+            yield f"only rows of one transaction meet: streams {pair[0]} and {pair[1]} are independent"
+    if isinstance(node, LastNode) and node.order_by:
+        wins = "between batches the later transaction wins, whatever its value"
+        yield f"ordered by {node.order_by} within a batch only: {wins}"
+
+
+__all__: list[Any] = ["SameBatchOnlyWarning", "independent_sides", "notes", "warn_if_independent"]

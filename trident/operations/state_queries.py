@@ -1,0 +1,158 @@
+"""What ``state_query`` becomes, and what can be asked of which state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import DataType, StructType
+
+from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.operations.query_kinds import MapGet, SnapshotGet, TupleCollectionGet
+from trident.planning.nodes import StateQueryNode, appended, field_names, require_fields
+from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
+from trident.udf.types import parse_outputs
+
+if TYPE_CHECKING:
+    from trident.operations.persisting import TridentState
+    from trident.states.core.binding import StateBinding
+    from trident.streams.stream import Stream
+
+BUILT_IN = (MapGet, SnapshotGet, TupleCollectionGet)
+
+
+def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any, outputs: Any) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.state_query`."""
+    from trident.operations.persisting import TridentState
+    from trident.streams.stream import Stream
+
+    what = "state_query"
+    if not isinstance(state, TridentState):
+        raise TopologyError(f"{what} needs a state of the topology", found=repr(state),
+                            expected="what persistent_aggregate, partition_persist or new_static_state gave")  # fmt: skip
+    if state._topology is not stream._topology:
+        raise TopologyError(f"{what} needs a state of its own topology", found=repr(state),
+                            action="query it from a stream of that topology")  # fmt: skip
+    names = field_names(inputs, what) if inputs else ()
+    require_fields(names, stream.schema, what)
+    if isinstance(query, type):
+        raise TopologyError(f"{what} needs a query, not its class", found=query.__name__, expected=f"{query.__name__}()")
+    many: bool | None = None
+    if isinstance(query, BUILT_IN):
+        fields = _built_in(stream.schema, state, names, query, parse_outputs(outputs))
+    else:
+        fields, many = _own(stream.schema, state, names, query, parse_outputs(outputs))
+    made = tuple(name for name, _ in fields)
+    node = StateQueryNode(
+        parents=(stream._node,), schema=appended(stream.schema, fields, what),
+        operation=f"{what}({state.name or 'static'}, {type(query).__name__})", location=call_site(),
+        state=state.binding or state.source, writer=state._node, query=query, inputs=names, outputs=made, many=many,
+    )  # fmt: skip
+    stream._topology._add(node)
+    return Stream(stream._topology, node)
+
+
+def _built_in(
+    schema: StructType, state: "TridentState", inputs: tuple[str, ...], query: Any, outputs: Any
+) -> list[tuple[str, DataType]]:
+    binding = state.binding
+    if binding is None or binding.kind in ("append", "user"):
+        own = binding is None or binding.kind == "user"
+        if own and isinstance(query, TupleCollectionGet):
+            _check_collection(state, inputs, query)
+            return _typed(outputs, f"{query!r} of a state of your own")
+        if own and isinstance(query, MapGet):
+            return _typed(outputs, f"{query!r} of a state of your own")
+        raise TopologyError(f"{query!r} cannot ask this state", found=repr(state.name or state.source),
+                            expected="a state with one value per key")  # fmt: skip
+    _check_inputs(schema, binding, inputs, query)
+    given = list(binding.keys) if isinstance(query, TupleCollectionGet) else []
+    stored = [binding.schema[name] for name in (*given, *binding.value_fields)]
+    if isinstance(query, TupleCollectionGet) and binding.kind == "map":
+        _check_collection(state, inputs, query)
+    if len(outputs) != len(stored):
+        raise OutputTypeError(
+            f"{query!r} of state {binding.name} gives {len(stored)} fields", found=f"{len(outputs)} outputs",
+            expected=", ".join(f"a name for {field.name}" for field in stored),
+        )  # fmt: skip
+    for (name, type_), field in zip(outputs, stored):
+        if type_ is not None and type_ != field.dataType:
+            raise OutputTypeError(f"output {name!r} of {query!r} has another type", found=field.dataType.simpleString(),
+                                  expected=type_.simpleString(), action="leave the type out")  # fmt: skip
+    return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
+
+
+def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any) -> None:
+    """Raises TopologyError unless a state of one's own can give all its entries at one place."""
+    setting = state.binding.state if state.binding is not None else state.source
+    if inputs:
+        raise TopologyError(f"{query!r} takes no inputs", found=", ".join(inputs), expected="state, query, outputs")
+    if getattr(setting, "partitions", 1) != 1:
+        raise TopologyError(f"{query!r} cannot ask a state in several partitions", found=repr(state.name),
+                            expected="a state with partitions=1", action="use MapGet, or a QueryFunction")  # fmt: skip
+    made_there = callable(getattr(setting, "make_state", None)) or callable(getattr(setting, "get_tuples", None))
+    backing = getattr(setting, "backing", None)
+    if not made_there and backing is not None and hasattr(backing, "multi_get") and not hasattr(backing, "items"):
+        raise TopologyError(
+            f"{query!r} cannot ask state {state.name}: its map cannot list what it has",
+            found=f"{type(backing).__name__} without items()",
+            expected="items(), which gives every (key, stored value)",
+        )  # fmt: skip
+    if not made_there and backing is None:
+        raise TopologyError(f"{query!r} cannot ask this state", found=repr(setting)[:200],
+                            expected="a state with get_tuples(), which gives a tuple for each entry")  # fmt: skip
+
+
+def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str, ...], query: Any) -> None:
+    wanted = binding.keys if isinstance(query, MapGet) else ()
+    if isinstance(query, MapGet) and not binding.keys:
+        raise TopologyError(f"state {binding.name} has no keys", found="MapGet()", expected="SnapshotGet()")
+    if isinstance(query, SnapshotGet) and binding.keys:
+        raise TopologyError(f"state {binding.name} has keys", found="SnapshotGet()", expected="MapGet()")
+    if len(inputs) != len(wanted):
+        raise TopologyError(
+            f"{query!r} of state {binding.name} takes {len(wanted)} fields", found=", ".join(inputs) or "none",
+            expected=", ".join(wanted) or "no inputs",
+        )  # fmt: skip
+    for name, key in zip(inputs, wanted):
+        if schema[name].dataType != binding.schema[key].dataType:
+            raise TopologyError(
+                f"field {name!r} cannot be looked up in state {binding.name}",
+                found=schema[name].dataType.simpleString(),
+                expected=f"{binding.schema[key].dataType.simpleString()}, as its key {key!r}",
+            )
+
+
+def _own(
+    schema: StructType, state: "TridentState", inputs: tuple[str, ...], query: Any, outputs: Any
+) -> tuple[Any, bool | None]:
+    for method in ("batch_retrieve", "execute"):
+        if not callable(getattr(query, method, None)):
+            raise TopologyError(
+                "state_query needs a query", found=repr(query),
+                expected="MapGet(), SnapshotGet(), TupleCollectionGet(), or an object with batch_retrieve and execute",
+            )  # fmt: skip
+    binding = state.binding
+    if binding is not None and binding.kind not in ("map", "user"):
+        raise TopologyError(
+            f"state {binding.name} is read by Spark, which calls no query of yours", found=repr(query),
+            expected="MapGet(), SnapshotGet() or TupleCollectionGet()",
+            action="follow it with each(...) for what execute would do",
+        )  # fmt: skip
+    if binding is not None and getattr(binding.state, "partitions", 1) > 1:
+        given, wanted = [schema[name].dataType for name in inputs], [binding.schema[key].dataType for key in binding.keys]
+        if given != wanted:
+            raise TopologyError(
+                f"state {binding.name} has several partitions: which one has a row's answer is not known",
+                found=f"inputs {', '.join(inputs) or 'none'}",
+                expected=f"its keys, {', '.join(binding.keys)}, in their order and types",
+            )  # fmt: skip
+    check_serialisable(query, "state_query")
+    described = describe(query.execute, "state_query", call_site())
+    return resolve_outputs("each", described, outputs, "state_query")
+
+
+def _typed(outputs: Any, what: str) -> list[tuple[str, DataType]]:
+    for name, type_ in outputs:
+        if type_ is None:
+            raise OutputTypeError(f"the type of output {name!r} of {what} is not known", expected=f"'{name} long', say")
+    return list(outputs)

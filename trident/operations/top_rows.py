@@ -1,0 +1,298 @@
+"""The least and greatest rows, and the first ones (docs/semantics.md 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField
+
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.aggregators import is_ordered
+from trident.operations.join_ops import quoted
+from trident.planning.lowering import OwnOp
+from trident.planning.nodes import Node, OwnNode, require_fields
+from trident.udf.signatures import call_site, check_arity, check_lifecycle, check_serialisable, function_location
+from trident.workers.chain import Frame, Meter
+from trident.workers.failures import Label, fail
+from trident.workers.order import Ordered
+
+if TYPE_CHECKING:
+    from trident.streams.stream import Stream
+
+_PLACE = "__trident_place"
+_PART = StructField("__trident_part", IntegerType(), True)
+SCOPES = ("partition", "batch")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExtremeNode(OwnNode):
+    """min, max, min_by, max_by: one row, of each Spark partition or of the batch.
+
+    Attributes:
+        by: the fields that are compared.
+        greatest: whether the greatest row is kept.
+        comparator: of the user; None: the values' own order.
+        scope: "partition" or "batch".
+    """
+
+    repeatable = False
+
+    by: tuple[str, ...]
+    greatest: bool
+    comparator: Callable[..., Any] | None
+    scope: str
+    defined: str
+
+    @property
+    def row_by_row(self) -> bool:  # type: ignore[override]
+        return self.scope == "partition"
+
+    @property
+    def gathers(self) -> bool:
+        return self.scope == "batch"
+
+    @property
+    def calls_user(self) -> bool:  # type: ignore[override]
+        return self.comparator is not None
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return live | frozenset(self.by)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        from trident.operations.repartitioning import GatherOp
+
+        fields = tuple(field for field in maker.physical if field.name in live or field.name in self.by)
+        maker.narrow(fields)
+        names = tuple(field.name for field in fields)
+        if self.comparator is None and self.scope == "batch":
+            maker.push(ExtremeOp(fields, self.by, self.greatest))
+            return
+        label = Label(self.operation, self.defined)
+        part = (_PART.name,) if self.scope == "batch" else ()
+        step = BestRow(label, self.by, self.greatest, self.comparator, names, part)
+        maker.push_python(step, (*fields, *(_PART,) * len(part)), names)
+        if self.scope == "batch":
+            # The best row of each partition, with its number: of equal ones the last partition's wins.
+            maker.push(GatherOp(maker.physical))
+            again = BestRow(label, self.by, self.greatest, self.comparator, names, (), _PART.name)
+            maker.push_python(again, fields, (*names, _PART.name))
+
+
+@dataclass(frozen=True)
+class ExtremeOp(OwnOp):
+    """The row of the batch with the least or greatest fields; of equal ones the last. None for no row.
+
+    Attributes:
+        by: the columns that are compared; a row with a null in one is skipped.
+        greatest: which.
+    """
+
+    shuffles = True
+
+    by: tuple[str, ...]
+    greatest: bool
+
+    def transform(self, compiler: Any) -> Any:
+        place = F.monotonically_increasing_id()
+        by = [F.col(quoted(name)) for name in self.by]
+        row = F.struct(*[F.col(quoted(field.name)) for field in self.fields]).alias("row")
+        order = F.struct(*by, place if self.greatest else -place).alias(_PLACE)
+        best = (F.max_by if self.greatest else F.min_by)("row", _PLACE).alias("row")
+        present = by[0].isNotNull()
+        for column in by[1:]:
+            present &= column.isNotNull()
+        kept = [F.col(f"row.{quoted(field.name)}").alias(field.name) for field in self.fields]
+
+        def transform(frame: Any, _: Any) -> Any:
+            # Places are given before the rows move, and before any is dropped.
+            placed = frame.select(row, order, present.alias("present")).where("present")
+            return placed.groupBy().agg(best).where("row is not null").select(*kept)
+
+        return transform
+
+    def text(self) -> str:
+        return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """On a worker: the least or greatest row of the Spark partition, if there is one.
+
+    Attributes:
+        label: the operation.
+        by: the fields that are compared; a row with a null in one is skipped.
+        greatest: which.
+        comparator: (a, b) → below, at or above 0; of the values, or of tuples when several fields are compared.
+        keep: the fields of the row.
+        part: the field that is given the number of the Spark partition; none: not needed.
+        order: the field that says which of equal rows comes later; "": the later one wins.
+    """
+
+    label: Label
+    by: tuple[str, ...]
+    greatest: bool
+    comparator: Callable[..., Any] | None
+    keep: tuple[str, ...]
+    part: tuple[str, ...]
+    order: str = ""
+
+    @property
+    def user(self) -> Any:
+        return self.comparator
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        best: tuple[Any, dict[str, pa.Array]] | None = None
+        key_of = cmp_to_key(self.comparator) if self.comparator else Ordered
+        for frame in frames:
+            if not frame.length:
+                continue
+            columns = [frame.values(name) for name in self.by]
+            orders: Sequence[Any] = frame.values(self.order) if self.order else range(frame.length)
+            at, row = None, 0
+            try:
+                for row, (values, order) in enumerate(zip(zip(*columns), orders)):  # noqa: B007
+                    if any(value is None for value in values):
+                        continue
+                    key = key_of(values[0] if len(values) == 1 else values)
+                    if best is None or self._beats(key, order, best[0]):
+                        best, at = ((key, order), {}), row
+            except Exception as error:
+                fail(self.label, error, {name: frame.values(name)[row] for name in self.by})
+            if at is not None and best is not None:
+                best = (best[0], frame.only(self.keep, [at]))
+        if best is not None:
+            arrays = dict(best[1])
+            for name in self.part:
+                from pyspark import TaskContext
+
+                context = TaskContext.get()
+                arrays[name] = pa.array([context.partitionId() if context else 0], pa.int32())
+            yield Frame(arrays, 1, Meter())
+
+    def _beats(self, key: Any, order: Any, best: tuple[Any, Any]) -> bool:
+        than, before = best
+        better = than < key if self.greatest else key < than
+        if better or not self.order:
+            return better or not (key < than if self.greatest else than < key)
+        worse = key < than if self.greatest else than < key
+        return not worse and order >= before
+
+
+def extreme(
+    stream: "Stream", what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str
+) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.min_by` and the like."""
+    if scope not in SCOPES:
+        raise TopologyError(f"{what} has no such scope", found=repr(scope), expected="'partition' or 'batch'")
+    require_fields(by, stream.schema, what)
+    defined = call_site()
+    if comparator is not None:
+        if not callable(comparator):
+            raise TopologyError(f"{what} needs a comparator", found=repr(comparator),
+                                expected="a function of two values: below 0, 0 or above 0")  # fmt: skip
+        check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2)
+        check_serialisable(comparator, f"the comparator of {what}")
+        check_lifecycle(comparator, f"the comparator of {what}")
+        defined = function_location(comparator) or defined
+    else:
+        for name in by:
+            if not is_ordered(stream.schema[name].dataType):
+                raise FieldError(
+                    f"{what} cannot compare field {name!r}", found=stream.schema[name].dataType.simpleString(),
+                    expected="a type with an order, or a comparator",
+                )  # fmt: skip
+    return stream._next(
+        ExtremeNode(
+            parents=(stream._node,), schema=stream.schema, location=call_site(), by=by, greatest=greatest,
+            operation=f"{what}({', '.join(by)})", comparator=comparator, scope=scope, defined=defined,
+        )  # fmt: skip
+    )
+
+
+# --- the first rows ------------------------------------------------------------------------
+
+
+class FirstN:
+    """The first n rows of the batch: an assembly, ``stream.apply_assembly(FirstN(3, "n", reverse=True))``.
+
+    Args:
+        n: how many, at least 1.
+        by: the field that orders the rows; None: the order that the batch has.
+        reverse: the greatest first. Nulls come last either way; of equal rows the earlier one first.
+
+    Raises:
+        TopologyError: n is no number of rows.
+    """
+
+    def __init__(self, n: int, by: str | None = None, reverse: bool = False) -> None:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise TopologyError("FirstN takes a number of rows", found=repr(n), expected="a whole number from 1")
+        self.n, self.by, self.reverse = n, by, reverse
+
+    def __repr__(self) -> str:
+        return f"FirstN({self.n}{f', {self.by!r}' if self.by else ''}{', reverse=True' if self.reverse else ''})"
+
+    def apply(self, stream: "Stream") -> "Stream":
+        """What ``apply_assembly`` calls."""
+        if self.by is not None:
+            require_fields((self.by,), stream.schema, repr(self))
+            kind = stream.schema[self.by].dataType
+            if not is_ordered(kind):
+                raise FieldError(f"{self!r} cannot order by {self.by!r}", found=kind.simpleString(),
+                                 expected="a type with an order")  # fmt: skip
+        return stream._next(
+            FirstNode(
+                parents=(stream._node,), schema=stream.schema, operation=repr(self), location=call_site(),
+                n=self.n, by=self.by, reverse=self.reverse,
+            )  # fmt: skip
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FirstNode(OwnNode):
+    """FirstN."""
+
+    row_by_row = False
+    repeatable = False
+    gathers = True  # type: ignore[assignment]
+
+    n: int
+    by: str | None
+    reverse: bool
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return live | ({self.by} if self.by else frozenset())
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        wanted = tuple(field for field in maker.physical if field.name in live or field.name == self.by)
+        maker.narrow(wanted)
+        maker.push(FirstOp(wanted, self.n, self.by, self.reverse))
+
+
+@dataclass(frozen=True)
+class FirstOp(OwnOp):
+    """The first n rows, in one partition and in order."""
+
+    shuffles = True
+
+    n: int
+    by: str | None
+    reverse: bool
+
+    def transform(self, compiler: Any) -> Any:
+        place = F.monotonically_increasing_id().alias(_PLACE)
+        names = [F.col(quoted(field.name)) for field in self.fields]
+        order = [F.col(_PLACE)]
+        if self.by is not None:
+            by = F.col(quoted(self.by))
+            order.insert(0, by.desc_nulls_last() if self.reverse else by.asc_nulls_last())
+        return lambda frame, _: frame.select(*names, place).orderBy(*order).limit(self.n).select(*names)
+
+    def text(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"the first {self.n}{by}{', the greatest first' if self.reverse else ''}"

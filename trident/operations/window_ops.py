@@ -1,0 +1,272 @@
+"""Windows on Spark: one frame per transaction, for the state and for what is made of fired and late rows.
+
+The frame is computed once. Each of its rows has a tag: what it tells the state,
+or that it is a row of a fired window, or late. Watermarks and row numbers are
+found first, by one small job, and are constants in the frame's plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, StructField
+
+from trident.operations.window_spec import Unit, WindowSpec
+from trident.planning.lowering import Fields, OwnOp
+from trident.states.core.binding import DELETED_COLUMN, StateBinding
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TAG, START = "__trident_tag", "__trident_start"
+STATE, FIRED, LATE = 0, 1, 2
+_NEW, _PLACE, _EVENT, _TURN = "__trident_new", "__trident_place", "__trident_event", "__trident_turn"
+# monotonically_increasing_id: the Spark partition, and in the lower bits the row's number in it.
+_PLACE_BITS = 33
+_SMALL_BYTES = 4 << 20
+
+
+def window_fields(binding: StateBinding) -> Fields:
+    """What a window's segment leaves: the rows of the log, the start of a fired window, and the tag."""
+    start, tag = StructField(START, LongType(), True), StructField(TAG, IntegerType(), True)
+    return (*binding.log_schema.fields, start, tag)
+
+
+def lower_window(maker: Any, node: Any) -> None:
+    """Pushes the operations of a WindowNode.
+
+    Args:
+        maker: a trident.planning.late._LateMaker.
+        node: the node.
+    """
+    maker._push(WindowOp(window_fields(node.binding), node.binding, node.spec, node.clock, maker._computed))
+
+
+def of_state(frame: "DataFrame", binding: StateBinding) -> "DataFrame":
+    """Of what a window gives, the rows of its log."""
+    return frame.where(f"{TAG} = {STATE}").drop(START, TAG)
+
+
+class _Select:
+    """Columns as SQL text, made once per session: each call to the JVM costs.
+
+    Args:
+        compiler: a trident.planning.compiled.CompiledGroup.
+        texts: of the columns.
+    """
+
+    def __init__(self, compiler: Any, *texts: str) -> None:
+        self._chosen = compiler._seq([F.expr(text) for text in texts])
+
+    def __call__(self, frame: Any) -> "DataFrame":
+        from trident.planning.compiled import _frame
+
+        return _frame(frame, frame._jdf.select(self._chosen))
+
+
+@dataclass(frozen=True)
+class TaggedOp(OwnOp):
+    """The rows with one tag, as the user sees them.
+
+    Attributes:
+        tag: FIRED or LATE.
+        spec: the windows.
+    """
+
+    tag: int
+    spec: WindowSpec
+
+    def transform(self, compiler: Any) -> Any:
+        edges = (START, f"{START} + {self.spec.length}L")
+        kind = "greatest({}, 0L)" if self.spec.unit is Unit.ROWS else "timestamp_micros({})"
+        window = "named_struct('start', {}, 'end', {}) as window".format(*map(kind.format, edges))
+        fired, condition = self.tag == FIRED, f"{TAG} = {self.tag}"
+        names = [field.name for field in self.fields]
+        chosen = _Select(compiler, *[window if fired and name == "window" else _tick(name) for name in names])
+        return lambda frame, _: chosen(frame.where(condition))
+
+    def text(self) -> str:
+        return f"{'rows of fired windows' if self.tag == FIRED else 'rows that came too late'} of {self.spec}"
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a transaction must know before its rows are looked at.
+
+    Attributes:
+        before: the watermark of the transaction before; None: none yet.
+        now: of this one.
+        first: the number of the first new row.
+        rows: how many new ones there are.
+        late: how many rows were late before this transaction.
+    """
+
+    before: int | None
+    now: int | None
+    first: int
+    rows: int
+    late: int
+
+    def sql(self, spec: WindowSpec) -> str:
+        """The constants of the transaction's plan."""
+        fires = spec.fires_between(self.before, self.now)
+        opened = None if self.before is None else spec.first_open(self.before)
+        closed = spec.last_closed(self.now) if fires and self.now is not None else None
+        values = {"before": self.before, "now": self.now, "first": self.first, "next": self.first + self.rows,
+                  "late": self.late, "opened": opened, "closed": closed}  # fmt: skip
+        parts = [f"'{name}', {'cast(null as bigint)' if v is None else f'{v}L'}" for name, v in values.items()]
+        return f"named_struct({', '.join(parts)}) as {_TURN}"
+
+
+@dataclass(frozen=True)
+class WindowOp(OwnOp):
+    """The new rows of a transaction and those that open windows hold become what the transaction changes and fires.
+
+    Attributes:
+        binding: the state that holds them.
+        spec: the windows.
+        clock: of processing time.
+        materialise: the rows must be computed once before.
+    """
+
+    binding: StateBinding
+    spec: WindowSpec
+    clock: Any
+    materialise: bool
+
+    @property
+    def in_order(self) -> bool:
+        """The rows are needed in the order of the batch."""
+        return True
+
+    def text(self) -> str:
+        return f"windows of {self.spec}: rows to keep, rows of fired windows, late rows"
+
+    def transform(self, compiler: Any) -> Any:
+        return _Windows(self, compiler)
+
+
+class _Windows:
+    """A WindowOp in one session."""
+
+    def __init__(self, op: WindowOp, compiler: Any) -> None:
+        self._op, spec = op, op.spec
+        names = [_tick(name) for name in op.binding.value_fields[3:]]
+        none = "cast(null as bigint)"
+        in_events = spec.unit is Unit.EVENT_TIME
+        # Null for a row without a time; the other positions are known only with the turn.
+        self._position = f"unix_micros({_tick(spec.field)})" if in_events else none
+        newest = f"max({self._position})" if in_events else none
+        self._place = _Select(compiler, "*", f"monotonically_increasing_id() as {_PLACE}")
+        self._of_all = _Select(compiler, "0 as part", "_position as mark", "_next as rows", "_late as late")
+        self._of_new = _Select(compiler, "1 as part", f"{newest} as mark", "count(1) as rows", "0L as late")
+        self._old = _Select(compiler, "_seq", "_position", f"false as {_NEW}", *names)
+        self._new = _Select(compiler, _PLACE, self._position, f"true as {_NEW}", *names)
+        numbered = f"if({_NEW}, _seq + {_TURN}.first, _seq) as _seq"
+        place = {Unit.ROWS: f"_seq + {_TURN}.first", Unit.PROCESSING_TIME: f"{_TURN}.now", Unit.EVENT_TIME: "_position"}
+        placed = f"if({_NEW}, {place[spec.unit]}, _position) as _position"
+        self._placed = _Select(compiler, numbered, placed, _NEW, _TURN, *names)
+        self._events = _Select(
+            compiler, "_seq", "_position", f"{none} as _next", f"{none} as _late", *names,
+            f"not {_NEW} as {DELETED_COLUMN}", f"explode({self._event_texts()}) as {_EVENT}",
+        )  # fmt: skip
+        log = [_tick(name) for name in op.binding.log_schema.names]
+        self._given = _Select(compiler, *log, f"{_EVENT}.start as {START}", f"{_EVENT}.tag as {TAG}")
+        late = f"{_TURN}.late"
+        if in_events:
+            late = f"max({_TURN}.late) + count_if({self._is_late(self._position)})"
+        last = "max" if in_events else ""
+        self._about_all = _Select(
+            compiler, "-1L as _seq", f"{last}({_TURN}.now) as _position", f"{last}({_TURN}.next) as _next",
+            f"{late} as _late", *[f"null as {name}" for name in names], f"false as {DELETED_COLUMN}",
+            f"{none} as {START}", f"{STATE} as {TAG}",
+        )  # fmt: skip
+
+    def __call__(self, frame: "DataFrame", batch: Any) -> "DataFrame":
+        frame, rows = self._numbered(frame, batch)
+        stored = batch.stored(self._op.binding, None)
+        turn = self._turn(stored, frame, rows)
+        constants = turn.sql(self._op.spec)
+        both = self._old(stored.where("_seq >= 0")).unionAll(self._new(frame))
+        given = self._given(self._events(self._placed(both.selectExpr("*", constants))))
+        if turn.rows or self._op.spec.fires_between(turn.before, turn.now):
+            source = frame if self._op.spec.unit is Unit.EVENT_TIME else frame.sparkSession.range(0, 1, 1, 1)
+            given = given.unionAll(self._about_all(source.selectExpr("*", constants)))
+        return given.coalesce(1) if rows is None and _bytes(stored) <= _SMALL_BYTES else given
+
+    # --- before the rows are looked at ---------------------------------------------------
+
+    def _numbered(self, frame: Any, batch: Any) -> "tuple[DataFrame, int | None]":
+        """The rows with their numbers from 0, without gaps, in the batch's order; how many, if that was to be known."""
+        if not self._op.materialise and _is_single(frame):
+            return self._place(frame), None
+        # Each Spark partition must know how many rows are before it.
+        placed = batch.once(self._place(frame))
+        of = f"shiftright({_PLACE}, {_PLACE_BITS})"
+        counts = {row[0]: row[1] for row in placed.selectExpr(f"{of} as of").groupBy("of").count().collect()}
+        before, ahead = 0, []
+        for partition in sorted(counts):
+            # The number in the partition begins behind the bits of the partition.
+            ahead.append(f"{partition}L, {before - (partition << _PLACE_BITS)}L")
+            before += counts[partition]
+        if not ahead:
+            return placed, 0
+        return placed.withColumn(_PLACE, F.expr(f"{_PLACE} + map({', '.join(ahead)})[{of}]")), before
+
+    def _turn(self, stored: "DataFrame", frame: "DataFrame", rows: int | None) -> _Turn:
+        asked = self._of_all(stored.where("_seq = -1")).unionAll(self._of_new(frame))
+        parts = {row.part: row for row in asked.collect()}
+        count = parts[1].rows if rows is None else rows
+        before, first, late = (parts[0].mark, parts[0].rows, parts[0].late) if 0 in parts else (None, 0, 0)
+        spec = self._op.spec
+        if spec.unit is Unit.ROWS:
+            found = first + count
+        elif spec.unit is Unit.PROCESSING_TIME:
+            found = self._op.clock()
+        else:
+            found = None if parts[1].mark is None else parts[1].mark - spec.delay
+        now = max((mark for mark in (before, found) if mark is not None), default=None)
+        return _Turn(before, now, first, count, late)
+
+    # --- the rows ------------------------------------------------------------------------
+
+    def _is_late(self, at: str) -> str:
+        return f"({at} is null or {self._is_closed(at, 'before')})"
+
+    def _is_closed(self, at: str, mark: str) -> str:
+        """Whether a watermark has reached the end of every window of a position."""
+        spec = self._op.spec
+        return f"coalesce({spec.sql_last_start(at)} + {spec.length}L <= {_TURN}.{mark}, false)"
+
+    def _event_texts(self) -> str:
+        """What a row gives: a change of the state, its fired windows, that it is late."""
+        spec, at = self._op.spec, "_position"
+        closed = self._is_closed(at, "now")
+        changes = f"if({_NEW}, {at} is not null and not {closed}, {closed})"
+        first = f"greatest({spec.sql_first_start(at)}, {_TURN}.opened)"  # null: nothing was fired before
+        last = f"least({spec.sql_last_start(at)}, {_TURN}.closed)"
+        starts = f"sequence({first}, {last}, {spec.slide}L)"
+
+        def events(condition: str, tag: int) -> str:
+            return f"if({condition}, array(named_struct('tag', {tag}, 'start', cast(null as bigint))), array())"
+
+        fires = f"{_TURN}.closed is not null and {at} is not null and {first} <= {last}"
+        fired = f"if({fires}, transform({starts}, s -> named_struct('tag', {FIRED}, 'start', s)), array())"
+        return f"concat({events(changes, STATE)}, {events(f'{_NEW} and {self._is_late(at)}', LATE)}, {fired})"
+
+
+def _tick(name: str | None) -> str:
+    return "`" + (name or "").replace("`", "``") + "`"
+
+
+def _is_single(frame: Any) -> bool:
+    """Whether the rows certainly are in one Spark partition."""
+    last = frame._jdf.queryExecution().logical()
+    return last.nodeName() in ("Repartition", "RepartitionByExpression") and last.numPartitions() == 1
+
+
+def _bytes(frame: Any) -> int:
+    """Of the files that are read, as far as Spark can tell without a job."""
+    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))

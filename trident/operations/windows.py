@@ -1,0 +1,301 @@
+"""Tumbling and sliding windows: what ``tumbling_window``, ``sliding_window`` and ``with_watermark`` become.
+
+The rows that open windows still need are a state like every other: written by
+the transaction that they came with, read by the next one in its turn. So a
+window fires exactly once and with exactly its rows, whatever fails in between.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Union
+
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.guarantees import warn_if_not_exactly_once
+from trident.operations.state_kinds import check_reserved
+from trident.operations.window_ops import FIRED, LATE, TaggedOp
+from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
+from trident.planning.nodes import Names, Node, OwnNode, PersistNode, require_fields
+from trident.states.core.binding import LAST, StateBinding
+from trident.udf.signatures import call_site
+
+if TYPE_CHECKING:
+    from trident.operations.chained import ChainedAggregation
+    from trident.streams.stream import GroupedStream, Stream
+
+WINDOW = "window"
+# Fields of the state: the row's number, its position; and in the one row about all, numbered -1, what comes next.
+SEQ, POSITION, NEXT, LATE_ROWS = "_seq", "_position", "_next", "_late"
+_OF_STATE = (SEQ, POSITION, NEXT, LATE_ROWS)
+
+Clock = Callable[[], int]
+
+
+def now_us() -> int:
+    """The time of this machine; microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WatermarkNode(OwnNode):
+    """Says which field is the event time; changes nothing.
+
+    Attributes:
+        field: a timestamp.
+        delay: microseconds.
+    """
+
+    field: str
+    delay: int
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return live
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None: ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowNode(PersistNode):
+    """Keeps the rows of open windows, and gives those that are fired and those that come too late.
+
+    Attributes:
+        spec: the windows.
+        clock: of processing time; microseconds since 1970.
+    """
+
+    spec: WindowSpec
+    clock: Clock = now_us
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowRowsNode(OwnNode):
+    """Rows that a WindowNode gives: those of fired windows, or late ones."""
+
+    late = True
+    fired: bool = True
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset(parent.names)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        (window,) = self.parents
+        assert isinstance(window, WindowNode)
+        fields = tuple(field for field in self.schema.fields if field.name in live)
+        maker._push(TaggedOp(fields, FIRED if self.fired else LATE, window.spec))
+
+
+class WindowedStream:
+    """The windows of a stream.
+
+    A transaction fires every window that its watermark has reached the end of.
+    The watermark never goes back, and it is:
+
+    - of rows: how many there are so far. A window fires in the transaction that
+      brings its last row; the first sliding windows hold fewer rows.
+    - of event time: the greatest timestamp so far, less the delay. A row that
+      all windows of which were fired by an earlier transaction is late, and so
+      is one whose timestamp is null; see :meth:`late_rows`.
+    - of processing time: the time of the transaction's turn, which is also the
+      position of its rows. It is read once and decided with the batch.
+
+    Windows fire only in a transaction: a source that gives none fires none,
+    and what is due then fires in the next one. A window without rows gives nothing.
+
+    Exactly once, over replays and crashes, with transactional and opaque spouts:
+    the rows are a keyed state of the group, decided and published like all its
+    states. Each transaction reads the rows of all open windows.
+
+    Attributes:
+        name: of the state that keeps the rows of open windows, which ``query.snapshot`` shows: a
+            row each with its number ``_seq`` and its ``_position``, then its fields; and one row with
+            ``_seq`` -1 about all: the watermark in ``_position``, the number of the next row in
+            ``_next`` and how many rows were late so far in ``_late``.
+    """
+
+    def __init__(self, stream: "Stream", node: WindowNode) -> None:
+        self._stream, self._node = stream, node
+
+    @property
+    def name(self) -> str:
+        return self._node.binding.name
+
+    def __repr__(self) -> str:
+        return f"WindowedStream({self._node.spec} of {self._stream!r})"
+
+    def rows(self) -> "Stream":
+        """What fired windows hold: ``window``, then the stream's fields; a row once for each of its windows.
+
+        ``window`` is a struct of ``start`` and ``end``, two timestamps, the end
+        exclusive; of windows of rows two row numbers, counted from 0.
+        """
+        return self._given(fired=True)
+
+    def aggregate(self, inputs: Any, *more: Any) -> "Stream":
+        """One row per fired window: ``window``, then the outputs: ``aggregate("n", Sum(), "total")``.
+
+        Args: as of :meth:`trident.streams.stream.GroupedStream.aggregate`.
+        """
+        return self.group_by().aggregate(inputs, *more)
+
+    def agg(self, inputs: Any, *more: Any) -> "Stream":
+        """As :meth:`aggregate`; Args: as of :meth:`trident.streams.stream.GroupedStream.agg`."""
+        return self.group_by().agg(inputs, *more)
+
+    def chained_agg(self) -> "ChainedAggregation":
+        """Several aggregates of each fired window side by side, as :meth:`trident.streams.stream.GroupedStream.chained_agg`."""
+        return self.group_by().chained_agg()
+
+    def group_by(self, *fields: Names) -> "GroupedStream":
+        """Groups by window and the named fields: ``group_by("word").aggregate(Count(), "n")``."""
+        return self.rows().group_by(WINDOW, *fields)
+
+    def late_rows(self) -> "Stream":
+        """The rows that came too late for all of their windows, in the transaction that they came with.
+
+        Raises:
+            TopologyError: the windows are not of event time.
+        """
+        if self._node.spec.unit is not Unit.EVENT_TIME:
+            raise TopologyError(
+                f"no row is late for {self._node.operation}", found=f"windows of {self._node.spec.unit.value}",
+                expected="windows of event time", action="put with_watermark(field, delay) before the window",
+            )  # fmt: skip
+        return self._given(fired=False)
+
+    def _given(self, fired: bool) -> "Stream":
+        node = self._node
+        fields = self._stream.schema.fields
+        if fired:
+            kind = LongType() if node.spec.unit is Unit.ROWS else TimestampType()
+            fields = [StructField(WINDOW, StructType([StructField("start", kind), StructField("end", kind)])), *fields]
+        return self._stream._next(
+            WindowRowsNode(
+                parents=(node,), schema=StructType(fields), location=call_site(), fired=fired,
+                operation=f"{'rows' if fired else 'late_rows'}({node.binding.name})",
+            )  # fmt: skip
+        )
+
+
+def with_watermark(stream: "Stream", field: str, delay: str) -> "Stream":
+    """See :meth:`trident.streams.stream.Stream.with_watermark`."""
+    what = "with_watermark"
+    if not isinstance(field, str):
+        raise FieldError(f"{what} takes a field name", found=repr(field), expected="the name of a timestamp")
+    require_fields([field], stream.schema, what)
+    kind = stream.schema[field].dataType
+    if not isinstance(kind, TimestampType):
+        raise TopologyError(f"{what} needs a timestamp", found=f"field {field!r} of type {kind.simpleString()}",
+                            expected="timestamp", action="make one with each(expr('...'), 'at timestamp')")  # fmt: skip
+    micros = duration_us(delay, f"the delay of {what}")
+    if micros < 0:
+        raise TopologyError(f"the delay of {what} is negative", found=repr(delay), expected="'0 seconds' or more")
+    return stream._next(
+        WatermarkNode(
+            parents=(stream._node,), schema=stream.schema, operation=f"{what}({field}, {duration_text(micros)})",
+            location=call_site(), field=field, delay=micros,
+        )  # fmt: skip
+    )
+
+
+def window(
+    stream: "Stream", what: str, length: Union[int, str], slide: Union[int, str], name: str | None,
+    clock: Clock = now_us,
+) -> WindowedStream:  # fmt: skip
+    """See :meth:`trident.streams.stream.Stream.sliding_window`.
+
+    Args:
+        stream: whose windows.
+        what: the operation, for messages.
+        length, slide, name: the user's.
+        clock: of processing time; microseconds since 1970.
+    """
+    from trident.states.keyed.delta_map import DeltaMapState
+
+    watermark = watermark_of(stream._node) if isinstance(slide, str) else None
+    spec = read_spec(what, length, slide, None if watermark is None else (watermark.field, watermark.delay))
+    topology = stream._topology
+    state = DeltaMapState(name if name is not None else _default_name(topology))
+    for field in stream.fields:
+        if field.lower() in (*_OF_STATE, WINDOW):
+            raise FieldError(
+                f"{what} cannot keep field {field!r}", expected=f"a name other than {', '.join((WINDOW, *_OF_STATE))}",
+                action="give the field another name",
+            )  # fmt: skip
+    check_reserved(state, stream.schema)
+    long = LongType()
+    schema = StructType([*(StructField(field, long, True) for field in _OF_STATE), *stream.schema.fields])
+    binding = StateBinding(state, "keyed", (SEQ,), schema, tuple(schema.names[1:]), spec, merging=LAST)
+    node = WindowNode(
+        parents=(stream._node,), schema=schema, operation=f"{what}({spec})", location=call_site(), binding=binding,
+        mode="window", takes=stream.fields, spec=spec, clock=clock,
+    )  # fmt: skip
+    topology._add_sink(node)
+    warn_if_not_exactly_once(node, topology)
+    return WindowedStream(stream, node)
+
+
+def _default_name(topology: Any) -> str:
+    """The topology's name, since several may share a warehouse, and which of its windows this is."""
+    number = 1 + sum(isinstance(node, WindowNode) for node in topology._nodes)
+    return f"{re.sub('[-_]+', '_', topology.name)[:80].rstrip('_')}_window{number}"
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """How far a stream's time has come.
+
+    Attributes:
+        field: with the time of each row.
+        node: the with_watermark that says so.
+    """
+
+    field: str
+    node: WatermarkNode
+
+    @property
+    def delay(self) -> Any:
+        return self.node.delay
+
+
+def watermark_of(node: Node, known: dict[Node, Watermark | None] | None = None) -> Watermark | None:
+    """The watermark of a stream; None when it never had one, or has it behind a window.
+
+    Args:
+        known: of nodes that were looked at.
+
+    Raises:
+        TopologyError: its field is no longer there, or streams with different ones met.
+    """
+    if isinstance(node, WatermarkNode):
+        return Watermark(node.field, node)
+    if isinstance(node, WindowNode):
+        return None
+    known = {} if known is None else known
+    if node not in known:
+        known[node] = _carried(node, [watermark_of(parent, known) for parent in node.parents])
+    return known[node]
+
+
+def _carried(node: Node, marks: Sequence[Watermark | None]) -> Watermark | None:
+    found = []
+    for side, mark in enumerate(marks):
+        if mark is not None:
+            field = node.carried(side, mark.field)
+            if field is None:
+                raise TopologyError(
+                    f"the watermark's field {mark.field!r} is no longer there",
+                    found=f"{node.operation} at {node.location}",
+                    expected=f"a stream that carries {mark.field!r} on to its window",
+                    action=f"keep the field, or put with_watermark behind {node.operation}",
+                )  # fmt: skip
+            found.append(replace(mark, field=field))
+    if len({(mark.field, mark.delay) for mark in found}) > 1:
+        texts = " and ".join(sorted({mark.node.operation for mark in found}))
+        raise TopologyError(f"streams with different watermarks meet in {node.operation}", found=texts,
+                            action="put with_watermark behind it, not before")  # fmt: skip
+    return found[0] if found else None

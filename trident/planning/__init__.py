@@ -1,0 +1,1 @@
+"""From a topology's nodes to Spark DataFrames."""

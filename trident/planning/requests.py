@@ -1,0 +1,134 @@
+"""From DRPC streams to Spark: one plan per function, lowered and compiled once, built for every request.
+
+The lowering is that of batch groups. What it would stage between processing a
+batch and its turn is handed on directly: a request has no turn to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType
+
+from trident.coordinators.errors import TopologyError
+from trident.planning.groups import BuiltBatch, group_of_states
+from trident.planning.lowering import JoinStateOp, Lowered, _repeatable, lower
+from trident.planning.nodes import Node, StateQueryNode
+from trident.planning.request_nodes import DrpcNode
+from trident.planning.results import result_of
+from trident.states.core.binding import StateBinding
+from trident.states.publishing.user_tasks import BatchInfo
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from trident.planning.compiled import CompiledGroup
+    from trident.streams.topology import TridentTopology
+
+Stored = Callable[[StateBinding, Any], "DataFrame"]
+
+
+@dataclass
+class DrpcPlan:
+    """How the requests of one function run on Spark.
+
+    Attributes:
+        function: its name.
+        arguments: its fields.
+        result: the fields of its answers.
+        nodes: of its stream, parents first.
+        states: that it asks, with the batch group that writes each.
+        lowered: the pure description, for ``explain``.
+    """
+
+    function: str
+    arguments: StructType
+    result: StructType
+    nodes: list[Node]
+    states: dict[str, tuple[StateBinding, str]]
+    lowered: Lowered = field(repr=False)
+    _compiled: "CompiledGroup | None" = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def groups(self) -> list[str]:
+        """The batch groups whose states it asks."""
+        return sorted({group for _, group in self.states.values()})
+
+    def build(self, arguments: "DataFrame", info: BatchInfo, stored: Stored) -> BuiltBatch:
+        """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
+
+        Args:
+            arguments: one row.
+            info: of the request.
+            stored: gives a state's keys and values as of the transaction that the request reads.
+        """
+        from trident.planning.compiled import Batch
+
+        compiled = self._compile(arguments.sparkSession)
+        early = compiled.build({self.function: arguments}, info)
+        if not self.lowered.late_segments:
+            return early
+        try:
+            once = self._needed_once()
+            inputs = {
+                boundary.name: compiled._once(early[boundary.name], early) if node in once else early[boundary.name]
+                for node, boundary in self.lowered.boundaries.items()
+            }
+            late = compiled.build_late(inputs, Batch(info, stored))
+        except BaseException:
+            early.release()
+            raise
+        late.checkpoints += early.checkpoints
+        return late
+
+    def _needed_once(self) -> set[Node]:
+        """The boundaries that must be computed before they are used twice: a staged file gives the same rows again."""
+        uses: Counter[Node] = Counter()
+        for segment in self.lowered.late_segments:
+            # What is looked up is read twice: as keys, and as the rows beside which the values are put.
+            weight = 2 if any(isinstance(op, JoinStateOp) for op in segment.ops) else 1
+            for anchor in segment.anchors:
+                uses[anchor] += weight
+        return {node for node in self.lowered.boundaries if uses[node] > 1 and not _repeatable(node)}
+
+    def _compile(self, session: Any) -> "CompiledGroup":
+        from trident.planning.compiled import CompiledGroup
+
+        with self._lock:
+            # What is compiled belongs to one SparkContext.
+            if self._compiled is None or self._compiled.context is not session.sparkContext:
+                self._compiled = CompiledGroup(self.lowered, session)
+            return self._compiled
+
+
+def drpc_plans(topology: "TridentTopology") -> dict[str, DrpcPlan]:
+    """Function → its plan, of every DRPC stream of a topology.
+
+    Raises:
+        TopologyError: a function has several results.
+    """
+    groups = group_of_states(topology) if topology._functions else {}
+    return {name: _plan(topology, node, groups) for name, node in sorted(topology._functions.items())}
+
+
+def _plan(topology: "TridentTopology", source: DrpcNode, groups: dict[str, str]) -> DrpcPlan:
+    nodes = [node for node in topology._nodes if topology._origins.get(node) is source]
+    parents = {parent for node in nodes for parent in node.parents}
+    ends = [node for node in nodes if node not in parents]
+    if len(ends) > 1:
+        raise TopologyError(
+            f"DRPC stream {source.function!r} ends in several places: which one is the result is not known",
+            found=" and ".join(f"{end.operation} at {end.location}" for end in ends), expected="one end",
+            action="merge or join them, or leave the others out",
+        )  # fmt: skip
+    result = result_of(ends[0])
+    asked = [node.state for node in nodes if isinstance(node, StateQueryNode) and node.writer is not None]
+    states = {binding.name: (binding, groups[binding.name]) for binding in asked}
+    return DrpcPlan(
+        source.function, source.schema, result.schema, nodes, states, lower([*nodes, result], [result])
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The rows of a stream for a caller, instead of for a state.
+
+A target of its own: the planner lowers up to it as to a state, and
+``GroupPlan.build`` gives its rows under :data:`RESULT`. It is never part of a
+topology; who wants the rows plans the nodes above a stream with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trident.planning.nodes import Node, OwnNode
+
+# What the rows are called among a batch's frames; no state can have this name.
+RESULT = "__trident_result"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ResultNode(OwnNode):
+    """The end of a stream whose rows are given back: all fields, in their order."""
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset(parent.names)
+
+    def lower(self, maker: Any, live: frozenset[str]) -> None:
+        """Nothing to do: the segment ends here, with the fields in order."""
+
+
+def result_of(node: Node) -> ResultNode:
+    """The end behind a stream's node."""
+    return ResultNode(parents=(node,), schema=node.schema, operation="result", location=node.location)

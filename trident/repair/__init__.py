@@ -1,0 +1,1 @@
+"""`trident repair`: finds what is damaged, decides what can be proved, mends it."""

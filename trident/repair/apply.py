@@ -1,0 +1,223 @@
+"""`trident repair`: finds out what ZooKeeper and the tables say, and does what repair_plan.py has decided.
+
+Without ``apply`` nothing is written. With it the command leads the topology
+like a coordinator: it is refused while one is alive, it bumps the fence, and
+looks and decides again under it. Each step is one Delta commit or one multi,
+and the next look takes a step that was done for what it is: killed anywhere,
+the command is run again and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trident.commands.admin import leading
+from trident.config import TridentConfig, as_config
+from trident.coordinators import faults
+from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
+from trident.coordinators.leadership import Lease
+from trident.coordinators.repairing import RepairStore, leap_epochs
+from trident.coordinators.resetting import refuse_unfinished_reset
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.repair.diagnose import diagnose
+from trident.repair.facts import TopologyFacts
+from trident.repair.file_ledger import write_ledger
+from trident.repair.look import look
+from trident.repair.rebuild import EPOCH_LEAP
+from trident.repair.steps import (
+    AbandonDecision,
+    Choices,
+    Finding,
+    PutPositions,
+    Restore,
+    SetMarks,
+    Step,
+    WriteLedger,
+    WriteRecord,
+    with_versions,
+)  # fmt: skip
+from trident.running.own_zookeeper import refuse_leader_elsewhere
+from trident.running.query import open_zookeeper, spark_settings
+from trident.spark.session import make_session
+from trident.states.delta import history as delta_log
+from trident.states.delta.kernel import KernelEngine
+from trident.states.delta.kernel_files import table_lock
+from trident.states.keyed.log_watch import repair_marker, repaired_to
+
+log = logging.getLogger("trident.repair")
+STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
+RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which ZooKeeper does not know yet")
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair has found and done.
+
+    Attributes:
+        facts: as seen first.
+        findings: of them.
+        done: what was done, a text each; empty for a dry run.
+        left: findings that are still there; those of a dry run are all.
+    """
+
+    facts: TopologyFacts
+    findings: list[Finding]
+    done: list[str]
+    left: list[Finding]
+
+
+def repair(
+    name: str, choices: Choices | None = None, apply: bool = False, config: TridentConfig | None = None, spark=None
+) -> Repaired:
+    """Diagnoses a topology, and with ``apply`` repairs what the choices say.
+
+    Args:
+        name: the topology.
+        choices: what was asked for by name.
+        apply: False looks only.
+        config: the settings: warehouse and ZooKeeper.
+        spark: a session with Delta; None makes one.
+
+    Raises:
+        TopologyError: nothing is known of the topology, or a state that was named is not its.
+        CoordinationError: the topology runs, by this ZooKeeper or, as its status says, by another.
+    """
+    config, choices = as_config(config), choices or Choices()
+    warehouse = Path(config.warehouse).resolve()
+    with closing(open_zookeeper(config, warehouse)) as zk:
+        refuse_unfinished_reset(zk, name)
+        engine = KernelEngine(spark or make_session(f"trident repair {name}", spark_settings(config)))
+        facts = look(zk, engine, warehouse, name)
+        _check_choices(facts, choices)
+        findings = diagnose(facts, choices)
+        if not apply or not any(finding.chosen for finding in findings):
+            return Repaired(facts, findings, [], findings)
+        refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
+        with leading(zk, name, [group.name for group in facts.groups]) as lease:
+            # Again, now that nobody else writes.
+            facts = look(zk, engine, warehouse, name)
+            findings = diagnose(facts, choices)
+            if any(isinstance(step, WriteRecord) for step in _steps(findings)):
+                leap_epochs(zk, lease, facts.epoch + EPOCH_LEAP)
+            done = _Repair(zk, engine, lease, warehouse, facts).run(findings)
+        return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
+
+
+def _check_choices(facts: TopologyFacts, choices: Choices) -> None:
+    known = {table.state for group in facts.groups for table in group.tables}
+    unknown = sorted(choices.states - known)
+    if unknown:
+        raise TopologyError(f"{facts.name} has no state {unknown[0]!r}", expected=f"one of {sorted(known)}")
+    both = sorted(choices.undo_foreign & choices.accept_foreign)
+    if both:
+        raise TopologyError(
+            f"the change of {both[0]} cannot be both taken back and accepted", expected="one of the two"
+        )
+
+
+def _steps(findings: list[Finding]) -> Iterator[Step]:
+    for finding in findings:
+        if finding.chosen is not None:
+            yield from finding.chosen.steps
+
+
+class _Repair:
+    """Carries out steps under one lease."""
+
+    def __init__(
+        self, zk: ZooKeeper, engine: KernelEngine, lease: Lease, warehouse: Path, facts: TopologyFacts
+    ) -> None:
+        self._zk, self._engine, self._lease, self._warehouse, self._facts = zk, engine, lease, warehouse, facts
+        self._versions: dict[str, int] = {}  # table id → the version that restoring has made
+
+    def run(self, findings: list[Finding]) -> list[str]:
+        done = []
+        for finding in findings:
+            if finding.chosen is None:
+                continue
+            for step in finding.chosen.steps:
+                if self._lease.lost.is_set():
+                    raise CoordinationError("the lease was lost while repairing", action="run the command again")
+                self._lease.fences[step.group].verify(self._zk)
+                with faults.fault_point(STEP):
+                    done.append(self._do(step))
+        return done
+
+    def _do(self, step: Step) -> str:
+        if isinstance(step, Restore):
+            return self._restore(step)
+        if isinstance(step, SetMarks):
+            self._store(step.group).put_tables(step.marks, step.forget)
+            return f"ZooKeeper now says of {len(step.marks) + len(step.forget)} table(s) of {step.group} what they are"
+        if isinstance(step, WriteRecord):
+            return self._write(step)
+        if isinstance(step, PutPositions):
+            self._store(step.group).put_positions(step.pins, step.opaque, step.opaque_txid)
+            return f"the positions of {', '.join(sorted({*step.pins, *step.opaque}))} are in ZooKeeper again"
+        if isinstance(step, WriteLedger):
+            return write_ledger(step.damage)
+        assert isinstance(step, AbandonDecision)
+        self._store(step.group).abandon(step.decision)
+        return f"the decision of transaction {step.decision.txid} is given up; its next attempt begins anew"
+
+    def _store(self, group: str, tx_ids: tuple[str, ...] | None = None) -> RepairStore:
+        of_group = next(found for found in self._facts.groups if found.name == group)
+        fence = self._lease.fences[group]
+        store = RepairStore(self._zk, self._facts.name, group, of_group.tx_ids if tx_ids is None else tx_ids, fence)
+        store.load()
+        return store
+
+    def _restore(self, step: Restore) -> str:
+        path = str(self._warehouse / step.path)
+        # MERGEs share this lock, and need no lease: what came since the look must not go with the rest.
+        with table_lock(path):
+            found = self._engine.load(path)
+            if (found.table_id, found.version) != (step.table_id, step.seen):
+                raise Halted(
+                    f"{path} was changed while it was repaired; nothing was done to it",
+                    found=f"table {found.table_id}, version {found.version}",
+                    expected=f"table {step.table_id}, version {step.seen}",
+                    action="run the command again: it looks at what is there now",
+                )
+            restored = self._run_restore(path, step.version, step.seen)
+        self._versions[step.table_id] = restored
+        store = self._store(step.group)
+        if step.mark is not None and store.exists:
+            store.put_tables({step.table_id: replace(step.mark, version=restored)})
+        return f"{step.path} has the rows of its version {step.version} again, as version {restored}"
+
+    def _run_restore(self, path: str, version: int, seen: int) -> int:
+        from delta.tables import DeltaTable
+
+        session = self._engine.spark.newSession()
+        session.conf.set(
+            "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)
+        )  # fmt: skip
+        try:
+            with faults.fault_point(RESTORE):
+                DeltaTable.forPath(session, path).restoreToVersion(version)
+        except faults.InjectedFault:
+            raise
+        except Exception as error:
+            raise TableError(
+                f"{path} could not be restored to version {version}: {str(error).splitlines()[0][:500]}",
+                action="nothing was changed; bring the table back from a back-up, or look at the other choices",
+            ) from error
+        version = self._engine.load(path).version
+        # A commit that came right behind it is looked at next time: it is after the mark.
+        while repaired_to(delta_log.read_commit(path, version), self._facts.name) is None:
+            version -= 1
+        return version
+
+    def _write(self, step: WriteRecord) -> str:
+        store = self._store(step.group, step.tx_ids)
+        record = with_versions(step.record, self._versions)
+        txid = record.last_published.txid if record.last_published else 0
+        store.rebuild(
+            step.incarnation, step.identity, record, step.decision, step.pins, step.opaque, max(txid, 1)
+        )  # fmt: skip
+        return f"ZooKeeper's record of {step.group} is written: current transaction {record.current_txid}"

@@ -1,0 +1,179 @@
+"""What `trident repair` has found, as values: what ZooKeeper says, what each table says, what manifests there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trident.coordinators.positions import Misplaced
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.states.core.control import ControlRecord
+from trident.states.delta.manifest import Manifest
+
+# What a table is to its group. Only a plain table takes no part in publishing.
+APPEND, LOG, PLAIN, BESIDE = "append", "log", "plain", "beside"
+
+
+@dataclass(frozen=True)
+class ForeignChange:
+    """A commit that is not ours and may have changed rows.
+
+    Attributes:
+        version: the table version.
+        operation: as its writer named it.
+        what: who did what and when, as text.
+        only_properties: whether it set table properties and nothing else.
+    """
+
+    version: int
+    operation: str
+    what: str
+    only_properties: bool = False
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """One table, looked at once.
+
+    Attributes:
+        state: the state's name; a keyed state's two tables have the same.
+        role: append, log, plain or beside (dead letters, messages).
+        path: relative to the warehouse.
+        exists: whether there is a Delta table.
+        control: its control record; None without one.
+        before: the control record before the present transaction; None when the log does not say any more.
+        merged: P of a plain table.
+        merged_log: of a plain table: the version of the log that its last MERGE has read; −1 before the first,
+            None when that is not known.
+        floor, starts_at: of a plain table, from its log's control record.
+        mark: what ZooKeeper says of the table.
+        foreign: changes by others, oldest first: since the mark; without one, or when the table went back behind it,
+            all that its log still has.
+        unseen_before: the version before which log entries that would have to be looked at for them are gone; 0 when
+            none is.
+        healed: whether a repair has taken back changes by others since the mark, and ZooKeeper may not know of it.
+        ours_after: whether a transaction, or a MERGE, of ours came after the first of them.
+        unverified: whether log entries that are needed to know are gone.
+        odd_rows: why a plain table's rows, changed by others, could not be merged into; "" when they could.
+    """
+
+    state: str
+    role: str
+    path: str
+    exists: bool
+    table_id: str = ""
+    version: int = -1
+    control: ControlRecord | None = None
+    before: ControlRecord | None = None
+    merged: int = 0
+    merged_log: int | None = -1
+    floor: int = 0
+    starts_at: int = 1
+    mark: TableMark | None = None
+    foreign: tuple[ForeignChange, ...] = ()
+    unseen_before: int = 0
+    healed: bool = False
+    ours_after: bool = False
+    unverified: bool = False
+    odd_rows: str = ""
+
+    @property
+    def has_transaction(self) -> bool:
+        """Whether a transaction was published to it."""
+        return self.role != PLAIN and self.control is not None and self.control.attempt_id >= 0
+
+    @property
+    def complete_log(self) -> bool:
+        """Of a plain table: whether it can be made again from its log alone."""
+        return self.floor < self.starts_at
+
+    def missing_from(self, found: ManifestFacts) -> bool:
+        """Whether files of a manifest that this table is to get are gone."""
+        return bool(found.missing.get(self.state))
+
+    def mark_now(self, version: int | None = None) -> TableMark | None:
+        """What ZooKeeper is to say of the table, as it is; None while it has no transaction."""
+        version = self.version if version is None else version
+        if self.role == PLAIN:
+            # Whether changes of others were accepted in it: that stays true.
+            return TableMark(version, self.merged, 0, self.mark.digest if self.mark else "")
+        return self.control.mark(version) if self.has_transaction and self.control else None
+
+
+@dataclass(frozen=True)
+class ManifestFacts:
+    """A manifest that is there.
+
+    Attributes:
+        decision: that would name it.
+        missing: state → staged files that are gone or not the same.
+    """
+
+    decision: Decision
+    manifest: Manifest
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LedgerFacts:
+    """A FileSpout's ledger that is not the one with which the last batches were planned.
+
+    Attributes:
+        path: the file.
+        text: what is wrong.
+        damage: what was looked at; its ``data`` is the ledger as it was, where that is proved.
+    """
+
+    path: str
+    text: str
+    damage: Any
+    proved: bool
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """One batch group.
+
+    Attributes:
+        record, decision: as ZooKeeper has them.
+        tables: every table that the group writes, or has written.
+        manifests: by attempt.
+        leftovers: txid → the greatest attempt id that was ever seen of it: in manifests and staged folders.
+        tx_ids: the group's streams, as far as known.
+        pins: tx_id → txid → metadata, as ZooKeeper has them.
+        misplaced: positions in ZooKeeper that are not those of the record.
+        ledgers: of FileSpouts, that are not as they were written.
+    """
+
+    name: str
+    record: GroupRecord | None
+    decision: Decision | None
+    tables: tuple[TableFacts, ...]
+    manifests: tuple[ManifestFacts, ...] = ()
+    leftovers: Mapping[int, int] = field(default_factory=dict)
+    tx_ids: tuple[str, ...] = ()
+    pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    misplaced: tuple[Misplaced, ...] = ()
+    ledgers: tuple[LedgerFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class TopologyFacts:
+    """A topology.
+
+    Attributes:
+        incarnation: as ZooKeeper has it; None when it knows no such topology.
+        identity: likewise.
+        state_identities: of the states, from their descriptors.
+        epoch: the greatest that was seen in tables, status and ZooKeeper.
+        leader: who leads now, as text; "" when nobody does.
+    """
+
+    name: str
+    incarnation: str | None
+    identity: Mapping[str, Any] | None
+    groups: tuple[GroupFacts, ...]
+    state_identities: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    leader: str = ""

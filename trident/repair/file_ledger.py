@@ -1,0 +1,134 @@
+"""A FileSpout's ledger that is lost or damaged: what `trident repair` finds, and when it can be written again.
+
+The proof is the digest that the last batch has of its last file: it is over
+every line of the ledger up to there. So what is still readable, and then the
+files that are there now in the order in which they would have been found, is
+the ledger that was lost if, and only if, it comes to that digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError
+from trident.spouts.files.cuts import read_position
+from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
+from trident.spouts.files.listing import FileListing
+from trident.states.delta.parquet_files import fsync
+
+_PINNED = {"path", "size", "mtime_ns", "digest"}
+WRITE = faults.register("repair.ledger", "writing a ledger of files again")
+
+
+@dataclass(frozen=True)
+class LedgerDamage:
+    """A ledger that is not the one with which the last batches were planned.
+
+    Attributes:
+        tx_id: the stream.
+        path: the ledger.
+        text: what is wrong.
+        data: the ledger as it was, where that is proved; else None.
+    """
+
+    tx_id: str
+    path: str
+    text: str
+    data: bytes | None = None
+
+
+def look_at_ledger(
+    folder: Path, incarnation: str, tx_id: str, pins: Mapping[int, Any], spout: str
+) -> LedgerDamage | None:
+    """What is wrong with the ledger of a stream; None for other streams than a FileSpout's.
+
+    Args:
+        folder: the stream's.
+        pins: txid → what is pinned.
+        spout: the class of its spout, as the topology's identity has it.
+    """
+    metadata = pins[max(pins)] if pins else None
+    path = folder / f"files-{incarnation}.jsonl"
+    if not isinstance(metadata, dict) or not {"from", "to"} <= metadata.keys():
+        return None
+    # A spout of the user's may have keys of these names for something else; a class made from FileSpout has its ledger.
+    file = metadata.get("file")
+    pinned = file if isinstance(file, dict) and file.keys() == _PINNED else None
+    if pinned is None and spout != "FileSpout":
+        return None
+    unit = "rows" if "rows" in metadata else "bytes"
+    try:
+        position = read_position(metadata, "to")
+    except SourceError:  # a class of the user's has that name
+        return None
+    number = position.number if position.offset else position.number - 1
+    try:
+        FileLedger(path, unit).check(number, pinned)
+    except SourceError as error:
+        try:
+            data = _as_it_was(path, unit, number, pinned) if pinned is not None else None
+        except (SourceError, OSError):  # the files are gone as well
+            data = None
+        return LedgerDamage(tx_id, str(path), str(error), data)
+    return None
+
+
+def write_ledger(damage: LedgerDamage) -> str:
+    """Writes the ledger again; what is there is kept beside it."""
+    assert damage.data is not None
+    aside, new = f"{damage.path}.damaged", f"{damage.path}.new"
+    with faults.fault_point(WRITE):
+        with open(new, "wb") as file:
+            file.write(damage.data)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(damage.path):
+            os.replace(damage.path, aside)
+        os.replace(new, damage.path)
+        fsync(os.path.dirname(damage.path))
+    return f"{damage.path} is as it was again; what was there instead is {aside}"
+
+
+def _as_it_was(path: Path, unit: str, number: int, pinned: Mapping[str, Any]) -> bytes | None:
+    book, lines = LedgerBook(unit), list[bytes]()
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+        try:
+            book.apply(line)
+        except ValueError:
+            book, lines = _readable(unit, lines)
+            break
+        lines.append(line)
+    if len(book) >= number:
+        return None  # more is there than the batches have seen, and it is another ledger
+    if not book.header_seen:
+        source = [os.path.dirname(pinned["path"])]
+        lines.append(_line(book, {"ledger": "trident-files", "schema": SCHEMA, "unit": unit, "source": source}))
+    found = FileListing(book.source or (os.path.dirname(pinned["path"]),)).new_files(book.numbers)
+    for file in found[: number - len(book)]:
+        rows = None
+        if unit == "rows":
+            from trident.spouts.files.parquet import count_rows
+
+            rows = count_rows(file.path)
+        lines.append(_line(book, {"n": len(book) + 1, **file._replace(rows=rows)._asdict()}))
+    proved = len(book) == number and book.digest_at(number) == pinned["digest"]
+    return b"".join(lines) if proved else None
+
+
+def _readable(unit: str, lines: list[bytes]) -> tuple[LedgerBook, list[bytes]]:
+    book = LedgerBook(unit)  # anew: a line that is refused may have been taken in half
+    for line in lines:
+        book.apply(line)
+    return book, lines
+
+
+def _line(book: LedgerBook, value: dict[str, Any]) -> bytes:
+    line = json.dumps({**value, "digest": line_digest(book.digest, value)}).encode() + b"\n"
+    book.apply(line)
+    return line

@@ -1,0 +1,339 @@
+"""What `trident repair` looks at: ZooKeeper, every table with its log, manifests, and what staged folders are called.
+
+Reads only. On a table that ZooKeeper says nothing of, changes by others are
+looked for in all that its log still has.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
+from trident.coordinators.group_store import GroupStore
+from trident.coordinators.records import GroupRecord
+from trident.coordinators.registration import Registration
+from trident.coordinators.repairing import greatest_epoch
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.repair.facts import (
+    APPEND,
+    BESIDE,
+    LOG,
+    PLAIN,
+    ForeignChange,
+    GroupFacts,
+    LedgerFacts,
+    ManifestFacts,
+    TableFacts,
+    TopologyFacts,
+)
+from trident.repair.file_ledger import look_at_ledger
+from trident.running.positions_check import misplaced_by_manifest
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.staged import StagedFile
+from trident.states.delta import history as delta_log
+from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
+from trident.states.delta.log_entries import entry_signature, read_commit
+from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.delta.staging import verify_staged
+from trident.states.delta.tables import UPTO_COLUMN
+from trident.states.keyed.log_watch import (
+    is_our_publish,
+    merged_log_version,
+    only_properties,
+    repaired_to,
+    start_of,
+    unbroken,
+)
+from trident.states.keyed.plain_watch import is_our_merge
+from trident.states.keyed.tables import merged_upto
+from trident.states.publishing.dead_letters import tables_beside
+from trident.states.publishing.prior_incarnation import groups_with_manifests
+
+
+def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> TopologyFacts:
+    """Everything that is known of a topology.
+
+    Raises:
+        TopologyError: nothing is.
+        CorruptZnode: a znode cannot be read.
+        TableError: a table cannot be read.
+    """
+    descriptors = list_descriptors(warehouse, name)
+    registered = Registration(zk, name).read()
+    incarnation, identity = registered if registered else (None, None)
+    stored = identity["groups"] if identity else {}
+    known: dict[str, tuple[str, ...]] = {group: tuple(tx_ids) for group, tx_ids in stored.items()}
+    streams = identity["streams"] if identity else {}
+    names = sorted({*known, *(one.group for one in descriptors), *groups_with_manifests(warehouse, name)})
+    if not names:
+        raise TopologyError(
+            f"nothing is known of a topology {name!r}", action="check the name, warehouse and zookeeper"
+        )
+    groups = []
+    for group in names:
+        own = [one for one in descriptors if one.group == group]
+        groups.append(_Look(zk, engine, warehouse, name, group, own, incarnation, streams).facts(known.get(group)))
+    states_here = {one.name for one in descriptors}
+    wanted = [state for state in (identity or {}).get("states", {}) if state not in states_here]
+    others = tuple(_of_others(engine, warehouse, name, wanted))
+    groups[0] = replace(groups[0], tables=(*groups[0].tables, *others))
+    ours = [table for group in groups for table in group.tables if table not in others]
+    controls = [table.control for table in ours if table.control]
+    epoch = max([greatest_epoch(zk, name), _status_epoch(warehouse, name), *(control.epoch for control in controls)])
+    states = {
+        one.name: {
+            "keys": list(one.keys), "value_schema": one.schema.simpleString(), "aggregator": one.aggregator or "append"
+        }
+        for one in descriptors if one.ends_at is None
+    }  # fmt: skip
+    return TopologyFacts(name, incarnation, identity, tuple(groups), states, epoch)
+
+
+def _of_others(engine: KernelEngine, warehouse: Path, name: str, states: list[str]) -> Iterator[TableFacts]:
+    """Tables that have the names of this topology's states and belong to another topology."""
+    for state in states:
+        for role, relative in ((APPEND, state), (LOG, f"{state}__log")):
+            try:
+                snapshot = engine.load(str(warehouse / relative))
+            except TableMissing:
+                continue
+            text = snapshot.control(DOMAIN)
+            control = decode_control(snapshot.path, text) if text is not None else None
+            if control is not None and control.topology != name:
+                yield TableFacts(state, role, relative, True, snapshot.table_id, snapshot.version, control)
+
+
+def _status_epoch(warehouse: Path, name: str) -> int:
+    from trident.running.status import read_status
+
+    try:
+        return read_status(warehouse, name).epoch
+    except TridentError:
+        return 0
+
+
+@dataclass
+class _Look:
+    """At one batch group."""
+
+    zk: ZooKeeper
+    engine: KernelEngine
+    warehouse: Path
+    topology: str
+    group: str
+    descriptors: list[StateDescriptor]
+    incarnation: str | None
+    streams: Mapping[str, str]
+
+    def facts(self, tx_ids: tuple[str, ...] | None) -> GroupFacts:
+        found = ManifestStore(self.warehouse, self.topology, self.group).found()
+        if tx_ids is None:
+            tx_ids = tuple(sorted(found[-1][1].spouts)) if found else ()
+        store = GroupStore(self.zk, self.topology, self.group, tx_ids)
+        record, decision, pins = store.load()
+        if record is not None and any(manifest.incarnation == record.incarnation for _, manifest in found):
+            # A coordinator of the life before a reset may have left its own, with greater numbers.
+            found = [one for one in found if one[1].incarnation == record.incarnation]
+        misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
+        tables = tuple(self._tables(record))
+        manifests = tuple(
+            ManifestFacts(decided, manifest, self._missing(manifest)) for decided, manifest in found
+        )
+        leftovers: dict[int, int] = {}
+        for txid, attempt_id in [*((one.txid, one.attempt_id) for one, _ in found), *self._folders(tables)]:
+            leftovers[txid] = max(leftovers.get(txid, 0), attempt_id)
+        return GroupFacts(
+            self.group, record, decision, tables, manifests, leftovers, tx_ids, pins, tuple(misplaced),
+            tuple(self._ledgers(pins)),
+        )  # fmt: skip
+
+    def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerFacts]:
+        for tx_id, of_stream in pins.items() if self.incarnation else ():
+            folder = self.warehouse / "_trident" / self.topology / "streams" / tx_id
+            damage = look_at_ledger(folder, self.incarnation or "", tx_id, of_stream, self.streams.get(tx_id, ""))
+            if damage is not None:
+                yield LedgerFacts(damage.path, damage.text, damage, damage.data is not None)
+
+    def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+        missing = {}
+        for part in manifest.tables:
+            root = self.warehouse / part.path
+            gone = [str(root / file.path) for file in part.files if not _is_there(root, file)]
+            if gone:
+                missing[part.state] = tuple(gone)
+        return missing
+
+    def _folders(self, tables: tuple[TableFacts, ...]) -> Iterator[tuple[int, int]]:
+        own = self.warehouse / "_trident" / self.topology / self.group
+        roots = [self.warehouse / table.path for table in tables]
+        roots += [path for kind in ("states", "boundaries") for path in (own / kind).glob("*")]
+        for root in roots:
+            for folder in (root / "data").glob("*"):
+                for entry in os.scandir(folder) if folder.is_dir() else ():
+                    parts = entry.name.split("-")
+                    if len(parts) >= 3 and parts[0].isdigit() and parts[1].isdigit():
+                        yield int(parts[0]), int(parts[1])
+
+    def _tables(self, record: GroupRecord | None) -> Iterator[TableFacts]:
+        for one in self.descriptors:
+            role = LOG if one.kind == "keyed" else APPEND
+            published = self._table(one.name, role, one.published_path, record, one)
+            yield published
+            if role == LOG:
+                plain = self._table(one.name, PLAIN, one.plain_path, record, one)
+                control = published.control
+                floor, starts_at = (control.floor, control.starts_at) if control else (0, one.starts_at)
+                yield replace(plain, floor=floor, starts_at=starts_at)
+        for path, group in tables_beside(self.warehouse, self.topology):
+            if group == self.group:
+                yield self._table(path.name, BESIDE, path.name, record, None)
+
+    def _table(
+        self, state: str, role: str, relative: str, record: GroupRecord | None, descriptor: StateDescriptor | None
+    ) -> TableFacts:
+        path = self.warehouse / relative
+        try:
+            snapshot = self.engine.load(str(path))
+        except TableMissing:
+            return TableFacts(state, role, relative, False)
+        text = snapshot.control(DOMAIN)
+        control = decode_control(path, text) if text is not None else None
+        mark = record.tables.get(snapshot.table_id) if record else None
+        table = TableFacts(
+            state, role, relative, True, snapshot.table_id, snapshot.version, control, mark=mark,
+            before=self._before(str(path), snapshot.version, control),
+            merged=merged_upto(descriptor, snapshot, descriptor.starts_at) if descriptor and role == PLAIN else 0,
+        )  # fmt: skip
+        if control is not None and descriptor is not None and role == PLAIN:
+            this_life = replace(descriptor, incarnation=control.incarnation)
+            table = replace(table, merged_log=merged_log_version(str(path), this_life))
+        if control is None or (control.topology, control.group) != (self.topology, self.group):
+            return table
+        return self._with_changes(table, path, snapshot, control, descriptor)
+
+    def _before(self, path: str, version: int, control: ControlRecord | None) -> ControlRecord | None:
+        """The control record before the present transaction's."""
+        if control is None:
+            return None
+        for each in range(version, -1, -1):
+            try:
+                value = read_commit(path, each).control.get(DOMAIN)
+            except TableError:
+                return None  # cleaned up
+            if isinstance(value, dict) and (value.get("txid"), value.get("attempt_id")) != (
+                control.txid, control.attempt_id,
+            ):  # fmt: skip
+                return decode_control(path, json.dumps(value))
+        return None
+
+    def _with_changes(
+        self, table: TableFacts, path: Path, snapshot: TableSnapshot, control: ControlRecord,
+        descriptor: StateDescriptor | None,
+    ) -> TableFacts:  # fmt: skip
+        def ours(commit: delta_log.Commit) -> bool:
+            if table.role == PLAIN and descriptor is not None:
+                return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))
+            return is_our_publish(commit, control.incarnation)
+
+        since, unseen_before = self._since(table, str(path), ours)
+        table = replace(table, unseen_before=unseen_before)
+        if since >= table.version:
+            return table
+        try:
+            commits = delta_log.commits_since(str(path), since)
+        except TableError:
+            if all(entry_signature(str(path), each) is not None for each in range(since + 1, table.version + 1)):
+                raise
+            return replace(table, unverified=True)
+        foreign: list[tuple[delta_log.Commit, str]] = []
+        healed = False
+        for commit in commits:
+            taken_back = repaired_to(commit, self.topology)
+            if taken_back is not None:
+                foreign, healed = [pair for pair in foreign if pair[0].version not in taken_back], True
+            elif reason := delta_log.foreign(commit, ours):
+                foreign.append((commit, reason))
+        table = replace(table, healed=healed)
+        if not foreign:
+            return table
+        first = foreign[0][0].version
+        later = [commit for commit in commits if commit.version > first and ours(commit)]
+        return replace(
+            table,
+            foreign=tuple(_change(path, commit, reason) for commit, reason in foreign),
+            # A log drop moves the floor only, and a RESTORE keeps that.
+            ours_after=any(commit.txns or commit.metadata_changed for commit in later),
+            odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
+        )
+
+    def _since(self, table: TableFacts, path: str, ours: delta_log.IsOurs) -> tuple[int, int]:
+        """The version behind which changes by others are looked for, and the one before which entries for it are gone.
+
+        A mark vouches for what is before it. Without one, or of a table that
+        was put back to before it, everything is looked at that is there.
+        """
+        mark, control = table.mark, table.control
+        assert control is not None
+        if mark is not None and table.version >= mark.version:
+            now = (table.merged, 0) if table.role == PLAIN else (control.txid, control.attempt_id)
+            if now >= (mark.txid, mark.attempt_id):
+                return mark.version, 0
+        if not any(ours(read_commit(path, version)) for version in unbroken(path, table.version)):
+            return 0, 0  # our last commit is cleaned up: what came after it cannot be known
+        since, from_the_start = start_of(path, table.version, control.incarnation)
+        return since, 0 if from_the_start else since + 1
+
+    def _odd_rows(self, path: Path, table: TableFacts, descriptor: StateDescriptor | None) -> str:
+        """Why a MERGE could not go on with the rows of a plain table."""
+        if descriptor is None:
+            return ""
+        from pyspark.sql import functions as F
+
+        frame = self.engine.spark.read.format("delta").option("versionAsOf", table.version).load(str(path))
+        if UPTO_COLUMN not in frame.columns or not set(descriptor.keys) <= set(frame.columns):
+            return "columns of the state are gone"
+        upto = F.col(UPTO_COLUMN)
+        odd = frame.filter(upto.isNull() | (upto > table.merged)).count()
+        if odd:
+            return f"{odd} rows were not written by a MERGE (no {UPTO_COLUMN} up to {table.merged})"
+        keys = [F.col("`" + key.replace("`", "``") + "`") for key in descriptor.keys]
+        doubled = frame.groupBy(*keys).count().filter("count > 1").count()
+        return f"{doubled} keys have several rows" if doubled else ""
+
+
+def _is_there(root: Path, file: StagedFile) -> bool:
+    try:
+        verify_staged(root, [file])
+    except StagedFileMissing:
+        return False
+    return True
+
+
+def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
+    info = _commit_info(path, commit.version)
+    known = [file.num_records for file in commit.added]
+    rows = f"{sum(count or 0 for count in known)} rows in {len(known)} files added, {len(commit.removes)} files removed"
+    user = info.get("userName") or info.get("userId")
+    moment = info.get("timestamp")
+    when = ""
+    if isinstance(moment, (int, float)):
+        when = datetime.datetime.fromtimestamp(moment / 1000, datetime.timezone.utc).isoformat(" ", "seconds")
+    said = [reason, f"user {user}" if user else "", when, rows]
+    text = ", ".join(part for part in said if part)
+    return ForeignChange(commit.version, commit.operation, text, only_properties(commit))
+
+
+def _commit_info(path: Path, version: int) -> dict[str, Any]:
+    with open(path / "_delta_log" / f"{version:020d}.json", encoding="utf-8") as lines:
+        for line in lines:
+            info = json.loads(line).get("commitInfo") if '"commitInfo"' in line else None
+            if isinstance(info, dict):
+                return info
+    return {}

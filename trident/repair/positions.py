@@ -1,0 +1,116 @@
+"""Streams whose positions in ZooKeeper are missing or older, put back where that can be proved: pure decisions.
+
+The proof is the digest in the group's record: metadata of a manifest, or of
+what is still stored, that has it is what was there. Pins of transactions that
+are begun and not decided are simply begun anew: nothing of them counts yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trident.coordinators.positions import digest_of
+from trident.repair.facts import GroupFacts
+from trident.repair.steps import Finding, Offer, PutPositions, Refused, WriteLedger
+
+
+def lost_positions(group: GroupFacts) -> list[Finding]:
+    """Whether each stream is where the record says, and how it gets there again."""
+    if not group.misplaced or group.record is None:
+        return []
+    text = (
+        "ZooKeeper lacks positions of streams, or has older ones: begun from here, rows would be counted again, or be "
+        f"missing; found: {'; '.join(map(str, group.misplaced))}"
+    )
+    pins: dict[str, dict[int, Any]] = {}
+    opaque: dict[str, dict[str, Any]] = {}
+    anew: set[int] = set()
+    for tx_id in sorted({one.tx_id for one in group.misplaced if one.txid}):
+        proved = _pins_of(group, tx_id)
+        if isinstance(proved, Refused):
+            return [Finding("positions lost", group.name, text, refusal=proved.text)]
+        pins[tx_id], begun = proved
+        anew |= begun
+    for one in group.misplaced:
+        if not one.txid:
+            values = {} if one.expected == "" else next(_partitions(group, one.tx_id, one.expected), None)
+            if values is None:
+                return [Finding("positions lost", group.name, text, refusal=_unproved(one.tx_id).text)]
+            opaque[one.tx_id] = values
+    meaning = "put the positions back that the manifests have: they are proved to be those that were there"
+    if anew:
+        meaning += (
+            f"; transactions {', '.join(map(str, sorted(anew)))}, begun and not decided, are begun anew, as if their "
+            "attempts had failed"
+        )
+    last = group.record.last.txid if group.record.last else 1
+    offer = Offer((), f"{meaning}. Nothing is lost or counted twice.", (PutPositions(group.name, pins, opaque, last),))
+    return [Finding("positions lost", group.name, text, (offer,), chosen=offer)]
+
+
+def damaged_ledgers(group: GroupFacts) -> list[Finding]:
+    """Ledgers of files that are lost, older, or not as they were written."""
+    findings = []
+    for ledger in group.ledgers:
+        text = f"the ledger of files {ledger.path} is damaged; {ledger.text}"
+        if ledger.proved:
+            meaning = (
+                "write it again from what is readable of it and the files that are there: by its digest it is proved "
+                "to be the one that was there. No file is read twice or left out."
+            )
+            offer = Offer((), meaning, (WriteLedger(group.name, ledger.damage),))
+            findings.append(Finding("ledger of files damaged", group.name, text, (offer,), chosen=offer))
+        else:
+            refusal = (
+                "which files were read is known nowhere else. Bring the file back from a back-up of the warehouse, and "
+                "run this again; or begin again with `trident reset NAME`."
+            )
+            findings.append(Finding("ledger of files damaged", group.name, text, refusal=refusal))
+    return findings
+
+
+def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] | Refused:
+    """All pins of a stream, and the transactions that lose theirs."""
+    record = group.record
+    assert record is not None
+    stored = group.pins.get(tx_id, {})
+    wanted = dict((record.pins or {}).get(tx_id, {}))
+    if record.pins is None:  # of a version before: the last manifest is the witness; what it does not contradict stays
+        wanted = {txid: digest_of(value) for txid, value in stored.items()}
+        for one in group.misplaced:
+            if one.tx_id == tx_id and one.txid:
+                if one.expected is None:
+                    return _unproved(tx_id)
+                wanted[one.txid] = one.expected
+    first_undecided = record.current_txid + (1 if group.decision else 0)
+    proved: dict[int, Any] = {}
+    for txid, digest in sorted(wanted.items()):
+        values = [stored[txid]] if txid in stored else []
+        spouts = [one.manifest.spouts[tx_id] for one in group.manifests if tx_id in one.manifest.spouts]
+        values += [spout.get("metadata") for spout in spouts]
+        same = [value for value in values if digest_of(value) == digest]
+        if same:
+            proved[txid] = same[0]
+        elif txid >= first_undecided:
+            # Later ones of the stream were planned from it.
+            return proved, {each for each in wanted if each >= txid}
+        else:
+            return _unproved(tx_id)
+    return proved, set()
+
+
+def _partitions(group: GroupFacts, tx_id: str, digest: str | None) -> Iterator[dict[str, Any]]:
+    for one in reversed(group.manifests):
+        values = one.manifest.spouts.get(tx_id, {}).get("opaque")
+        if values is not None and digest is not None and digest_of(values) == digest:
+            yield dict(values)
+
+
+def _unproved(tx_id: str) -> Refused:
+    return Refused(
+        f"no manifest has the position of stream {tx_id!r} as it was (transactions without effect came after the last "
+        "one that was published, or its manifest is gone), so nothing is guessed. Bring ZooKeeper's data, and the "
+        "folder _trident, back from a copy of the present moment, and run this again; or begin again with `trident "
+        "reset NAME`."
+    )

@@ -1,0 +1,237 @@
+"""ZooKeeper's record of a batch group, written again from what its tables and manifests say: pure decisions.
+
+The manifest of the last transaction that the tables have is the source of the
+streams' positions. Whether that transaction was finished everywhere may be
+unknown: then it is decided again, since all that follows a decision may be
+done twice (docs/semantics.md 9.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
+from trident.repair.facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.repair.steps import Offer, Refused, WriteRecord
+from trident.repair.whole import OWN, not_whole
+from trident.states.core.control import ControlRecord
+
+# Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
+EPOCH_LEAP = 1000
+_LEFTOVER_TXIDS_MAX = 100
+
+
+def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Refused:
+    """ZooKeeper's record of a group, from what its tables and the manifest of their last transaction say.
+
+    Args:
+        lossy: ZooKeeper knows later transactions, which the tables do not have.
+    """
+    tables = [table for table in group.tables if table.exists and table.has_transaction]
+    controls = [table.control for table in tables if table.control]
+    incarnations = sorted({control.incarnation for control in controls})
+    if len(incarnations) > 1:
+        lives = ", ".join(incarnations)
+        return Refused(f"the tables are of several lives of the topology ({lives}): bring all from one copy.")
+    newest = max(controls, key=lambda control: (control.txid, control.attempt_id))
+    found = next((one for one in group.manifests if newest.same_batch(batch_of(one.decision))), None)
+    if found is None:
+        return Refused(
+            f"the manifest of transaction {newest.txid} attempt {newest.attempt_id} is not in "
+            f"_trident/{facts.name}/{group.name}/manifests: it has the positions of the streams. Bring it back from a "
+            "back-up of the warehouse, and run this again; without it, begin again with `trident reset NAME`."
+        )
+    lost = not_whole(facts, group, found, lossy)
+    if lost:
+        return Refused(lost)
+    taking_part = {part.state for part in found.manifest.tables}
+    batch = batch_of(found.decision)
+    lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
+    fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
+    lagging += [table for table in fresh if table.state in taking_part]
+    # Of the tables that have part in every transaction: what they had before tells half published from restored.
+    leaders = [t for t in tables if t.role != BESIDE and t.control and t.control.same_batch(batch) and t.before]
+    before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
+    problem = _half_way(found, lagging, before)
+    if problem:
+        return Refused(problem)
+    pending = bool(lagging) or _may_be_unfinished(found)
+    if isinstance(pending, str):
+        return Refused(pending)
+    identity = _identity(facts, group, found)
+    if isinstance(identity, Refused):
+        return identity
+    return _offer(facts, group, found, bool(pending), before, identity, lossy)
+
+
+def batch_of(decision: Decision) -> TableMark:
+    return TableMark(0, decision.txid, decision.attempt_id, decision.sha256)
+
+
+def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRecord | None) -> str:
+    """Why tables that lack the last transaction cannot be given it; "" when they can."""
+    for table in lagging:
+        control = table.control
+        if table.missing_from(found):
+            return (
+                f"{table.path} lacks transaction {found.decision.txid}, and of its files are gone: "
+                f"{', '.join(found.missing[table.state][:5])}. Bring them back from a back-up, and run this again."
+            )
+        same_before = (
+            before is not None and control is not None
+            and (control.txid, control.attempt_id, control.digest) == (before.txid, before.attempt_id, before.digest)
+        )  # fmt: skip
+        new_one = control is not None and control.attempt_id < 0
+        if not same_before and not new_one and table.role != BESIDE:
+            return (
+                f"{table.path} has transaction {control.txid if control else 0}, and the last before "
+                f"{found.decision.txid} was {before.txid if before else 'not to be found in the logs'}: the table was "
+                "restored from an older copy. Bring all tables, and the folder _trident, back from one copy."
+            )
+    return ""
+
+
+def _may_be_unfinished(found: ManifestFacts) -> bool | str:
+    """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
+    # A memory map's rows go when the transaction has advanced, like those of users' states.
+    own = [part for part in found.manifest.tables if part.kind in (*OWN, "memory") and part.files]
+    told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
+    there = [part for part in own if not found.missing.get(part.state)]
+    gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
+    if own and len(gone) == len(own):
+        return False  # they are removed only when the transaction has advanced
+    if len(there) < len(own):
+        return (
+            f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
+            "is not known whether the last transaction was finished. Bring the files back from a back-up."
+        )
+    return any(part.kind in OWN for part in own) or told
+
+
+def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:
+    if facts.identity is not None:
+        return facts.identity
+    streams: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for other in facts.groups:
+        spouts = other.manifests[-1].manifest.spouts if other.manifests else {}
+        streams.update({tx_id: str(spout.get("spout") or "") for tx_id, spout in spouts.items()})
+        if spouts:
+            groups[other.name] = sorted(spouts)
+    unknown = sorted(tx_id for tx_id in found.manifest.spouts if not streams.get(tx_id))
+    if unknown:
+        return Refused(
+            f"the manifest does not say which spout stream {unknown[0]!r} has (its last transaction was skipped): "
+            "nothing is guessed. Restore ZooKeeper from a copy, or begin again with `trident reset NAME`."
+        )
+    return {"streams": streams, "states": dict(facts.state_identities), "groups": groups}
+
+
+def _offer(
+    facts: TopologyFacts, group: GroupFacts, found: ManifestFacts, pending: bool, before: ControlRecord | None,
+    identity: Mapping[str, Any], lossy: bool,
+) -> Offer:  # fmt: skip
+    decision, manifest = found.decision, found.manifest
+    txid, attempt_id = decision.txid, decision.attempt_id
+    marker = Marker(txid, attempt_id, decision.sha256)
+    incarnation = manifest.incarnation
+    earlier = before if before is not None and before.attempt_id >= 0 else None
+    attempts, parents = _attempts(group, txid, attempt_id)
+    last: Marker | None = marker
+    published: Marker | None = marker
+    if pending:
+        attempts, parents = {txid: attempt_id, **attempts}, {txid: _parent(manifest), **parents}
+        last = None
+        if txid > 1:
+            digest = earlier.digest if earlier and earlier.txid == txid - 1 else ""
+            last = Marker(txid - 1, manifest.parent.attempt_id if manifest.parent else 0, digest)
+        published = Marker(earlier.txid, earlier.attempt_id, earlier.digest) if earlier and last else None
+    current = txid if pending else txid + 1
+    record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables))
+    spouts = manifest.spouts
+    pins = {tx_id: {txid: spout.get("metadata")} for tx_id, spout in spouts.items() if not spout.get("opaque")}
+    # A pending decision stores them itself when it advances.
+    opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque") and not pending}
+    tx_ids = tuple(sorted({*group.tx_ids, *spouts}))
+    step = WriteRecord(
+        group.name, tx_ids, incarnation, identity, record, decision if pending else None, pins, opaque,
+        facts.epoch + EPOCH_LEAP,
+    )  # fmt: skip
+    options, text = _meaning(group, found, current, pending, lossy)
+    unsure = [t.path for t in group.tables if t.role == BESIDE and t.exists and t.control and t.control.txid < txid]
+    if unsure:
+        text += f" Whether {', '.join(unsure)} has all its earlier rows is not known: not all transactions write there."
+    return Offer(options, text, (step,))
+
+
+def _parent(manifest: Any) -> int | None:
+    return manifest.parent.attempt_id if manifest.parent else None
+
+
+def _attempts(group: GroupFacts, txid: int, attempt_id: int) -> tuple[dict[int, int], dict[int, int | None]]:
+    """Attempt ids that were used after a transaction: none of them is used again."""
+    seen = {found: attempt for found, attempt in group.leftovers.items() if found > txid}
+    if group.record is not None:
+        seen = {**{k: v for k, v in group.record.attempts.items() if k > txid}, **seen}
+        for marker in (group.record.last, group.record.last_published):
+            if marker is not None and marker.txid > txid:
+                seen[marker.txid] = max(seen.get(marker.txid, 0), marker.attempt_id)
+    if not seen:
+        return {}, {}
+    # A window without holes, each with the greatest id of all: ids only have to be new.
+    until, greatest = min(max(seen), txid + _LEFTOVER_TXIDS_MAX), max(seen.values())
+    attempts = {each: greatest for each in range(txid + 1, until + 1)}
+    parents: dict[int, int | None] = {n: attempt_id if n == txid + 1 else greatest for n in attempts}
+    return attempts, parents
+
+
+def _meaning(
+    group: GroupFacts, found: ManifestFacts, current: int, pending: bool, lossy: bool
+) -> tuple[tuple[str, ...], str]:
+    txid = found.decision.txid
+    text = f"write ZooKeeper's record again from the tables and the manifest of transaction {txid}"
+    if pending:
+        text += (
+            f"; transaction {txid} is decided again and finished at the next start, since it may not have reached all "
+            "of its tables, states and queues: what it has reached already is left as it is"
+        )
+    text += f". The next {'is' if pending else 'transaction is'} {current}, from the positions that the manifest has"
+    text += _unseen(group)
+    if not lossy:
+        return (), f"{text}. No transaction is lost or counted twice."
+    last = group.record.last_published if group.record else None
+    text += (
+        f". Transactions {txid + 1} to {last.txid if last else '?'} are not in the tables any more: they are processed "
+        "again from the source, and counted once, as far as the source still has them"
+    )
+    unsure = sorted(tx_id for tx_id, spout in found.manifest.spouts.items() if spout.get("kind") != "transactional")
+    if unsure:
+        return ("--adopt-tables", "--accept-loss"), (
+            f"{text}. What stream {', '.join(unsure)} has given since and was told to forget (acknowledged messages, "
+            "rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
+        )
+    return ("--adopt-tables",), f"{text}. Files or rows that were deleted there since are lost."
+
+
+def _unseen(group: GroupFacts) -> str:
+    """What the text must not leave out: where nobody could look."""
+    said = [f"{table.path} before version {table.unseen_before}" for table in group.tables if table.unseen_before]
+    text = ""
+    if said:
+        text += (
+            f". Log entries of {', '.join(said)} are gone: what others may have changed there could NOT BE LOOKED AT, "
+            "and is taken as it is"
+        )
+    remade = [table.path for table in group.tables if table.role == PLAIN and not table.exists]
+    if remade:
+        text += (
+            f". {', '.join(remade)} is not there and is made again from its log: changes by others that were once "
+            "accepted in it, if any, ARE LOST"
+        )
+    return text
+
+
+def marks_of(tables: Iterable[TableFacts]) -> dict[str, TableMark]:
+    found = {table.table_id: table.mark_now() for table in tables if table.exists}
+    return {table_id: mark for table_id, mark in found.items() if mark is not None}

@@ -1,0 +1,1 @@
+"""A running topology: its query, its batches, its status, its ZooKeeper."""

@@ -1,0 +1,56 @@
+"""Refuses, before anything runs, what cannot serve a Spark cluster since it lives on one host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import TopologyError
+from trident.planning.nodes import PersistNode, SourceNode, StateQueryNode
+from trident.states.core.host_bound import check_hosts, is_local_master
+
+if TYPE_CHECKING:
+    from trident.config import TridentConfig
+    from trident.streams.topology import TridentTopology
+    from trident.tuples.topology import TupleTopology
+
+
+def check_topology(topology: "TridentTopology", config: "TridentConfig", master: str) -> None:
+    """Raises TopologyError, with the name of what lives on one host, if the master is a cluster's.
+
+    Args:
+        topology: what is to run.
+        config: its settings; the embedded ZooKeeper is one of them.
+        master: Spark's.
+    """
+    for thing, what in _things(topology):
+        check_hosts(thing, what, master)
+    if config.zookeeper == "embedded" and not is_local_master(master):
+        raise TopologyError(
+            "the embedded ZooKeeper serves one machine, and Spark runs on a cluster",
+            found=f"zookeeper=embedded ({config.origin('zookeeper')}) with the Spark master {master}",
+            expected="an ensemble that every host reaches, or a local master: local[…]",
+            action="set zookeeper=host:port,host:port (TRIDENT_ZOOKEEPER, or --set zookeeper=…)",
+        )
+
+
+def check_tuple_topology(topology: "TupleTopology", master: str) -> None:
+    """As :func:`check_topology`, of a topology of spouts and bolts, which has no ZooKeeper."""
+    for kind, declared in (("spout", topology._spouts), ("bolt", topology._bolts)):
+        for name, one in declared.items():
+            check_hosts(one.user, f"{kind} {name!r}", master)
+
+
+def _things(topology: "TridentTopology") -> Iterator[tuple[Any, str]]:
+    for node in topology._nodes:
+        if isinstance(node, SourceNode):
+            yield node.spout, f"the spout of stream {node.tx_id!r}"
+        elif isinstance(node, PersistNode):
+            yield _store(node.binding.state), f"state {node.binding.name!r} ({node.location})"
+        elif isinstance(node, StateQueryNode) and node.writer is None:
+            yield _store(node.state), f"the static state of the query at {node.location}"
+
+
+def _store(state: Any) -> Any:
+    """What keeps a state's data: of a map state its backing map, or the function that makes one."""
+    return getattr(state, "backing", state)

@@ -1,0 +1,391 @@
+"""Runs attempts on Spark: emit, the topology's plan, stage (docs/semantics.md 9.2, 12)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from trident.coordinators import faults
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
+from trident.coordinators.ports import ProcessedBatch
+from trident.coordinators.transactions import TransactionAttempt
+from trident.messages.batches import TrackedBatches
+from trident.operations.window_spec import Unit
+from trident.planning.compiled import KEEP
+from trident.planning.groups import BuiltBatch
+from trident.planning.late import boundaries_of
+from trident.planning.lowering import ANCHORS_FIELD
+from trident.spark.jobs import cancel_group, has_tasks
+from trident.spark.rows import parquet_reader, to_dataframe
+from trident.spouts.contracts import Emitted, Json, SpoutKind
+from trident.spouts.executors import kind_of
+from trident.spouts.files.reading import source_failure
+from trident.spouts.host import TridentSpoutHost
+from trident.states.delta.staging import StagingTarget, stage
+from trident.states.delta.whole_files import require_whole
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.udf.expression_failures import expression_failure
+from trident.udf.schemas import spout_schema
+from trident.udf.signatures import translate_failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from trident.planning.groups import GroupPlan, Stored
+
+log = logging.getLogger("trident.runner")
+RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
+# Rows in so few bytes are worth one Spark partition.
+_SMALL_BYTES = 8 << 20
+# How often running attempts are looked at for their timeout; short ones are never looked at.
+_WATCH_SECS = 0.5
+
+
+@dataclass
+class _Running:
+    attempt: TransactionAttempt
+    job_group: str
+    timeout_secs: float | None
+    started: float
+    first_task_at: float | None = None
+    timed_out: bool = False
+    cancelled: bool = False
+
+    @property
+    def given_up(self) -> bool:
+        return self.cancelled or self.timed_out
+
+    def begin_run(self) -> None:
+        """The attempt is run again, with other messages: it has its whole time again."""
+        self.started, self.first_task_at = time.monotonic(), None
+
+
+class SparkBatchRunner:
+    """The batch runner of one group: each attempt in its own job group and FAIR pool.
+
+    Args:
+        spark: the session.
+        topology: for the names of job groups.
+        plan: the group's Spark plan.
+        host: the group's spouts.
+        targets: where results are staged.
+        folder: of the group, for rows that wait for the transaction's turn.
+        reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
+        incarnation: of the topology.
+        epoch: of the lease.
+        batch_partitions: Spark partitions of every batch; None = as its spout says.
+        ackers: Spark tasks that add up the ledger of a tracked batch.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", topology: str, plan: "GroupPlan", host: TridentSpoutHost,
+        targets: Sequence[StagingTarget], folder: Path, reader: Callable[..., "DataFrame"], incarnation: str,
+        epoch: int, batch_partitions: int | None = None, ackers: int = 1,
+    ) -> None:  # fmt: skip
+        self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
+        self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
+        self._batch_partitions = batch_partitions
+        self._boundaries = [StagingTarget(name, folder / "boundaries" / name) for name in boundaries_of(plan.lowered)]
+        beside = set(plan.message_tables.values())
+        self._late = [target for target in targets if target.name in plan.late_states]
+        self._early = [
+            target for target in targets if target.name not in plan.late_states and target.name not in beside
+        ] + self._boundaries
+        self._tracked: TrackedBatches | None = None
+        if plan.message_tables:
+            self._tracked = TrackedBatches(
+                spark, {tx_id: host.executors[tx_id] for tx_id in plan.tracked}, plan.anchored, self._tracked_frame,
+                [*targets, *self._boundaries], plan.message_tables, folder, ackers, incarnation,
+            )  # fmt: skip
+        self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
+        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
+        self._context = spark.sparkContext
+        self._repeats = gives_again(plan.spouts.values())
+        self._running: dict[TransactionAttempt, _Running] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def process(
+        self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
+    ) -> ProcessedBatch:
+        return self._as_job(attempt, timeout_secs, "", lambda: self._run(attempt, metadata))
+
+    def _as_job(
+        self, attempt: TransactionAttempt, timeout_secs: float | None, part: str, run: Callable[[], ProcessedBatch]
+    ) -> ProcessedBatch:
+        """Runs in a job group that can be cancelled, and is when it takes too long."""
+        job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
+        running = _Running(attempt, job_group, timeout_secs, time.monotonic())
+        with self._lock:
+            self._running[attempt] = running
+            if timeout_secs is not None and self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="trident-timeouts", daemon=True)
+                self._watcher.start()
+        try:
+            self._context.setJobGroup(job_group, f"{self._topology} {self._plan.name} {attempt} {part}".rstrip())
+            self._context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
+            return run()
+        except Exception as error:
+            if running.timed_out:
+                raise BatchTimeout(
+                    f"processing attempt {attempt} took longer than message_timeout_secs",
+                    found=f"more than {timeout_secs:g} s since its first Spark task",
+                    expected=f"at most {timeout_secs:g} s",
+                    action="raise message_timeout_secs, or make batches smaller; the next attempt has twice the time",
+                ) from error
+            translated = source_failure(error) or translate_failure(error, attempt)
+            if translated is error:
+                translated = expression_failure(error, attempt) or error
+            if not self._repeats and isinstance(translated, BatchError):
+                translated.fingerprint = None
+            if translated is error:
+                raise
+            raise translated from translated.__cause__
+        finally:
+            with self._lock:
+                self._running.pop(attempt, None)
+
+    def _run(self, attempt: TransactionAttempt, metadata: Mapping[str, Json]) -> ProcessedBatch:
+        kept = BuiltBatch({}, [])
+        try:
+            return self._run_keeping(attempt, metadata, kept)
+        finally:
+            kept.release()
+
+    def _run_keeping(
+        self, attempt: TransactionAttempt, metadata: Mapping[str, Json], kept: BuiltBatch
+    ) -> ProcessedBatch:
+        started = time.monotonic()
+        inputs: dict[str, "DataFrame"] = {}
+        spouts: dict[str, dict[str, Any]] = {}
+        tables: dict[str, "DataFrame"] = {}
+        counts: list[int | None] = []
+        for tx_id, executor in self._host.executors.items():
+            spout = self._plan.spouts[tx_id]
+            if tx_id in self._plan.tracked:
+                spouts[tx_id] = _described(spout, metadata[tx_id], None)
+                counts.append(metadata[tx_id]["rows"])
+                continue
+            emitted = executor.emit_batch(attempt, metadata[tx_id])
+            if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:
+                raise SourceError(
+                    f"stream {tx_id!r} gives rows for a table that its spout does not own", found="Emitted.table_rows",
+                    expected="a spout with `table` and `table_schema` (OwnsTable)",
+                )  # fmt: skip
+            inputs[tx_id] = self._frame(emitted, spout_schema(spout))
+            counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
+            if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
+                # Such a source may give other rows when a task is tried again, or to the next state.
+                with faults.fault_point(KEEP):
+                    inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
+                kept.checkpoints.append(inputs[tx_id])
+            spouts[tx_id] = _described(spout, metadata[tx_id], emitted.commit_data)
+            opaque = executor.opaque_metadata(metadata[tx_id])
+            if opaque is not None:
+                spouts[tx_id]["opaque"] = dict(opaque)
+            binding = self._plan.spout_tables.get(tx_id)
+            if binding is not None:
+                rows = emitted.table_rows if emitted.table_rows is not None else []
+                tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
+        emitted_at = built_at = time.monotonic()
+
+        def run(frames_of: Mapping[str, "DataFrame"]) -> dict[str, list[Any]]:
+            nonlocal built_at
+            frames = self._plan.build(frames_of, attempt, self._info(attempt))
+            frames.update(tables)
+            built_at = time.monotonic()
+            try:
+                return stage(frames, self._early, self._incarnation, attempt, self._codec)
+            finally:
+                frames.release()
+
+        if self._tracked is None:
+            staged = run(inputs)
+        else:
+            staged = self._tracked.process(attempt, inputs, run, self._watched(attempt))
+        for executor in self._host.executors.values():
+            executor.prepare(attempt)
+        done_at = time.monotonic()
+        counted = None if None in counts else sum(count or 0 for count in counts)
+        return ProcessedBatch(
+            staged,
+            spouts,
+            _input_rows(metadata) if counted is None else counted,
+            {
+                "emit": (emitted_at - started) * 1000,
+                "plan": (built_at - emitted_at) * 1000,
+                "stage": (done_at - built_at) * 1000,
+            },
+        )
+
+    def _info(self, attempt: TransactionAttempt) -> BatchInfo:
+        return BatchInfo(attempt, self._incarnation, self._epoch, self._config)
+
+    def _watched(self, attempt: TransactionAttempt) -> _Running:
+        with self._lock:
+            return self._running[attempt]
+
+    # --- what reads states (docs/semantics.md 9.3) -------------------------------------------------------
+
+    def resolve(
+        self, attempt: TransactionAttempt, processed: ProcessedBatch, timeout_secs: float | None
+    ) -> ProcessedBatch:
+        if not self._plan.is_late:
+            return processed
+        return self._as_job(attempt, timeout_secs, "resolves", lambda: self._resolve_or_blame(attempt, processed))
+
+    def _resolve_or_blame(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
+        try:
+            return self._resolve(attempt, processed)
+        except Exception as error:
+            # Other streams' rows of this batch are gone: then the attempt fails as it does without messages.
+            if self._tracked is not None and set(self._plan.spouts) == set(self._plan.tracked):
+                run = partial(self._run_late, attempt)
+                self._tracked.blame_late(attempt, run, error, self._watched(attempt))
+            raise
+
+    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"]) -> dict[str, Any]:
+        """A batch up to the end of its turn, for nothing but to see whether it fails."""
+        frames = self._plan.build(inputs, attempt, self._info(attempt))
+        try:
+            staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
+        finally:
+            frames.release()
+        return dict(self._resolve(attempt, ProcessedBatch(staged)).staged)
+
+    def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
+        started = time.monotonic()
+        staged = dict(processed.staged)
+        fields = {boundary.name: boundary.fields for boundary in self._plan.lowered.boundaries.values()}
+        roots = {target.name: target.root for target in self._early}
+        if self._is_empty(staged, fields):
+            late: dict[str, list[Any]] = {target.name: [] for target in self._late}
+        else:
+            inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
+            frames = self._plan.build_late(inputs, self._info(attempt), self._stored_as_of(attempt.txid - 1))
+            try:
+                with faults.fault_point(RESOLVE):
+                    late = stage(frames, self._late, self._incarnation, attempt, self._codec)
+            finally:
+                frames.release()
+        for boundary in self._boundaries:
+            for file in staged.pop(boundary.name):
+                (boundary.root / file.path).unlink(missing_ok=True)
+        duration = {"resolve": (time.monotonic() - started) * 1000}
+        return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
+
+    def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
+        """Whether late segments would have nothing to do: an aggregate without groups always has."""
+        if any(staged[name] for name in boundaries) or self._plan.lowered.late_fills:
+            return False
+        if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
+            return False  # windows may be due
+        return not any(
+            binding.name in self._plan.late_states and binding.kind != "append" and not binding.keys
+            and binding.aggregator is not None and not hasattr(binding.aggregator, "update_state")
+            for binding in self._plan.bindings
+        )  # fmt: skip
+
+    def _staged_frame(self, root: Path, files: Sequence[Any], fields: Sequence[Any]) -> "DataFrame":
+        schema = StructType(list(fields))
+        if not files:
+            return self._spark.createDataFrame([], schema)
+        reader = parquet_reader(self._spark, schema)
+        require_whole("a batch between its two halves", str(root), files, "the batch is tried again; check the disk")
+        paths = [str(root / file.path) for file in files]
+        if self._plan.lowered.late_order and len(paths) > 1:
+            # Spark would sort the files by size; their order is that of the batch.
+            frame = reduce(lambda a, b: a.union(b), [reader.parquet(path).coalesce(1) for path in paths])
+        else:
+            frame = reader.parquet(*paths)
+        return frame.coalesce(1) if sum(file.size for file in files) <= _SMALL_BYTES else frame
+
+    def _stored_as_of(self, txid: int) -> "Stored":
+        return lambda binding, keys: self._reader(binding, keys, txid)
+
+    def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
+        schema = spout_schema(self._plan.spouts[tx_id])
+        return self._frame(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
+
+    def _frame(self, emitted: Emitted, schema: StructType) -> "DataFrame":
+        frame = to_dataframe(self._spark, emitted.data, schema)
+        wanted = self._batch_partitions or emitted.partitions
+        if wanted is None:
+            return frame
+        # Fewer partitions need no shuffle; more do, and the spout has asked for them.
+        return frame.coalesce(wanted)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        with self._lock:
+            running = self._running.get(attempt)
+        if running is not None:
+            running.cancelled = True
+            cancel_group(self._context, running.job_group)
+
+    def close(self) -> None:
+        """Cancels what runs; call it before waiting for the driver's threads."""
+        self._closed.set()
+        with self._lock:
+            attempts = list(self._running)
+        for attempt in attempts:
+            self.cancel(attempt)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_WATCH_SECS):
+            now = time.monotonic()
+            with self._lock:
+                candidates = [r for r in self._running.values() if r.timeout_secs is not None]
+            for running in candidates:
+                try:
+                    self._look_at(running, now)
+                except Exception as error:  # a session that is being stopped
+                    log.debug("cannot look at %s: %s", running.job_group, error)
+
+    def _look_at(self, running: _Running, now: float) -> None:
+        if running.first_task_at is None and now - running.started >= _WATCH_SECS and self._has_tasks(running):
+            running.first_task_at = now
+        began = running.first_task_at
+        if began is not None and now - began > running.timeout_secs and not running.timed_out:
+            running.timed_out = True
+            cancel_group(self._context, running.job_group)
+
+    def _has_tasks(self, running: _Running) -> bool:
+        return has_tasks(self._context, running.job_group)
+
+
+def gives_again(spouts: Iterable[Any]) -> bool:
+    """Whether a row that has failed is in the next attempt too.
+
+    A transactional source gives the same batch, an opaque one goes on from where the last commit left it. Others may
+    leave the row out, so that it failed the same way proves nothing of the next attempt.
+    """
+    return all(kind_of(spout) is not SpoutKind.NON_TRANSACTIONAL for spout in spouts)
+
+
+def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
+    """What the manifest says of a stream's part in the batch."""
+    return {
+        "spout": type(spout).__qualname__, "kind": kind_of(spout).value, "metadata": metadata, "commit_data": commit_data,
+    }  # fmt: skip
+
+
+def _input_rows(metadata: Mapping[str, Json]) -> int | None:
+    """Rows of the batch for progress, as far as the spouts' metadata say so (an estimate for text files)."""
+    rows = []
+    for value in metadata.values():
+        if isinstance(value, dict):
+            count = value.get("rows", value.get("rows_estimate"))
+            if isinstance(count, int):
+                rows.append(count)
+    return sum(rows) if rows else None

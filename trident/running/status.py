@@ -1,0 +1,374 @@
+"""The status of a topology: a small file that its leader writes and ``trident status`` reads.
+
+``<warehouse>/_trident/<topology>/status.json`` is replaced as a whole, at most
+once a second and only on change (docs/semantics.md 10). It is never read for correctness:
+what counts is in ZooKeeper and in the tables. So a status that cannot be
+written is a warning in the log, never a failure of the topology.
+
+Moments are seconds since the epoch and not ages: an age would change at every
+look, and the reader can work it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trident.coordinators import processes
+from trident.coordinators.errors import TridentError
+from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.running.progress import describe_backlog
+
+STATUS_SCHEMA = 1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    """An attempt in flight.
+
+    Attributes:
+        txid, attempt_id: its identity.
+        phase: PROCESSING, PROCESSED or COMMITTING.
+        since: when it began (seconds since the epoch).
+        failures: of this txid since the coordinator started.
+    """
+
+    txid: int
+    attempt_id: int
+    phase: str
+    since: float
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """One batch group.
+
+    Attributes:
+        name: the group's.
+        current_txid: the transaction to be committed next.
+        mode: what its coordinator does: "running", "stopping", "stopped",
+            "gave up", "deposed", "halted", "paused" or "suspended"; "recovering"
+            while a recovery waits for what ``last_error`` says.
+        attempts: in flight, in txid order.
+        rows_per_second, txids_per_second: over the last transactions.
+        backlog: what waits at the source: "rows", "bytes", "files"; empty when unknown.
+        last_error: the latest failure, as text.
+        last_error_at: when it happened.
+        halted_by: why a person must look; None unless halted.
+    """
+
+    name: str
+    current_txid: int
+    mode: str = "running"
+    attempts: tuple[AttemptStatus, ...] = ()
+    rows_per_second: float | None = None
+    txids_per_second: float | None = None
+    backlog: dict[str, int] = field(default_factory=dict)
+    last_error: str | None = None
+    last_error_at: float | None = None
+    halted_by: str | None = None
+
+
+@dataclass(frozen=True)
+class TopologyStatus:
+    """A topology as its leader saw it at ``written_at``.
+
+    ``boot_id``, ``pid`` and ``process_started`` together name a process (see
+    ``coordinators/processes.py``): a pid alone is given to another process
+    later. Leave them out and the writer's own are taken.
+
+    Attributes:
+        role: "leader" or "standby"; "merging" while a leader that was stopped brings the plain tables up to date, and
+            at the end "stopped", "failed" or "halted".
+        error: what ended the topology; None while it runs and when it was stopped.
+    """
+
+    name: str
+    id: str
+    run_id: str
+    epoch: int
+    role: str = "leader"
+    error: str | None = None
+    groups: tuple[GroupStatus, ...] = ()
+    host: str = field(default_factory=processes.host_name)
+    boot_id: str = field(default_factory=processes.boot_id)
+    pid: int = field(default_factory=os.getpid)
+    process_started: str = field(default_factory=lambda: processes.started(os.getpid()) or processes.UNKNOWN)
+    written_at: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": STATUS_SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: object) -> TopologyStatus:
+        """Reads what :meth:`to_json` gave; ValueError says what does not fit."""
+        if not isinstance(value, dict) or type(value.get("schema")) is not int or value["schema"] != STATUS_SCHEMA:
+            raise Unreadable(f"expected schema {STATUS_SCHEMA}", shown(repr(value)))
+        try:
+            read = msgspec.convert({key: item for key, item in value.items() if key != "schema"}, cls, strict=True)
+            _require_all(cls, value)
+            for group in value["groups"]:
+                _require_all(GroupStatus, group)
+                for attempt in group["attempts"]:
+                    _require_all(AttemptStatus, attempt)
+        except msgspec.ValidationError as problem:
+            raise Unreadable(str(problem), shown(repr(value))) from None
+        return read
+
+    def process_is_alive(self) -> bool | None:
+        """Whether the writing process still runs; None when this process cannot see it."""
+        if self.host != processes.host_name():
+            return None
+        if self.boot_id != processes.boot_id():
+            # Another boot of this host, when the pid namespace is the same; else another container.
+            same_namespace = self.boot_id.partition(" ")[2] == processes.boot_id().partition(" ")[2]
+            return False if same_namespace else None
+        return not processes.is_gone(self.pid, self.process_started)
+
+
+def _require_all(kind: type, value: dict[str, Any]) -> None:
+    """The defaults are for Python code; stored, every key is there, and no other."""
+    names = {one.name for one in fields(kind)}
+    for name in sorted(names ^ (value.keys() - {"schema"})):
+        raise Unreadable(f"{name} is {'missing' if name in names else 'unknown'}", shown(repr(value)))
+
+
+# --- the file -----------------------------------------------------------------------------
+
+
+def status_path(warehouse: str | os.PathLike[str], topology: str) -> Path:
+    return Path(warehouse) / "_trident" / topology / "status.json"
+
+
+class StatusWriter:
+    """Writes the status of one topology; only its leader may have one.
+
+    ``update`` is cheap and may be called at every event and from any thread.
+    A change is on disk within ``interval_secs``, the last one at ``close``.
+
+    Args:
+        path: of :func:`status_path`; its folder is made.
+        interval_secs: least time between two writings.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, path: Path, interval_secs: float = 1.0, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._interval, self._clock = Path(path), interval_secs, clock
+        self._lock = threading.Lock()
+        self._wanted: TopologyStatus | None = None
+        self._on_disk: TopologyStatus | None = None
+        self._last_written: float | None = None
+        self._timer: threading.Timer | None = None
+        self._warned = self._swept = False
+        self._closed = False
+
+    def update(self, status: TopologyStatus) -> None:
+        """Takes the new status; ``written_at`` in it is not looked at."""
+        with self._lock:
+            if self._closed:
+                return
+            self._wanted = status
+            if self._same() or self._timer is not None:
+                return
+            waited = float("inf") if self._last_written is None else time.monotonic() - self._last_written
+            if waited >= self._interval:
+                self._write()
+                return
+            # Without this the last change before a quiet time would never be shown.
+            self._timer = threading.Timer(self._interval - waited, self._late)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Writes what is not yet written; later updates are ignored. May be called twice."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if not self._same():
+                self._write()
+
+    def discard(self) -> None:
+        """As :meth:`close`, without writing: the file is another process's by now."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _late(self) -> None:
+        with self._lock:
+            self._timer = None
+            if not self._closed and not self._same():
+                self._write()
+
+    def _same(self) -> bool:
+        return self._wanted is None or self._wanted == self._on_disk
+
+    def _write(self) -> None:
+        assert self._wanted is not None
+        self._last_written = time.monotonic()
+        text = json.dumps({**self._wanted.to_json(), "written_at": round(self._clock(), 3)}, indent=1)
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            if self._on_disk is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:  # a full or read-only disk: the topology goes on without a status
+            if not self._warned:
+                _log.warning("the status cannot be written to %s: %s", self._path, error)
+            self._warned = True
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return
+        self._on_disk = self._wanted
+
+    def _sweep(self) -> None:
+        """Drafts of processes that were killed while they wrote."""
+        if self._swept:
+            return
+        self._swept = True
+        for draft in self._path.parent.glob(f".{self._path.name}.*"):
+            pid = draft.name.rpartition(".")[2]
+            if pid.isdigit() and processes.started(int(pid)) is None:
+                draft.unlink(missing_ok=True)
+
+
+def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologyStatus:
+    """The last status that was written.
+
+    Raises:
+        TridentError: there is none (the message names those that exist), or it
+            cannot be read.
+    """
+    path = status_path(warehouse, topology)
+    try:
+        return TopologyStatus.from_json(parse_stored(read_stored(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        known = topologies_with_status(warehouse)
+        raise TridentError(
+            f"topology {topology!r} has no status in this warehouse",
+            found=("the topologies " + ", ".join(known)) if known else "no topology",
+            expected=str(path),
+            action="has it been started, and with this warehouse (--set warehouse=…)?",
+        ) from None
+    except ValueError as error:
+        raise TridentError(
+            f"the status {path} cannot be read: {error}",
+            found=getattr(error, "found", None),
+            expected=f"a status of schema {STATUS_SCHEMA}, as a running topology writes it",
+            action="the topology's next change replaces a file; delete what is there if the topology is gone, or if it "
+            "is no file",
+        ) from None
+
+
+def topologies_with_status(warehouse: str | os.PathLike[str]) -> list[str]:
+    """The names of the topologies of a warehouse that have ever written a status."""
+    return sorted(path.parent.name for path in (Path(warehouse) / "_trident").glob("*/status.json"))
+
+
+# --- for people ----------------------------------------------------------------------------
+
+
+def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
+    """The status as lines for a terminal, with how old it is and whether its writer lives."""
+    now = time.time() if now is None else now
+    lines = [f"{status.name}: {_health(status)}"]
+    lines.append(f"  as of {_age(now - status.written_at)} ago, written on change by {_writer(status)}")
+    lines.append(f"  id {status.id}, run {status.run_id}, epoch {status.epoch}")
+    if status.error:
+        lines.append(f"  ended by: {status.error}")
+    for group in status.groups:
+        lines += [f"  {line}" for line in _group_lines(group, now)]
+    return "\n".join(lines)
+
+
+def condition(status: TopologyStatus) -> str:
+    """What became of the topology, in one word, as its last status says.
+
+    Returns:
+        "halted", "failed" (it gave up, or ended with another error), "stopped" (asked to), "gone" (its process
+        ended without a word), or "running": also where its process cannot be seen from here.
+    """
+    modes = {group.mode for group in status.groups}
+    if "halted" in modes or status.role == "halted":
+        return "halted"
+    if "gave up" in modes or (status.role in ("stopped", "failed") and status.error is not None):
+        return "failed"
+    if status.role in ("stopped", "failed") or modes == {"stopped"}:
+        return "stopped" if status.error is None else "failed"
+    return "gone" if status.process_is_alive() is False else "running"
+
+
+def _health(status: TopologyStatus) -> str:
+    modes = {group.mode for group in status.groups}
+    if "halted" in modes or status.role == "halted":
+        return "HALTED: a person must look"
+    if "gave up" in modes:
+        return "gave up (attempt cap)"
+    if status.role == "merging" and status.process_is_alive() is not False:
+        return "stopped, and brings the plain tables up to date"
+    if status.role in ("stopped", "failed") or modes == {"stopped"}:
+        return "stopped" if status.error is None else "failed"
+    alive = status.process_is_alive()
+    if alive is False:
+        return "NOT RUNNING: its process is gone; what follows is the last it wrote"
+    doing = ", ".join(sorted(modes)) or "starting"
+    if alive is None:
+        return f"{doing}, as far as known: its process cannot be seen from here"
+    return f"{doing} ({status.role})"
+
+
+def _writer(status: TopologyStatus) -> str:
+    alive = {True: "alive", False: "gone", None: "cannot be seen from here"}[status.process_is_alive()]
+    return f"process {status.pid} on {status.host} ({alive})"
+
+
+def _group_lines(group: GroupStatus, now: float) -> list[str]:
+    lines = [f"group {group.name}: current txid {group.current_txid}, {group.mode}"]
+    rows, txids = _number(group.rows_per_second), _number(group.txids_per_second)
+    lines.append(f"  rates    {rows} rows/s, {txids} transactions/s")
+    lines.append(f"  backlog  {describe_backlog(group.backlog) or 'unknown'}")
+    lines.append(f"  in flight {len(group.attempts)}")
+    for attempt in group.attempts:
+        failures = f", {attempt.failures} failed before" if attempt.failures else ""
+        lines.append(
+            f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(now - attempt.since)}{failures}"
+        )
+    if group.halted_by:
+        lines.append(f"  HALTED BY  {group.halted_by}")
+    if group.last_error:
+        when = f" ({_age(now - group.last_error_at)} ago)" if group.last_error_at else ""
+        lines.append(f"  last error{when}: {group.last_error}")
+    return lines
+
+
+def _age(secs: float) -> str:
+    secs = max(0.0, secs)
+    for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if secs < limit:
+            return f"{secs / size:.1f} {unit}" if secs < 10 * size else f"{secs / size:.0f} {unit}"
+    return f"{secs / 86400:.1f} days"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if abs(value) < 100 and value != int(value) else f"{value:,.0f}"

@@ -1,0 +1,265 @@
+"""Keeps a standby warm: it rehearses a transaction, so that its first real one takes no longer than any other.
+
+A process that has never run a batch needs many seconds for its first one: classes are loaded, plans analysed, Python
+workers started, modules imported in them. A standby has the time to do all this before it leads. It runs, again and
+again,
+
+- the topology's own plan on a batch without rows, early part and late part, into a folder that is thrown away;
+- what a batch with rows needs besides: rows that come from Python, files that are staged, read back and committed to
+  a Delta table in that folder;
+- and it opens the group's tables, read-only.
+
+Nothing of it is seen by anybody else: no spout is made, no znode written, no table of the topology committed to, no
+state of the user's opened. Of users' functions those are called that are called for an empty batch too (docs/semantics.md 4):
+an aggregate's initial value, with txid 0.
+
+A rehearsal that fails costs the warmth, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from trident.coordinators import faults
+from trident.coordinators.transactions import TransactionAttempt
+from trident.operations.repartitioning import keep_empty_partitions
+from trident.planning.groups import GroupPlan
+from trident.planning.late import boundaries_of
+from trident.planning.lowering import ANCHORS_FIELD
+from trident.spark.jobs import cancel_group
+from trident.spark.rows import parquet_reader, to_dataframe
+from trident.states.core.binding import StateBinding
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.folders import anchor_of, make_folder
+from trident.states.delta.staging import StagingTarget, stage
+from trident.states.delta.tables import PROPERTIES, plain_table, published_table
+from trident.states.keyed.frames import StoredFrames
+from trident.states.publishing.dead_letters import BESIDE
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.udf.schemas import spout_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from trident.states.delta.kernel import KernelEngine
+
+log = logging.getLogger("trident.warm_up")
+STAGE = faults.register("standby.stage", "what a standby's rehearsal stages")
+
+# At first several times: the JVM compiles what it has done often. Then within the minute for which Spark keeps a
+# Python worker that has nothing to do.
+_ROUNDS_AT_FIRST = 8
+_EVERY_SECS = 20.0
+_LEFT_OVER_SECS = 3600.0
+_REHEARSED = TransactionAttempt(0, 0)
+_SAMPLE = StructType([StructField("number", LongType()), StructField("text", StringType())])
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
+
+
+class WarmUp:
+    """Rehearses in a thread of its own, from :meth:`start` to :meth:`stop`.
+
+    Args:
+        spark: the session that batches will run on.
+        engine: Delta's Kernel on it.
+        warehouse: the folder of all tables.
+        topology: its name.
+        plans: its batch groups.
+        on_warm: told once, after the first rounds, how many seconds they took.
+    """
+
+    def __init__(
+        self, spark: SparkSession, engine: "KernelEngine", warehouse: Path, topology: str,
+        plans: Sequence[GroupPlan], on_warm: Callable[[float], None],
+    ) -> None:  # fmt: skip
+        self._given, self._engine, self._warehouse, self._plans = spark, engine, warehouse, plans
+        self._on_warm = on_warm
+        self._root = warehouse / "_trident" / ".warm-up"
+        self._job_group = f"trident-{topology}-warm-up-{uuid.uuid4().hex[:8]}"
+        self._folder = self._root / self._job_group
+        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        """The session with all that is set on it, and one thing more.
+
+        Spark, which sees behind a shuffle that there are no rows, would otherwise leave out the rest of the plan; its
+        code would then be generated and compiled in the first real transaction.
+        """
+        given = self._given
+        own = SparkSession(given.sparkContext, given._jsparkSession.cloneSession())  # type: ignore[attr-defined]
+        keep_empty_partitions(own)
+        return own
+
+    def start(self) -> None:
+        """Begins, if it has not."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trident-warm-up", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends soon; returns at once, since whoever calls it is about to lead."""
+        self._stopped.set()
+        if self._thread is not None and self._thread.is_alive():
+            with suppress(Exception):  # a session that is being stopped
+                cancel_group(self._given.sparkContext, self._job_group)
+
+    def _run(self) -> None:
+        started, rounds = time.monotonic(), 0
+        try:
+            self._drop_left_over()
+            while not self._stopped.is_set():
+                began = time.monotonic()
+                self._rehearse()
+                self._clean()  # else each round would have more to read than the one before
+                rounds += 1
+                log.info("rehearsal %d took %.2f s", rounds, time.monotonic() - began)
+                if rounds == _ROUNDS_AT_FIRST:
+                    self._on_warm(time.monotonic() - started)
+                if rounds >= _ROUNDS_AT_FIRST:
+                    self._stopped.wait(_EVERY_SECS)
+        finally:
+            self._clean()
+
+    def _clean(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):  # another standby's is in it
+            self._root.rmdir()
+
+    def _drop_left_over(self) -> None:
+        """Folders of standbys that were killed."""
+        for folder in self._root.glob("*"):
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > _LEFT_OVER_SECS:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _rehearse(self) -> None:
+        context = self._given.sparkContext
+        context.setJobGroup(self._job_group, "a standby keeps warm")
+        for part in self._parts():
+            if self._stopped.is_set():
+                return
+            try:
+                part()
+            except Exception as error:  # a table that is being made or merged, a function that minds empty batches
+                level = logging.DEBUG if self._stopped.is_set() else logging.INFO
+                log.log(level, "a part of the rehearsal failed, which costs warmth only: %s", error)
+
+    def _parts(self) -> Iterator[Callable[[], None]]:
+        for plan in self._plans:
+            yield lambda plan=plan: self._early(plan)  # type: ignore[misc]
+            if plan.is_late:
+                yield lambda plan=plan: self._late(plan)  # type: ignore[misc]
+            for binding in plan.bindings:
+                yield lambda binding=binding: self._open(binding)  # type: ignore[misc]
+        yield self._store
+
+    # --- the topology's own plan, on nothing ------------------------------------------------------
+
+    def _early(self, plan: GroupPlan) -> None:
+        inputs = {}
+        for tx_id, spout in plan.spouts.items():
+            fields = list(spout_schema(spout).fields)
+            inputs[tx_id] = self._nothing(StructType([*fields, ANCHORS_FIELD] if tx_id in plan.anchored else fields))
+        frames = plan.build(inputs, _REHEARSED, BatchInfo(_REHEARSED))
+        try:
+            own = {table.name for table in plan.spout_tables.values()}
+            names = [
+                binding for binding in plan.bindings
+                if binding.name not in plan.late_states and binding.name not in own and binding.kind not in BESIDE
+            ]  # fmt: skip
+            boundaries = [StagingTarget(name, self._folder) for name in boundaries_of(plan.lowered)]
+            stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
+        finally:
+            frames.release()
+
+    def _late(self, plan: GroupPlan) -> None:
+        boundaries = plan.lowered.boundaries.values()
+        inputs = {one.name: self._nothing_staged(StructType(list(one.fields))) for one in boundaries}
+        stored = StoredFrames(self._spark, self._engine, self._warehouse)
+
+        def as_of_now(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
+            return stored(binding, keys, self._published(binding))
+
+        frames = plan.build_late(inputs, BatchInfo(_REHEARSED), as_of_now)
+        try:
+            late = [binding for binding in plan.bindings if binding.name in plan.late_states]
+            stage(frames, [self._target(binding) for binding in late], "late", _REHEARSED, self._codec, STAGE)
+        finally:
+            frames.release()
+
+    def _target(self, binding: StateBinding) -> StagingTarget:
+        table = published_table(binding)
+        if table is None:
+            return StagingTarget(binding.name, self._folder)
+        return StagingTarget(binding.name, self._folder, table.partition_columns, table.txid_column)
+
+    def _nothing(self, schema: StructType) -> "DataFrame":
+        """No rows, of which Spark cannot know beforehand: it would leave out whatever works on none."""
+        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
+        # As many tasks as can run at once, each of which keeps Python workers for the real ones.
+        count = self._spark.sparkContext.defaultParallelism
+        # Not rand(): Spark knows between what it lies. And behind the checkpoint nothing is known of the columns either.
+        rows = self._spark.range(0, count, 1, count).where(F.spark_partition_id() < 0).select(*columns)
+        with faults.fault_point(STAGE):
+            return rows.localCheckpoint(eager=False)
+
+    def _nothing_staged(self, schema: StructType) -> "DataFrame":
+        """A staged file without rows: it is read as one with rows is."""
+        path = self._folder / f"{uuid.uuid4().hex}.parquet"
+        with faults.fault_point(STAGE):
+            make_folder(self._folder, anchor_of(self._folder))
+            parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), path)
+        return parquet_reader(self._spark, schema).parquet(str(path)).coalesce(1)
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def _open(self, binding: StateBinding) -> None:
+        for table in (published_table(binding), plain_table(binding) if binding.kind == "keyed" else None):
+            if table is not None and (self._warehouse / table.path / "_delta_log").is_dir():
+                self._engine.load(str(self._warehouse / table.path)).control(DOMAIN)
+
+    def _published(self, binding: StateBinding) -> int:
+        """The transaction that a keyed state's log holds last."""
+        table = published_table(binding)
+        if table is None:
+            return 0
+        path = self._warehouse / table.path
+        return decode_control(path, self._engine.load(str(path)).control(DOMAIN)).txid
+
+    def _store(self) -> None:
+        """Rows from Python, staged, read back, committed."""
+        self._spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
+        rows = to_dataframe(self._spark, [(number, str(number)) for number in range(10)], _SAMPLE)
+        path = self._folder / "table"
+        table = [StagingTarget("table", path)]
+        (staged,) = stage({"table": rows}, table, "store", _REHEARSED, self._codec, STAGE).values()
+        files = [str(path / file.path) for file in staged]
+        parquet_reader(self._spark, _SAMPLE).parquet(*files).coalesce(1).collect()
+        control = {DOMAIN: "{}"}
+        if not (path / "_delta_log").is_dir():
+            self._engine.create_table(str(path), _SAMPLE.json(), (), PROPERTIES, control, "trident/warm-up")
+        snapshot = self._engine.load(str(path))
+        for _ in range(2):
+            txn: Any = ("warm-up", snapshot.version + 1)
+            snapshot = self._engine.commit_files(snapshot, staged, txn, control, "trident/warm-up")

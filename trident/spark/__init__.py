@@ -1,0 +1,1 @@
+"""The Spark session, Spark jobs, and what is sent to a cluster."""

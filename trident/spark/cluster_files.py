@@ -1,0 +1,160 @@
+"""What the executors of a Spark cluster get from the driver: this framework, and the user's own modules.
+
+On one machine Spark's Python workers import from the driver's own folders. On a
+cluster they have what is installed on their hosts, and what is sent: two zip
+files by ``SparkContext.addPyFile``, which come before what is installed.
+
+- The framework as it is here. So no host needs it, and none has another version.
+- Every module that this process has imported and that is not installed, with
+  the whole of its package; and the Python files beside the script. What is in
+  site-packages is not sent: it may have compiled parts, and is the hosts' own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trident.states.core.host_bound import is_local_master
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger(__name__)
+FRAMEWORK = "trident-framework-"
+_USERS = "trident-user-modules-"
+# More than this is data, or somebody's whole home folder.
+_BYTES_MAX = 64 << 20
+_FILES_MAX = 5_000
+_NOT_SENT = {"trident", "pyspark", "py4j", "delta", "trident_user_file", "__main__"}
+_INSTALLED = {"site-packages", "dist-packages"}
+# The times of the files in a zip: the same files give the same bytes, and so the same name.
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def send_framework(context: "SparkContext") -> str:
+    """Sends the framework to the executors of a cluster, once per context; the name of what was sent, or ""."""
+    sent: str | None = getattr(context, "_trident_framework", None)
+    if sent is None:
+        sent = ""
+        if not is_local_master(context.master):
+            package = Path(os.path.abspath(__file__)).parents[1]
+            sent = _send(context, FRAMEWORK, dict(_tree(package, "trident")))
+        context._trident_framework = sent
+    return sent
+
+
+def send_user_modules(context: "SparkContext") -> list[str]:
+    """Sends what the user has imported and not installed; the names of the modules and packages.
+
+    Modules that another topology of this process has sent are sent again if there are more of them by now.
+    """
+    if is_local_master(context.master):
+        return []
+    found = _user_modules()
+    files: dict[str, Path] = {}
+    sent = []
+    for name, place in sorted(found.items()):
+        of_one = dict(_tree(place, name)) if place.is_dir() else {f"{name}.py": place}
+        size = sum(path.stat().st_size for path in of_one.values())
+        if size > _BYTES_MAX or len(of_one) > _FILES_MAX:
+            log.warning(
+                "%s is not sent to the executors: %d Python files with %d bytes; install it on every host, or give it "
+                "with --py-files", place, len(of_one), size,
+            )  # fmt: skip
+            continue
+        files |= of_one
+        sent.append(name)
+    if files:
+        _send(context, _USERS, files)
+    return sent
+
+
+def _user_modules() -> dict[str, Path]:
+    """Name → the file of a module or the folder of a package, of what is not installed."""
+    found: dict[str, Path] = {}
+    script = _script_folder()
+    if script is not None:
+        beside = (path for path in script.glob("*.py") if path.stem.isidentifier() and path.is_file())
+        found |= {path.stem: path for path in beside if path.stem not in _NOT_SENT}
+    for name, module in list(sys.modules.items()):
+        if "." in name or name in _NOT_SENT:
+            continue
+        place = _place_of(module)
+        if place is not None and not _is_installed(place):
+            found[name] = place
+    return found
+
+
+def _place_of(module: object) -> Path | None:
+    """The file of a module in Python, or the folder of a package."""
+    folders = list(getattr(module, "__path__", ()))
+    file = getattr(module, "__file__", None)
+    if folders and all(isinstance(one, str) for one in folders):
+        place = Path(folders[0])
+    elif isinstance(file, str) and file.endswith(".py"):
+        place = Path(file)
+    else:
+        return None
+    place = Path(os.path.abspath(place))
+    return place if place.exists() else None
+
+
+def _is_installed(place: Path) -> bool:
+    if _INSTALLED & set(place.parts):
+        return True
+    libraries = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
+    return any(library and Path(library) in place.parents for library in libraries)
+
+
+def _script_folder() -> Path | None:
+    """The folder of the script that runs, or of the file given to ``trident run``; None in a notebook or a shell."""
+    scripts = [module for name, module in list(sys.modules.items()) if name.startswith("trident_user_file.")]
+    script = scripts[-1] if scripts else sys.modules.get("__main__")
+    file = getattr(script, "__file__", None)
+    if not file or getattr(script, "__spec__", None) is not None:
+        return None
+    folder = Path(os.path.abspath(file)).parent
+    return None if _is_installed(folder) or folder == Path(sys.executable).parent else folder
+
+
+def _tree(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """(name in the zip, file) of a package's Python files, through links."""
+    for at, below, names in os.walk(folder, followlinks=True):
+        below[:] = sorted(one for one in below if one.isidentifier() and one != "__pycache__")
+        inside = Path(at).relative_to(folder)
+        if len(inside.parts) > 20:  # a link to a folder above
+            below.clear()
+        for file in sorted(names):
+            if file.endswith(".py") and Path(at, file).is_file():
+                yield str(Path(name) / inside / file), Path(at, file)
+
+
+def _send(context: "SparkContext", kind: str, files: dict[str, Path]) -> str:
+    contents = {name: path.read_bytes() for name, path in sorted(files.items())}
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    name = f"{kind}{digest.hexdigest()[:16]}.zip"
+    known = context.__dict__.setdefault("_trident_sent", set())
+    if name not in known:
+        # Spark copies it now; this folder ends with the process.
+        folder = tempfile.mkdtemp(prefix="trident-", dir=getattr(context, "_temp_dir", None))
+        path = os.path.join(folder, name)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+            for inside, content in contents.items():
+                made.writestr(zipfile.ZipInfo(inside, _TIME), content)
+        before = list(sys.path)
+        context.addPyFile(path)
+        # It is for the executors; here the files themselves are imported.
+        sys.path[:] = before
+        known.add(name)
+    return name

@@ -1,0 +1,537 @@
+"""The Spark session that the framework needs: how to make one, and how to check one.
+
+What is set, and why, stands in :func:`configure_spark`; the jars come from
+Spark's own resolver once and from its cache afterwards (:func:`delta_jars`).
+Nothing here starts a JVM when the module is imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from trident.coordinators.environment import is_secret, without_secrets
+from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
+from trident.spark.cluster_files import send_framework
+from trident.states.core.host_bound import is_local_master
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+LOCAL_FS = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+LOCAL_FS_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
+
+# The rest of what the resolver brings, Spark has already, often newer: before
+# Spark's own jars on the class path the older ones would break it.
+_OUR_GROUPS = ("io.delta_", "io.unitycatalog_", "com.globalmentor_")
+_RESOLVER_CONFS = ("spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.excludes")
+_RESOLVE_TIMEOUT_SECS = 600
+_LIST_SCHEMA = 1
+# Below about 350 the JVM of Spark 4.2 does not start; a batch opens more.
+_DESCRIPTORS_MIN = 512
+_asked_for: dict[str, str] = {}
+_DEFAULT_MASTER = ("spark.master", "local[*]")
+
+# A task that fails is told by the error of its job, which names the user's function and line. The loggers turned
+# off here print pages of Java about the same, and more when the driver process is killed.
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+logger.tasks.name = org.apache.spark.TaskContextImpl
+logger.tasks.level = off
+logger.merge.name = org.apache.spark.sql.delta.commands.MergeIntoCommand
+logger.merge.level = off
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Set on a session's builder all that the framework needs.
+
+    What the caller has set already is kept, and our part is added to lists such
+    as ``spark.sql.extensions``. Call it after your own ``.master(...)`` and
+    ``.config(...)``, before ``getOrCreate()``, and before any other Spark session
+    of this process: the class path is fixed when the JVM starts. Sets
+    ``PYSPARK_PYTHON`` in the environment unless it is set: in local mode workers
+    would otherwise be started with whatever ``python3`` is first on the path.
+    Settings in the environment that are credentials read ``none`` in the workers.
+
+    Args:
+        builder: ``SparkSession.builder...``
+
+    Returns:
+        The same builder.
+
+    Raises:
+        JavaProblem: no JDK, or one too old.
+        EnvironmentProblem: Delta's jars can neither be found nor downloaded.
+        SparkSessionProblem: the builder is one for Spark Connect.
+    """
+    if isinstance(builder, type) or not callable(getattr(builder, "config", None)):
+        raise SparkSessionProblem(
+            "configure_spark needs a session's builder", found=described(builder), expected="SparkSession.builder"
+        )
+    given = dict(getattr(builder, "_options", {}))
+    if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
+        raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")
+    _require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _let_workers_import()
+    for key, value in session_confs(given).items():
+        builder.config(key, value)
+    return builder
+
+
+def _let_workers_import() -> None:
+    """Gives Spark's Python workers this process's own places to import from.
+
+    They get PYTHONPATH and nothing else: neither the script's folder, where
+    modules beside a topology lie, nor a checkout that is not installed.
+    """
+    here = [str(Path(__file__).absolute().parents[2])]
+    script = sys.modules.get("__main__")
+    file = getattr(script, "__file__", None)
+    # As Python itself does: the folder of a script is searched, that of a module run with -m is not.
+    if file and getattr(script, "__spec__", None) is None:
+        here.append(os.path.dirname(os.path.abspath(file)))
+    known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*known, *(path for path in here if path not in known)])
+
+
+def session_confs(given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that :func:`configure_spark` adds to those given.
+
+    Resolves the jars, and so may download them.
+    """
+    cores = local_cores(given.get("spark.master"))
+    jars = delta_jars({key: given[key] for key in _RESOLVER_CONFS if key in given})
+    confs = {
+        # Batches of the window run side by side, and share the cores fairly.
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if cores is not None:
+        confs |= {
+            # 50 partitions for the log of a small table: seconds instead of milliseconds.
+            "spark.databricks.delta.snapshotPartitions": "1",
+            # The checksum file is optional in Delta's protocol and costs a third of an
+            # append; maintenance writes one with each checkpoint.
+            "spark.databricks.delta.writeChecksumFile.enabled": "false",
+            "spark.sql.shuffle.partitions": str(cores),
+            # VACUUM lists folders with as many tasks as this: 10,000 by default.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, cores)),
+            # Hadoop's own local file system runs a chmod process per file, 16 ms each.
+            "spark.hadoop.fs.file.impl": LOCAL_FS,
+            # A VPN or a firewall must not come between a driver and itself.
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+        }
+    confs = {key: value for key, value in confs.items() if key not in given}
+    # The JVM has its starter's environment, and local workers have the JVM's.
+    confs |= {f"spark.executorEnv.{variable}": "none" for variable in os.environ if is_secret(variable)}
+    confs["spark.sql.extensions"] = _joined(",", given.get("spark.sql.extensions"), DELTA_EXTENSION)
+    # By path and at the JVM's start: Hadoop looks for its file system's class
+    # before Spark adds what `spark.jars` names.
+    confs["spark.driver.extraClassPath"] = _joined(os.pathsep, *jars, given.get("spark.driver.extraClassPath"))
+    if cores is None:
+        confs["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
+    options = given.get("spark.driver.extraJavaOptions", "")
+    if "log4j" not in options and not _has_own_log4j():
+        quiet = f'"-Dlog4j2.configurationFile={_log4j_file().as_uri()}"'
+        confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
+    return confs
+
+
+def make_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:
+    """Make a Spark session for a topology.
+
+    Args:
+        app_name: Spark's application name.
+        config: Spark settings, which win over ours; ``spark.master`` is
+            ``local[*]`` unless given.
+
+    Raises:
+        JavaProblem, EnvironmentProblem: as :func:`configure_spark`.
+        SparkSessionProblem: this process has another session already, which
+            lacks something (or ``config`` turned it off).
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
+    settings = {"spark.master": "local[*]", **asked}
+    _leave_other_than(settings)
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder.config(key, value)
+    configure_spark(builder)
+    _check_descriptors()
+    made_before = SparkContext._active_spark_context is not None
+    with _secrets_hidden():
+        spark = builder.getOrCreate()
+    if made_before:
+        _warn_of_what_came_too_late(spark, asked)
+    return check_session(spark)
+
+
+def ask_for(settings: Mapping[str, str]) -> None:
+    """Spark settings of every session that this process makes from here on, where the caller does not say others.
+
+    ``trident run`` does so before it runs the user's file: an expression there may need a session at once.
+    """
+    _asked_for.clear()
+    _asked_for.update(settings)
+
+
+def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -> None:
+    """A session that was made earlier in this process keeps what is fixed when the JVM starts."""
+    has = dict(spark.sparkContext.getConf().getAll())
+    # A session takes any name as its own setting, but only those of Spark SQL do anything there. Our part is added to
+    # some; and whoever leaves the master at its default takes the session as it is.
+    ignored = [
+        key for key, value in asked.items()
+        if value not in has.get(key, "") and not key.startswith("spark.sql.") and (key, value) != _DEFAULT_MASTER
+    ]  # fmt: skip
+    if ignored:
+        warnings.warn(
+            f"the Spark session of this process was made before, without {', '.join(ignored)}; it stays as it is. Make "
+            "the session with these settings, or give them on the command line: trident run FILE --conf …",
+            stacklevel=3,
+        )
+
+
+def _check_descriptors() -> None:
+    """Raises EnvironmentProblem where the JVM would end, without a word, for want of file descriptors."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS_MIN:
+        return
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None:
+        return
+    raise EnvironmentProblem(
+        "this process may open too few files for Spark's JVM to start", found=f"ulimit -n is {soft}",
+        expected=f"at least {_DESCRIPTORS_MIN}, better 4096",
+        action="raise it: ulimit -n 4096" + ("" if hard == resource.RLIM_INFINITY or hard >= _DESCRIPTORS_MIN else
+        f" (the hard limit is {hard}: /etc/security/limits.conf, or LimitNOFILE= in a systemd unit)"),
+    )  # fmt: skip
+
+
+def session_to_ask() -> SparkSession:
+    """A session made only to ask Spark of an expression, while a topology is written and no settings are known yet.
+
+    The next :func:`make_session` takes it over if it has the settings wanted then, and else puts another in its place.
+    """
+    global _to_ask
+    _to_ask = make_session("trident")
+    return _to_ask
+
+
+_to_ask: SparkSession | None = None
+
+
+def _leave_other_than(settings: Mapping[str, str]) -> None:
+    """Stops the session that was made to ask, when it lacks a setting: a context keeps the master it has."""
+    global _to_ask
+    asked, _to_ask = _to_ask, None
+    if asked is None or asked.sparkContext._jsc is None:
+        return
+    conf = asked.sparkContext.getConf()
+    if any(conf.get(key) != value for key, value in settings.items()):
+        asked.stop()
+
+
+@contextmanager
+def _secrets_hidden() -> Iterator[None]:
+    """The JVM, once started, hands its environment to whatever it starts: it gets no credentials."""
+    hidden = {variable: os.environ.pop(variable) for variable in list(os.environ) if is_secret(variable)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def check_session(spark: SparkSession) -> SparkSession:
+    """Return the session when the framework can run on it.
+
+    Raises:
+        SparkSessionProblem: it cannot; the message names the setting.
+    """
+    from py4j.clientserver import ClientServer
+
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise SparkSessionProblem(
+            "a Spark Connect session has no JVM at hand, which commits need",
+            found="spark.remote",
+            expected="a classic session, with spark.master",
+        )
+    if not isinstance(spark.sparkContext._gateway, ClientServer):
+        raise SparkSessionProblem(
+            "in this session Java cannot call Python back, which commits need, and threads share their jobs' names",
+            found="PYSPARK_PIN_THREAD=false",
+            expected="PYSPARK_PIN_THREAD not set, or true, before the session is made",
+        )
+    extensions = (spark.conf.get("spark.sql.extensions", "") or "").split(",")
+    if DELTA_EXTENSION not in [name.strip() for name in extensions]:
+        raise _lacks("spark.sql.extensions", ",".join(extensions) or None, DELTA_EXTENSION)
+    catalog = spark.conf.get("spark.sql.catalog.spark_catalog", None)
+    if catalog != DELTA_CATALOG:
+        raise _lacks("spark.sql.catalog.spark_catalog", catalog, DELTA_CATALOG)
+    context = spark.sparkContext
+    try:
+        spark._jvm.java.lang.Class.forName(
+            "io.delta.kernel.defaults.engine.DefaultEngine",
+            True,
+            spark._jvm.java.lang.Thread.currentThread().getContextClassLoader(),
+        )
+    except Exception as error:  # py4j's, in which the Java exception is wrapped
+        raise _lacks("spark.jars.packages", None, delta_package()) from error
+    if is_local_master(context.master) and not _same_python(context.pythonExec):
+        raise SparkSessionProblem(
+            "the environment variable PYSPARK_PYTHON names another interpreter than this one",
+            found=context.pythonExec,
+            expected=sys.executable,
+            action="set it before the session is made, or use trident.configure_spark(builder)",
+        )
+    mode = context.getConf().get("spark.scheduler.mode", "FIFO")
+    if mode != "FAIR":
+        # Commits are put in order by the coordinator, whatever Spark runs first: this costs time alone.
+        warnings.warn(
+            f"the Spark session's spark.scheduler.mode is {mode}: batches in flight wait for each other's tasks, and "
+            "for a MERGE, instead of sharing the cores; results are the same. It cannot be changed any more; a session "
+            "made with trident.configure_spark(builder) has FAIR",
+            stacklevel=2,
+        )
+    # On a cluster also what an administrator runs (a MERGE, a repair) is Python of ours on the executors.
+    send_framework(context)
+    if str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "false":
+        warnings.warn(
+            "spark.sql.ansi.enabled is false: a sum that does not fit its type, and an impossible cast, give a wrong "
+            "number or null where they would fail the batch; set it to true, Spark's default",
+            stacklevel=2,
+        )
+    return spark
+
+
+def delta_package() -> str:
+    """The Maven name of Delta for the PySpark and delta-spark installed here."""
+    import pyspark
+
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{metadata.version('delta-spark')}"
+
+
+def delta_jars(resolver: Mapping[str, str]) -> list[str]:
+    """Paths of the jars of Delta and of the local file system.
+
+    The first time Spark's resolver downloads them into its cache, in a JVM of
+    its own: the paths must be known when the session's JVM starts. They are
+    then remembered in a small file in the user's cache folder, and taken from
+    there for as long as every one of them is still in place with its size.
+
+    Args:
+        resolver: ``spark.jars.ivy`` and its like, when set.
+
+    Raises:
+        EnvironmentProblem: they could not be resolved; says what the resolver said.
+    """
+    packages = [delta_package(), LOCAL_FS_PACKAGE]
+    key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
+    try:
+        cache = _cache_folder()
+    except OSError as error:
+        log.warning("the list of Delta's jars cannot be kept, so they are resolved at each start: %s", error)
+        return _resolve(packages, resolver)
+    listed = cache / f"jars-{key}.json"
+    jars = _read_list(listed, packages)
+    if jars is None:
+        with _locked(cache / "resolve.lock"):
+            # Another process may have resolved them while we waited.
+            jars = _read_list(listed, packages)
+            if jars is None:
+                jars = _resolve(packages, resolver)
+                _write_list(listed, packages, jars)
+    return jars
+
+
+def local_cores(master: str | None) -> int | None:
+    """The cores of a local master; None for a cluster or when it is not known."""
+    if master == "local":
+        return 1
+    found = re.fullmatch(r"local\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\]", master or "")
+    if not found:
+        return None
+    return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+
+
+def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
+    from pyspark.find_spark_home import _find_spark_home
+
+    log.info("Downloading the jars of Delta Lake (once)")
+    command = [os.path.join(_find_spark_home(), "bin", "spark-submit"), "--packages", ",".join(packages)]
+    for key, value in resolver.items():
+        command += ["--conf", f"{key}={value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        answer, script = Path(folder, "jars"), Path(folder, "list_jars.py")
+        # What spark-submit resolved it hands to the application as spark.jars.
+        script.write_text(
+            "import sys\nfrom pyspark import SparkConf, SparkContext\nSparkContext._ensure_initialized()\n"
+            "open(sys.argv[1], 'w', encoding='utf-8').write(SparkConf().get('spark.jars', ''))\n",
+            encoding="utf-8",
+        )
+        environment = without_secrets(os.environ)
+        environment.pop("PYSPARK_SUBMIT_ARGS", None)
+        environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        try:
+            done = subprocess.run(
+                [*command, str(script), str(answer)],
+                env=environment, capture_output=True, text=True, errors="replace", timeout=_RESOLVE_TIMEOUT_SECS,
+            )  # fmt: skip
+            said = done.stderr + done.stdout
+        except subprocess.TimeoutExpired:
+            said = f"no answer after {_RESOLVE_TIMEOUT_SECS} s"
+        text = answer.read_text(encoding="utf-8") if answer.exists() else ""
+    jars = [unquote(urlsplit(jar).path) for jar in text.split(",") if jar]
+    jars = [jar for jar in jars if os.path.basename(jar).startswith(_OUR_GROUPS)]
+    wanted = [package.split(":")[1] for package in packages]
+    if any(not any(name in os.path.basename(jar) for jar in jars) for name in wanted):
+        telling = [line.strip() for line in said.splitlines() if re.search("unresolved|not found|rror|imed out", line)]
+        raise EnvironmentProblem(
+            "the jars of Delta Lake could not be downloaded",
+            found=" | ".join(telling[:5]) or said[-500:] or "no jars",
+            expected=", ".join(packages),
+            action="check the network, or set spark.jars.repositories or spark.jars.ivySettings",
+        )
+    return jars
+
+
+def _read_list(listed: Path, packages: list[str]) -> list[str] | None:
+    """The jars in a list file; None when it, or one of the jars, is not whole."""
+    try:
+        found = json.loads(listed.read_text(encoding="utf-8"))
+        if found["schema"] != _LIST_SCHEMA or found["packages"] != packages or not found["jars"]:
+            return None
+        whole = all(os.path.getsize(path) == size for path, size in found["jars"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return list(found["jars"]) if whole else None
+
+
+def _write_list(listed: Path, packages: list[str], jars: list[str]) -> None:
+    content = {"schema": _LIST_SCHEMA, "packages": packages, "jars": {jar: os.path.getsize(jar) for jar in jars}}
+    _write_whole(listed, json.dumps(content, indent=1))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old one or the new one, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(name, path)
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base, "trident")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} is not writable")
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _has_own_log4j() -> bool:
+    conf = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
+    return any(os.path.exists(os.path.join(conf, name)) for name in ("log4j2.properties", "log4j2.xml"))
+
+
+def _log4j_file() -> Path:
+    try:
+        path = _cache_folder() / "log4j2.properties"
+    except OSError:
+        path = Path(tempfile.mkdtemp(prefix="trident-"), "log4j2.properties")
+    if not path.exists() or path.read_text(encoding="utf-8") != _LOG4J:
+        _write_whole(path, _LOG4J)
+    return path
+
+
+def _joined(separator: str, *parts: str | None) -> str:
+    """The entries of all parts in order, each once, without empty ones."""
+    return separator.join(dict.fromkeys(entry for part in parts for entry in (part or "").split(separator) if entry))
+
+
+def _lacks(conf: str, found: str | None, expected: str) -> SparkSessionProblem:
+    return SparkSessionProblem(
+        f"the Spark session needs {conf}",
+        found=found or "not set",
+        expected=expected,
+        action="make the session with trident.configure_spark(builder), before any other in this process",
+    )
+
+
+def _same_python(worker: str) -> bool:
+    """Whether a worker's interpreter is of this interpreter's environment."""
+    found = shutil.which(worker)
+    return found is not None and _environment(found) == _environment(sys.executable)
+
+
+def _environment(interpreter: str) -> str:
+    """The folder of the environment that an interpreter runs in; two ways to write one path give the same.
+
+    As Python itself finds it: a virtual environment by the ``pyvenv.cfg`` beside the interpreter or above it, without
+    following the interpreter's own link (which would make all environments of one Python the same); else the
+    installation that the link leads to. bin/python and bin/python3 are one.
+    """
+    path = os.path.abspath(interpreter)
+    folder = os.path.dirname(path)
+    if any(os.path.exists(os.path.join(one, "pyvenv.cfg")) for one in (folder, os.path.dirname(folder))):
+        return os.path.realpath(folder)
+    return os.path.dirname(os.path.realpath(path))
+
+
+def _require_java() -> None:
+    # Here and not above: whoever only checks a session needs no search for Java.
+    from trident.coordinators.embedded import find_java
+
+    find_java()

@@ -1,0 +1,1 @@
+"""Spouts: the contracts, the executors that drive them, and the sources of one file."""

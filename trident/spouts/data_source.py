@@ -1,0 +1,368 @@
+"""Any PySpark Python data source with a streaming reader, as a transactional spout (docs/semantics.md 3).
+
+The protocol is PySpark's (``pyspark.sql.datasource``): offsets are JSON dicts. A
+batch is what lies between two of them, so they are its metadata; how it is read
+a second time is the source's duty: ``partitions(start, end)`` of a
+DataSourceStreamReader, ``readBetweenOffsets(start, end)`` of a simple one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts import arguments as spout_arguments
+from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.data_source_protocol import ReadLimits, as_source, copy_of, overrides, schema_of
+from trident.spouts.row_tasks import arrow_batches, read_partitions
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("trident.data_source_spout")
+
+
+class DataSourceSpout:
+    """The rows of a Python data source's streaming reader.
+
+    Transactional, provided that the source keeps PySpark's contract: between
+    the same two offsets there are always the same rows.
+
+    A ``DataSourceStreamReader`` is asked on the driver for offsets and
+    partitions, and its ``read`` runs in Spark tasks, on a copy of a reader that
+    was just made; it must be possible to pickle it. A
+    ``SimpleDataSourceStreamReader`` reads on the driver. ``commit(end)`` is called only once
+    the transaction that ends there has succeeded; after a crash perhaps not for that
+    offset but for a later one. Of a source with both readers the first is taken, as Spark does.
+
+    Where the reader takes a read limit (``latestOffset(start, limit)``) it is given its own
+    default one, or ``read_limit``; of ReadMaxRows, ReadMaxFiles and ReadMaxBytes
+    half after a batch that timed out.
+
+    Args:
+        source: a subclass of DataSource, or an instance.
+        options: for the class, as ``spark.readStream.options`` takes them; an instance has its own.
+        schema: a StructType or DDL text; None asks the source.
+        read_limit: instead of the reader's default.
+        poll_interval_secs: least time between two questions for new data.
+
+    Raises:
+        TopologyError: an argument cannot be used, or the source has no streaming reader.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(
+        self, source: Union["type[DataSource]", "DataSource"], options: Mapping[str, Any] | None = None,
+        schema: Union[str, "StructType", None] = None, read_limit: "ReadLimit | None" = None,
+        poll_interval_secs: float = 0.5,
+    ) -> None:  # fmt: skip
+        self.source = as_source(
+            source, None if options is None else spout_arguments.options("a DataSourceSpout", options)
+        )
+        self.name = self.source.name()
+        self._schema = schema_of(self.source, schema)
+        self.simple = not overrides(self.source, "streamReader")
+        if self.simple and not overrides(self.source, "simpleStreamReader"):
+            raise TopologyError(
+                f"the data source {self.name!r} cannot be read as a stream",
+                found="neither streamReader nor simpleStreamReader",
+                expected="one of them",
+            )
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
+        self.read_limit, self.poll_interval_secs = read_limit, poll_interval_secs
+        self._prefetched: dict[tuple[str, str], Prefetched] = {}
+
+    @property
+    def output_schema(self) -> "StructType":
+        return self._schema
+
+    def get_coordinator(self, context: SpoutContext) -> "DataSourceCoordinator":
+        """Raises SourceError when the source cannot make a reader."""
+        rows = self._prefetched[context.topology, context.tx_id] = Prefetched()
+        return DataSourceCoordinator(self, rows, context.options.get("max_spout_pending") or 3)
+
+    def get_emitter(self, context: SpoutContext) -> "DataSourceEmitter":
+        """Raises SourceError when the source's reader cannot be made or pickled."""
+        rows = self._prefetched.get((context.topology, context.tx_id)) or Prefetched()
+        return DataSourceEmitter(self, rows, context)
+
+    def new_reader(self) -> Any:
+        """A reader; the caller stops it."""
+        make = self.source.simpleStreamReader if self.simple else self.source.streamReader
+        return self.call(make, self._schema)
+
+    def call(self, method: Any, *arguments: Any) -> Any:
+        """What a method of the user's returns.
+
+        Raises:
+            SourceError: it raised.
+        """
+        try:
+            return method(*arguments)
+        except Exception as error:
+            name = getattr(method, "__name__", "a method")
+            raise SourceError(
+                f"{name} of the data source {self.name!r} raised {type(error).__name__}: {error}",
+                action="the batch is tried again up to max_attempts",
+            ) from error
+
+    def offset(self, value: Any, method: str) -> dict[str, Any]:
+        """An offset as it comes back from ZooKeeper.
+
+        Raises:
+            SourceError: it is not a JSON dict.
+        """
+        try:
+            if isinstance(value, dict):
+                return json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            pass
+        raise SourceError(
+            f"{method} of the data source {self.name!r} gave no offset", found=repr(value)[:200], expected="a JSON dict"
+        )
+
+
+class Prefetched:
+    """Rows that a simple reader gave together with the end offset, until the batch is first emitted."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, start: dict, end: dict, rows: list[Any]) -> None:
+        with self._lock:
+            self._rows[_key(start, end)] = rows
+
+    def take(self, start: dict, end: dict) -> list[Any] | None:
+        with self._lock:
+            return self._rows.pop(_key(start, end), None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rows.clear()
+
+
+class DataSourceCoordinator:
+    """Asks the reader how far there is data. Metadata: {"start": offset, "end": offset}."""
+
+    def __init__(self, spout: DataSourceSpout, prefetched: Prefetched, in_flight: int) -> None:
+        self._spout, self._prefetched = spout, prefetched
+        # Readiness, beginnings and successes come from different threads; a reader is used from one at a time.
+        self._lock = threading.RLock()
+        self._reader = spout.new_reader()
+        self._limits = ReadLimits(spout, self._reader, in_flight)
+        self._initial: dict | None = None
+        self._ends: dict[int, dict] = {}
+        self._seen: tuple[dict, dict] | None = None  # (start, end) of the last look
+        self._planned_at: dict[int, float] = {}
+        self._next_look = 0.0
+        self._look_again = False
+
+    # --- looking for data ---------------------------------------------------------------------
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, _range(metadata))
+
+    def refresh(self) -> None:
+        """The next question asks the source, however recent the last one was."""
+        self._look_again = True
+
+    def is_ready(self, txid: int) -> bool:
+        with self._lock:
+            start = self._ends.get(txid - 1)
+            if start is None and self._ends:
+                return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
+            try:
+                start = self._first() if start is None else start
+                return self._look(start) != start
+            except SourceError as error:
+                # It comes again when the transaction begins: there it counts, and ends the topology at the cap.
+                log.debug("the source failed while it was looked at: %s", error)
+                return True
+
+    def _first(self) -> dict:
+        if self._initial is None:
+            self._initial = self._spout.offset(self._spout.call(self._reader.initialOffset), "initialOffset")
+        return self._initial
+
+    def _look(self, start: dict) -> dict:
+        """The offset up to which there is data after start, asked at most every poll_interval_secs."""
+        if self._seen is not None and self._seen[0] == start:
+            # What was found stays: a simple reader has given the rows with it.
+            if self._seen[1] != start or not (self._look_again or time.monotonic() >= self._next_look):
+                return self._seen[1]
+        self._look_again = False  # before the look: a refresh() during it asks for another
+        end = self._read(start) if self._spout.simple else self._latest(start)
+        self._seen = (start, end)
+        self._next_look = time.monotonic() + self._spout.poll_interval_secs
+        return end
+
+    def _latest(self, start: dict) -> dict:
+        latest = self._reader.latestOffset
+        found = (
+            self._spout.call(latest, start, self._limits.current()) if self._limits.taken else self._spout.call(latest)
+        )
+        return self._spout.offset(found, "latestOffset")
+
+    def _read(self, start: dict) -> dict:
+        """A simple reader says where a batch ends by reading it."""
+
+        def read() -> tuple[list[Any], Any]:
+            rows, end = self._reader.read(start)
+            return list(rows), end
+
+        read.__name__ = "read"
+        rows, found = self._spout.call(read)
+        end = self._spout.offset(found, "read")
+        if end != start:
+            self._prefetched.put(start, end, rows)
+        elif rows:
+            raise SourceError(
+                f"read of the data source {self._spout.name!r} gave rows but no further offset: they would come again",
+                found=f"{len(rows)} rows, end {end}",
+                expected="an end offset after the start",
+            )
+        return end
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        with self._lock:
+            if prev_metadata is not None:
+                self._remember(txid - 1, _range(prev_metadata))  # for a success that is told again
+            if curr_metadata is not None:
+                return self._remember(txid, _range(curr_metadata))
+            start = self._first() if prev_metadata is None else _range(prev_metadata)[1]
+            return self._plan(txid, start)
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """About half of what timed out, where the reader takes limits that can be halved; else the same."""
+        with self._lock:
+            start, end = _range(curr_metadata)
+            if not self._limits.halve():
+                return self._remember(txid, (start, end))
+            self._seen = None
+            metadata = self._plan(txid, start)
+            if metadata["end"] == start:  # it must not become empty: nothing would be left to try
+                return self._remember(txid, (start, end))
+            return metadata
+
+    def _plan(self, txid: int, start: dict) -> dict[str, dict]:
+        self._planned_at[txid] = time.monotonic()
+        return self._remember(txid, (start, self._look(start)))
+
+    def _remember(self, txid: int, offsets: tuple[dict, dict]) -> dict[str, dict]:
+        self._ends[txid] = offsets[1]
+        for known in [known for known in self._ends if known < txid - 100]:
+            del self._ends[known]
+            self._planned_at.pop(known, None)
+        return {"start": offsets[0], "end": offsets[1]}
+
+    # --- afterwards ---------------------------------------------------------------------------
+
+    def success(self, txid: int) -> None:
+        """Raises SourceError when commit raises; a later commit covers this one."""
+        with self._lock:
+            planned = self._planned_at.pop(txid, None)
+            if planned is not None:
+                self._limits.succeeded(time.monotonic() - planned)
+            end = self._ends.get(txid)
+            if end is not None:
+                self._spout.call(self._reader.commit, end)
+
+    def close(self) -> None:
+        with self._lock:
+            self._prefetched.clear()
+            _stop(self._reader)
+
+
+class DataSourceEmitter:
+    """Reads between two offsets."""
+
+    def __init__(self, spout: DataSourceSpout, prefetched: Prefetched, context: SpoutContext) -> None:
+        self._spout, self._spark, self._prefetched = spout, context.spark, prefetched
+        self._what = f"the data source {spout.name!r} of stream {context.tx_id!r}"
+        self._lock = threading.Lock()  # the reader is used from one thread at a time
+        self._reader = spout.new_reader()
+        # A method of a copy that nobody has called: what Spark's tasks get, too.
+        self._read: Any = None if spout.simple else copy_of(spout, self._reader).read
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows between two offsets.
+
+        Raises:
+            SourceError: the source raised, or its rows do not fit the schema.
+        """
+        start, end = _range(metadata)
+        if start == end:
+            return Emitted([], partitions=1)
+        return self._simple(start, end) if self._spout.simple else self._partitioned(start, end)
+
+    def _simple(self, start: dict, end: dict) -> Emitted:
+        import pyarrow as pa
+
+        rows = self._prefetched.take(start, end)
+        with self._lock:
+            make = (lambda: self._reader.readBetweenOffsets(start, end)) if rows is None else (lambda: rows)
+            batches = list(arrow_batches(make, self._spout.output_schema, self._what))
+        return Emitted(pa.Table.from_batches(batches) if batches else [], partitions=1)
+
+    def _partitioned(self, start: dict, end: dict) -> Emitted:
+        from pyspark import cloudpickle
+        from pyspark.sql.datasource import InputPartition
+
+        with self._lock:
+            partitions = list(self._spout.call(self._reader.partitions, start, end))
+        wrong = [one for one in partitions if not isinstance(one, InputPartition)]
+        if wrong:
+            raise SourceError(
+                f"partitions of {self._what} gave something else", found=repr(wrong[0])[:200], expected="InputPartition"
+            )
+        if not partitions:
+            return Emitted([], partitions=1)
+        pickled = [self._spout.call(cloudpickle.dumps, one) for one in partitions]
+        schema, count = self._spout.output_schema, len(partitions)
+        task = functools.partial(read_partitions, self._read, pickled, schema, self._what)
+        return Emitted(self._spark.range(0, count, 1, count).mapInArrow(task, schema))
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def close(self) -> None:
+        with self._lock:
+            _stop(self._reader)
+
+
+def _stop(reader: Any) -> None:
+    try:
+        getattr(reader, "stop", lambda: None)()  # a simple reader has none
+    except Exception as error:
+        log.warning("stop of a data source's reader raised: %s", error)
+
+
+def _key(start: dict, end: dict) -> str:
+    return json.dumps([start, end], sort_keys=True)
+
+
+def _range(metadata: Json) -> tuple[dict, dict]:
+    if isinstance(metadata, dict) and isinstance(metadata.get("start"), dict) and isinstance(metadata.get("end"), dict):
+        return metadata["start"], metadata["end"]
+    raise SourceError(
+        "the metadata of a batch was not written by a DataSourceSpout",
+        found=repr(metadata)[:200],
+        expected='{"start": offset, "end": offset}',
+        action="give the stream another tx_id, or begin again with `trident reset NAME`",
+    )
+
+
+__all__ = ["DataSourceSpout"]

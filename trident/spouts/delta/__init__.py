@@ -1,0 +1,1 @@
+"""DeltaSpout: the rows that are added to a Delta table."""

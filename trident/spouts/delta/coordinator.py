@@ -1,0 +1,326 @@
+"""Decides what of a Delta table is in each batch: which files of which versions.
+
+A batch is a range of places, (version, number of a file in it). It is cut where
+files begin, and where a version cannot be read with what came before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trident.coordinators.errors import SourceError
+from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.contracts import Backlog, Json
+from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
+
+if TYPE_CHECKING:
+    from trident.spouts.delta.frames import DeltaFrames
+    from trident.spouts.delta.spout import DeltaSpout
+
+# How many versions beyond the planned ones are looked at, so that a look stays quick.
+_AHEAD_VERSIONS = 1_000
+# Files of so many bytes in all go together: a transaction costs more than to read them.
+_TOGETHER_BYTES = 8 << 20
+
+
+class Place(NamedTuple):
+    """Before which file of which version a batch begins or ends."""
+
+    version: int
+    file: int
+
+
+class Range(NamedTuple):
+    """A batch: the files from one place to another.
+
+    Attributes:
+        table_id: of the table.
+        snapshot: the version that was read as a whole at the beginning; -1: none was.
+        begin, end: files of that version, or those that a later one adds.
+        read_at: the version whose schema the files are read with.
+        ignore_changes: whether versions that remove rows count as empty.
+        files, bytes, rows: how many; rows -1: not known.
+    """
+
+    table_id: str
+    snapshot: int
+    begin: Place
+    end: Place
+    read_at: int
+    ignore_changes: bool
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        values = {**self._asdict(), "begin": list(self.begin), "end": list(self.end)}
+        if self.rows < 0:
+            del values["rows"]
+        return values
+
+    @classmethod
+    def read(cls, metadata: Json) -> "Range":
+        try:
+            values = {"rows": -1, **metadata}  # type: ignore[dict-item]
+            return cls(**{**values, "begin": Place(*values["begin"]), "end": Place(*values["end"])})
+        except (TypeError, KeyError):
+            raise SourceError(
+                "the metadata of a batch was not written by a DeltaSpout",
+                found=repr(metadata)[:200],
+                expected=f"an object with {', '.join(cls._fields)}",
+                action="give the stream another tx_id, or begin again with `trident reset NAME`",
+            ) from None
+
+
+class DeltaCoordinator:
+    """Looks at the log and decides where each batch ends. Metadata: as :class:`Range`."""
+
+    def __init__(self, spout: "DeltaSpout", frames: "DeltaFrames", in_flight: int) -> None:
+        self._spout, self._frames = spout, frames
+        self._log = DeltaChanges(spout.table)
+        info = self._log.info()
+        self._table_id, self._newest = info.table_id, info.version
+        self._stamp = self._log.stamp(info.version)
+        spout.check_schema(info.schema, info.version)
+        self._read_at = info.version  # files of earlier versions are read with that schema too
+        self._adaptive = AdaptiveBatchSize(1, spout.max_files, in_flight)
+        self._planned: dict[int, Range] = {}
+        self._planned_at: dict[int, float] = {}
+        self._fresh: Range | None = None
+        self._sizes: tuple[int, list[AddedFile]] | None = None  # of the version read as a whole
+        self._together = _TOGETHER_BYTES
+        self._barren = (Place(-1, 0), 0)  # from that place on there are no files before that version
+        self._next_look = 0.0
+        self._look_again = False
+        self._lock = threading.RLock()  # the backlog is asked for from another thread
+
+    # --- discovery ----------------------------------------------------------------------------
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, Range.read(metadata))
+
+    def refresh(self) -> None:
+        """The next question is answered from a new look at the log, however recent the last one was."""
+        self._look_again = True
+
+    def is_ready(self, txid: int) -> bool:
+        with self._lock:
+            try:
+                self._look()
+                planned = self._planned.get(txid - 1)
+                if planned is None and self._planned:
+                    return True  # after a restart: the metadata of txid - 1 comes with initialize_transaction
+                return any(True for _ in self._waiting(planned or self._first()))
+            except SourceError:
+                return True  # it is raised again when the transaction begins, where it counts
+
+    def _look(self) -> None:
+        """Looks for new versions, at most every poll_interval_secs.
+
+        Raises:
+            SourceError: the table is not the one that it was.
+        """
+        if time.monotonic() < self._next_look and not self._look_again:
+            return
+        self._look_again = False  # before the look: a refresh() during it asks for another
+        if self._log.stamp(self._newest) != self._stamp:
+            self._check_same_table()
+        self._newest = self._log.newest(self._newest)
+        self._stamp = self._log.stamp(self._newest)
+        if self._log.checkpointed() > self._newest:
+            raise self._log.cleaned(self._newest + 1, "versions that were not read are gone")
+        self._next_look = time.monotonic() + self._spout.poll_interval_secs
+
+    def _check_same_table(self) -> None:
+        """The log entry of the version that was the newest is not the file that it was."""
+        info = self._log.info()
+        check_same(info.table_id, self._table_id, self._spout.table)
+        if info.version < self._newest:
+            raise SourceError(
+                f"the Delta table {self._spout.table} is older than it was",
+                found=f"version {info.version}", expected=f"version {self._newest} or a later one",
+                action="it was restored from a copy: begin again with `trident reset NAME`",
+            )  # fmt: skip
+
+    def _first(self) -> Range:
+        """The empty range that everything begins after."""
+        if self._fresh is None:
+            start, newest = self._spout.starting_version, self._newest
+            if isinstance(start, int) and start > newest + 1:
+                raise SourceError(
+                    f"the Delta table {self._spout.table} has no version {start} yet",
+                    found=f"version {newest}", expected=f"a starting_version up to {newest + 1}",
+                )  # fmt: skip
+            snapshot = newest if start is None else -1
+            begin = Place(snapshot if start is None else newest + 1 if start == "latest" else int(start), 0)
+            self._fresh = Range(self._table_id, snapshot, begin, begin, self._read_at, self._spout.ignore_changes)
+        return self._fresh
+
+    def _files(self, version: int, snapshot: int) -> tuple[AddedFile, ...] | list[AddedFile]:
+        """The files of a version that are to be read."""
+        if version == snapshot:
+            if self._sizes is None:
+                self._sizes = (version, [AddedFile(size, rows, "") for size, rows in self._frames.sizes(version)])
+            return self._sizes[1]
+        return added_files(self._log.read(version), self._spout.ignore_changes, self._spout.table)
+
+    def _waiting(self, after: Range) -> Iterator[AddedFile]:
+        """The files after a range, up to _AHEAD_VERSIONS versions on.
+
+        Raises:
+            SourceError: the first version that cannot be read, once those before it are through.
+        """
+        version, file = after.end
+        start = self._barren[1] if self._barren[0] == after.end else version
+        for each in range(start, min(self._newest, start + _AHEAD_VERSIONS) + 1):
+            found = self._files(each, after.snapshot)[file if each == version else 0 :]
+            if not found and each == start:
+                start += 1
+                self._barren = (after.end, start)  # a long row of versions without new rows is read once
+            yield from found
+
+    def backlog(self) -> Backlog:
+        waiting: list[AddedFile] = []
+        with self._lock:
+            try:
+                waiting.extend(self._waiting(self._planned[max(self._planned)] if self._planned else self._first()))
+            except SourceError:  # shown where it fails an attempt
+                pass
+        known = [file.rows for file in waiting if file.rows is not None]
+        rows = sum(known) if len(known) == len(waiting) else None
+        return Backlog(rows, sum(file.size for file in waiting), len(waiting))
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        with self._lock:
+            if curr_metadata is not None:
+                return self._remember(txid, Range.read(curr_metadata))
+            self._look()
+            before = self._first() if prev_metadata is None else Range.read(prev_metadata)
+            check_same(self._table_id, before.table_id, self._spout.table)
+            files = self._adaptive.next_size(self._count(before))
+            self._planned_at[txid] = time.monotonic()
+            return self._remember(txid, self._cut(before, files))
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """Half of the files of what timed out, but at least one."""
+        with self._lock:
+            found = Range.read(curr_metadata)
+            files = self._adaptive.timed_out(max(1, found.files))
+            self._together = 0  # from now on only the number of files counts
+            before = found._replace(end=found.begin, ignore_changes=self._spout.ignore_changes)
+            shrunk = self._cut(before, files)
+            self._planned_at[txid] = time.monotonic()
+            return self._remember(txid, shrunk if shrunk.end <= found.end else found)
+
+    def _count(self, before: Range) -> int:
+        count = 0
+        try:
+            for _ in self._waiting(before):
+                count += 1
+        except SourceError:  # the cut stops there, or raises it
+            pass
+        return max(1, count)
+
+    def _cut(self, before: Range, files: int) -> Range:
+        """The range after another: about so many files, or up to a version that cannot go with them.
+
+        Raises:
+            SourceError: not even the first version can be read.
+        """
+        version, file = before.end
+        read_at, full = max(before.read_at, self._read_at), False
+        taken: list[AddedFile] = []
+        size = 0
+        while version <= self._newest and not full:
+            try:
+                found = self._files(version, before.snapshot)[file:]
+                reads_at = read_at if version == before.snapshot else self._reads_at(version, read_at)
+            except SourceError:
+                if taken:
+                    break  # what comes before it is read first
+                raise
+            if reads_at != read_at and taken:
+                break
+            read_at = reads_at
+            for one in found:
+                full = bool(taken) and not self._fits(len(taken), size + one.size, files)
+                if full:
+                    break
+                taken.append(one)
+                size, file = size + one.size, file + 1
+            if not full:
+                full = version == before.snapshot  # a batch is of the first snapshot, or of what was added since
+                version, file = version + 1, 0
+        known = [one.rows for one in taken if one.rows is not None]
+        rows = sum(known) if len(known) == len(taken) else -1
+        return before._replace(
+            begin=before.end, end=Place(version, file), read_at=read_at, files=len(taken), bytes=size, rows=rows,
+            ignore_changes=self._spout.ignore_changes,
+        )  # fmt: skip
+
+    def _fits(self, taken: int, size: int, files: int) -> bool:
+        """Whether a batch of so many files takes one more, with which it has that size."""
+        most = self._spout.max_files if size <= self._together else files
+        return taken < most and size <= self._spout.max_bytes
+
+    def _reads_at(self, version: int, read_at: int) -> int:
+        """The version whose schema the files of a version are read with."""
+        change = self._log.read(version)
+        if not change.reads_differently or version <= read_at:
+            return read_at
+        if change.metadata is not None:
+            check_same(str(change.metadata["id"]), self._table_id, self._spout.table)
+            self._spout.check_schema(schema_of(change.metadata), version)
+        return version
+
+    def _remember(self, txid: int, planned: Range) -> Json:
+        self._planned[txid] = planned
+        for known in [known for known in self._planned if known < txid - 100]:
+            del self._planned[known]
+            self._planned_at.pop(known, None)
+        if planned.end.version > planned.snapshot:
+            self._sizes = None
+        return planned.to_json()
+
+    def success(self, txid: int) -> None:
+        with self._lock:
+            planned = self._planned_at.pop(txid, None)
+            if planned is not None:
+                self._adaptive.succeeded(time.monotonic() - planned)
+
+    def close(self) -> None: ...
+
+
+def check_same(found: str, expected: str, table: str) -> None:
+    """Raises SourceError when a table's id is not the one that it was."""
+    if found != expected:
+        raise SourceError(
+            f"the Delta table {table} is another one: it was dropped and created again",
+            found=f"table id {found}",
+            expected=f"table id {expected}",
+            action="bring the table back, or begin again with `trident reset NAME`",
+        )
+
+
+def added_files(change: Change, ignore_changes: bool, table: str) -> tuple[AddedFile, ...]:
+    """The files with rows that a version adds and that are to be read.
+
+    Raises:
+        SourceError: it removes or rewrites rows, and ignore_changes is False.
+    """
+    if change.removed is None:
+        return change.added
+    if ignore_changes:
+        return ()
+    raise SourceError(
+        f"version {change.version} of the Delta table {table} removes or rewrites rows",
+        found=f"{change.operation or 'a commit'}, which removes {change.removed}",
+        expected="versions that only add rows",
+        action="with ignore_changes=True such versions are left out as a whole, with the new rows in them too",
+    )

@@ -1,0 +1,169 @@
+"""A transactional source of the rows that are added to a Delta table (docs/semantics.md 3).
+
+What a version adds is read from the table's log (`delta_changes`); what is in a
+batch is decided in `delta_planning`; its files are read as Delta itself reads them
+(`delta_frames`).
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts import arguments as spout_arguments
+from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
+from trident.spouts.delta.frames import DeltaFrames
+from trident.spouts.delta.log import DeltaChanges, differences
+from trident.spouts.files.reading import partitions_for
+from trident.states.delta.kernel_files import local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class DeltaSpout:
+    """The rows of a Delta table, each once, in the order of its versions.
+
+    The first batches are the table as it is when the topology first starts;
+    then come the rows that each new version adds. Partition columns, deletion vectors and column
+    mapping are those of Delta. OPTIMIZE and other commits that say that no row changed are passed over.
+
+    Transactional: a batch is a range of versions and files; a version with many files may
+    be cut into several batches, a file never.
+
+    Nothing is skipped silently. These end the topology with a SourceError: a version that removes or
+    rewrites rows (DELETE, UPDATE, MERGE, overwriting), unless ``ignore_changes``; a schema other than
+    the one the topology was built with; a table that was dropped and created again, or restored from
+    a copy; a log cleaned up, or data files vacuumed, before they were read.
+
+    Args:
+        table: the table's folder, on a file system that all processes share.
+        starting_version: None begins with the whole table; a number with what that version adds;
+            "latest" with the first version after the topology's first start.
+        max_files: of a batch.
+        ignore_changes: leave out each version that removes or rewrites rows, as a whole: the new rows in
+            it too, such as those that a MERGE inserts (Structured Streaming's ``skipChangeCommits``).
+        schema: a StructType or DDL text: these of the table's columns. None takes all that there are when
+            the topology is built; the log is read then. With a schema the table may get further columns.
+        max_bytes: about how many bytes a batch has at most, but at least one file.
+        poll_interval_secs: least time between two looks at the log.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(
+        self, table: Union[str, "PathLike[str]"], starting_version: Union[int, str, None] = None,
+        max_files: int = 1_000, ignore_changes: bool = False, schema: Union[str, "StructType", None] = None,
+        max_bytes: int = 1 << 30, poll_interval_secs: float = 0.5,
+    ) -> None:  # fmt: skip
+        from trident.udf.schemas import as_schema
+
+        usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
+        path = local_path(str(table)) if usable else None
+        if path is None:
+            raise TopologyError(
+                "the table of a DeltaSpout cannot be used", found=repr(table), expected="the path of its folder"
+            )
+        is_number = (
+            isinstance(starting_version, int) and not isinstance(starting_version, bool) and starting_version >= 0
+        )
+        if not (starting_version is None or starting_version == "latest" or is_number):
+            raise TopologyError(
+                "starting_version is impossible", found=repr(starting_version), expected="a version, 'latest' or None"
+            )
+        for name, value in (("max_files", max_files), ("max_bytes", max_bytes)):
+            spout_arguments.whole(name, value, 1)
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs", poll_interval_secs)
+        self.table, self.starting_version, self.ignore_changes = path, starting_version, bool(ignore_changes)
+        self.max_files, self.max_bytes, self.poll_interval_secs = max_files, max_bytes, poll_interval_secs
+        self.given_schema = None if schema is None else as_schema(schema, "DeltaSpout")
+        self._schema = self.given_schema
+
+    @property
+    def output_schema(self) -> "StructType":
+        """Raises SourceError when there is no such table."""
+        if self._schema is None:
+            self._schema = DeltaChanges(self.table).info().schema
+        return self._schema
+
+    def get_coordinator(self, context: SpoutContext) -> "DeltaCoordinator":
+        """Raises SourceError when the table is not there, or its schema is not the topology's."""
+        return DeltaCoordinator(
+            self, DeltaFrames(context.spark, self.table), context.options.get("max_spout_pending") or 3
+        )
+
+    def get_emitter(self, context: SpoutContext) -> "DeltaEmitter":
+        return DeltaEmitter(self, context)
+
+    def check_schema(self, found: "StructType", version: int) -> None:
+        """Raises SourceError when the table's schema is not the one that the topology was built with."""
+        wrong = differences(self.output_schema, found, exactly=self.given_schema is None)
+        if wrong:
+            raise SourceError(
+                f"the schema of the Delta table {self.table} is another one since version {version}",
+                found=", ".join(wrong)[:500],
+                expected=self.output_schema.simpleString()[:500],
+                action="build the topology anew, with the schema that the table has now; or give the spout a schema",
+            )
+
+
+class DeltaEmitter:
+    """Turns ranges of files into DataFrames."""
+
+    def __init__(self, spout: DeltaSpout, context: SpoutContext) -> None:
+        self._spout, self._spark = spout, context.spark
+        self._log = DeltaChanges(spout.table)
+        self._frames = DeltaFrames(context.spark, spout.table)
+        info = self._log.info()
+        spout.check_schema(info.schema, info.version)
+        self._table_id, self._read_at = info.table_id, info.version
+        self._cores = max(1, context.spark.sparkContext.defaultParallelism)
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows of a range.
+
+        Raises:
+            SourceError: they cannot be read as they were planned.
+        """
+        planned = Range.read(metadata)
+        check_same(self._table_id, planned.table_id, self._spout.table)
+        if not planned.files:
+            return Emitted([], partitions=1)
+        frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
+        if self._spout.given_schema is not None:
+            frame = frame.select(
+                [frame["`" + name.replace("`", "``") + "`"] for name in self._spout.output_schema.names]
+            )
+        return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
+
+    def _files(self, planned: Range) -> Any:
+        begin, end = planned.begin, planned.end
+        if begin.version == planned.snapshot:
+            last = end.file if end.version == begin.version else begin.file + planned.files
+            return self._frames.listed(begin.version, begin.file, last)
+        self._frames.forget_listed()
+        actions: list[str] = []
+        for version in range(begin.version, end.version + (1 if end.file else 0)):
+            files = added_files(self._log.read(version), planned.ignore_changes, self._spout.table)
+            first = begin.file if version == begin.version else 0
+            actions += [one.action for one in files[first : end.file if version == end.version else None]]
+        if len(actions) != planned.files:
+            raise SourceError(
+                f"the log of the Delta table {self._spout.table} is not the one that the batch was planned with",
+                found=f"{len(actions)} files", expected=f"{planned.files} files",
+                action="bring back its log, or begin again with `trident reset NAME`",
+            )  # fmt: skip
+        return self._frames.parsed(actions)
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def close(self) -> None: ...
+
+
+__all__ = ["DeltaSpout"]

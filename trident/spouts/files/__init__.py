@@ -1,0 +1,1 @@
+"""FileSpout: a folder's files, each row once."""

@@ -1,0 +1,374 @@
+"""The ledger of discovered files: a running number for each, never changed, never reused.
+
+The metadata of a batch holds numbers and offsets only, and means the same rows
+for ever because the ledger is append-only: JSON lines, on disk (fsync) before
+a number is used. The first line is the header, then::
+
+    {"n": 1, "path": "…", "size": 350000, "mtime_ns": …, "rows": null, "digest": "…"}
+    {"skip": 1, "found": "size 12, …", "digest": "…"}      its rows are left out from now on
+    {"moved": ["/old", "/new"], "digest": "…"}             the files of a folder are in another one now
+
+The digest of a line is over it and all lines before it. A line that is not as
+it was written is therefore found when the ledger is read; a ledger that is
+lost, or an older copy, when the digest that a batch has of its last file is
+compared (:meth:`FileLedger.check`). Lines that a version before wrote have no
+digest; the next one with a digest covers them, too. With the first line of a
+ledger, and where they have changed, stand the paths that are looked at
+(``"source"``).
+
+Two processes may have it open, for a moment after a take-over: each append
+takes a lock and reads first what the other appended, so that one number never
+names two files. A crash in the middle of an append leaves a last line without
+its end; nobody has used it, and the next append cuts it off. Any other line
+that cannot be read is an error: guessing could read rows twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trident.coordinators import faults
+from trident.coordinators.errors import PositionLost, SourceError
+from trident.spouts.files.tasks import shown
+
+log = logging.getLogger(__name__)
+
+APPEND = faults.register("spout.ledger", "appending to the ledger of discovered files, with its fsync")
+SCHEMA = 1
+
+
+class FoundFile(NamedTuple):
+    """A file as it was when it was discovered.
+
+    Attributes:
+        path: absolute.
+        size: bytes.
+        mtime_ns: modification time, ns since 1970.
+        rows: where the format tells without reading all of it (Parquet), else None.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One file of the ledger.
+
+    Attributes:
+        number: its running number, from 1.
+        length: what offsets into the file count: bytes, or rows for Parquet.
+    """
+
+    number: int
+    path: str
+    size: int
+    mtime_ns: int
+    rows: int | None = None
+
+    @property
+    def length(self) -> int:
+        return self.size if self.rows is None else self.rows
+
+
+class LedgerBook:
+    """What the lines of a ledger mean; pure."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.entries: list[LedgerEntry] = []
+        self.first: list[LedgerEntry] = []  # as they were discovered, wherever they are now
+        self.numbers: dict[str, int] = {}
+        self.skipped: set[int] = set()
+        self.header_seen = False
+        self.digest = ""  # over all lines
+        self.source: tuple[str, ...] | None = None  # the paths that the stream looks at; None when no line says it
+        self._digests: list[str] = []  # right behind each entry
+        self._ends: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def entry(self, number: int) -> LedgerEntry:
+        return self.entries[number - 1]
+
+    def apply(self, line: bytes) -> None:
+        """Takes in one line.
+
+        Raises:
+            ValueError: it is not what must stand there; the text says what was expected.
+        """
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise ValueError("a JSON object")
+        claimed = value.pop("digest", None)
+        digest = line_digest(self.digest, value)
+        if claimed is not None and claimed != digest:
+            raise ValueError(f"a line with the digest {digest}: this line, or one before it, is not as it was written")
+        self.digest = digest
+        source = value.pop("source", None)
+        if not self.header_seen:
+            if value.get("ledger") != "trident-files" or value.get("schema") != SCHEMA:
+                raise ValueError(f"the header of a ledger of files, schema {SCHEMA}")
+            if value.get("unit") != self.unit:
+                raise ValueError(f"offsets that count {self.unit}: the stream's format was another one before")
+            self.header_seen = True
+        elif "moved" in value:
+            self._move(value["moved"])
+        elif "skip" in value:
+            number = value["skip"]
+            if not _whole(number) or not 1 <= number <= len(self.entries):
+                raise ValueError(f"a skipped file's number, 1 to {len(self.entries)}")
+            self.skipped.add(number)
+            self._ends = None
+        else:
+            self._add(value)
+        if source is not None:
+            if not isinstance(source, list) or not all(isinstance(path, str) for path in source):
+                raise ValueError("the paths of a stream")
+            self.source = tuple(source)
+
+    def digest_at(self, number: int) -> str:
+        """Over all lines up to the one that gave a file its number."""
+        return self._digests[number - 1]
+
+    def _move(self, moved: Any) -> None:
+        if not (isinstance(moved, list) and len(moved) == 2 and all(isinstance(path, str) for path in moved)):
+            raise ValueError("the folder that was moved, and where it is now")
+        entries = [replace(entry, path=moved_path(entry.path, *moved)) for entry in self.entries]
+        if len({entry.path for entry in entries}) < len(entries):
+            raise ValueError("a folder none of whose files is known at its new place")
+        self.entries, self.numbers = entries, {entry.path: entry.number for entry in entries}
+
+    def _add(self, value: dict[str, Any]) -> None:
+        path, size, mtime_ns, rows = (value.get(key) for key in ("path", "size", "mtime_ns", "rows"))
+        if value.get("n") != len(self.entries) + 1:
+            raise ValueError(f"file number {len(self.entries) + 1}")
+        if not isinstance(path, str) or not _whole(size) or not _whole(mtime_ns) or not (rows is None or _whole(rows)):
+            raise ValueError("path, size, mtime_ns and rows of a file")
+        if path in self.numbers:
+            raise ValueError(f"a file that is not there yet (this one is number {self.numbers[path]})")
+        entry = LedgerEntry(len(self.entries) + 1, path, size, mtime_ns, rows)
+        self.entries.append(entry)
+        self.first.append(entry)
+        self.numbers[path] = len(self.entries)
+        self._digests.append(self.digest)
+        self._ends = None
+
+    def length_before(self, number: int) -> int:
+        """Bytes or rows of all files before a number, without those skipped."""
+        if self._ends is None:
+            ends, total = [0], 0
+            for entry in self.entries:
+                total += 0 if entry.number in self.skipped else entry.length
+                ends.append(total)
+            self._ends = ends
+        return self._ends[min(number - 1, len(self.entries))]
+
+
+def line_digest(before: str, value: Any) -> str:
+    """Of a line without its digest, and, by the digest before it, of all lines before."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:24]
+
+
+def moved_path(path: str, old: str, new: str) -> str:
+    """Where a file is after its folder was moved."""
+    return new + path[len(old) :] if path == old or path.startswith(old.rstrip("/") + "/") else path
+
+
+def _shown(pinned: Mapping[str, Any]) -> str:
+    return f"{pinned['path']}, {pinned['size']} bytes, modified at {pinned['mtime_ns']} ns, digest {pinned['digest']}"
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class FileLedger:
+    """A ledger on disk.
+
+    Args:
+        path: the file; made when the first entry is appended.
+        unit: what offsets count, "bytes" or "rows".
+        source: the paths that the stream looks at; () when that is not known.
+
+    Raises:
+        PositionLost: a line in the middle cannot be read, or the unit is another one.
+        SourceError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, unit: str, source: Sequence[str] = ()) -> None:
+        self.path = path
+        self._source = tuple(source)
+        self.book = LedgerBook(unit)
+        self._read_to = 0
+        self._lines = 0
+        self._lock = threading.RLock()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads what was appended since, perhaps by another process."""
+        with self._lock:
+            try:
+                with open(self.path, "rb") as file:
+                    if os.fstat(file.fileno()).st_size > self._read_to:
+                        self._read_on(file)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise SourceError(f"the ledger of files {self.path} cannot be read: {error}") from error
+
+    def _read_on(self, file: Any) -> None:
+        file.seek(self._read_to)
+        data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        for line in complete.splitlines(keepends=True):
+            self._lines += 1
+            try:
+                self.book.apply(line)
+            except ValueError as error:
+                expected = "JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else str(error)
+                raise PositionLost(
+                    f"the ledger of files cannot be read: {self.path}, line {self._lines}",
+                    found=repr(line[:120].decode(errors="replace")),
+                    expected=expected,
+                    action="restore the file from a back-up, or begin again with `trident reset NAME`",
+                ) from error
+            self._read_to += len(line)
+
+    def check(self, number: int, pinned: Mapping[str, Any] | None) -> None:
+        """Whether the ledger is the one with which a batch was planned that ends with this file.
+
+        Args:
+            number: of the file; 0 when there is none before the position.
+            pinned: what :meth:`pin` gave then; None of a batch that a version before has planned.
+
+        Raises:
+            PositionLost: it is lost, older, or another one.
+        """
+        if number > len(self.book):
+            self.refresh()
+        action = (
+            f"bring {self.path} back from a back-up of the warehouse, then start again; without one, begin again with "
+            "`trident reset NAME`: nothing else knows which files were read"
+        )
+        if number > len(self.book):
+            raise PositionLost(
+                f"the ledger of files {self.path} lacks files that a batch refers to", found=f"{len(self.book)} files",
+                expected=f"at least {number}" + (f", the last one {pinned['path']}" if pinned else ""), action=action,
+            )  # fmt: skip
+        if number and pinned is not None and pinned != self.pin(number):
+            found = self.pin(number)
+            raise PositionLost(
+                f"the ledger of files {self.path} is not the one with which the last batches were planned: files would "
+                "be read twice, or never",
+                found=f"file {number}: {_shown(found)}", expected=_shown(pinned), action=action,
+            )  # fmt: skip
+
+    def pin(self, number: int) -> dict[str, Any]:
+        """A file as batches remember it, with a digest over all before it; a folder that moves changes nothing."""
+        entry = self.book.first[number - 1]
+        digest = self.book.digest_at(number)
+        return {"path": shown(entry.path), "size": entry.size, "mtime_ns": entry.mtime_ns, "digest": digest}
+
+    def append(self, found: Sequence[FoundFile]) -> list[LedgerEntry]:
+        """Gives numbers to the files that have none yet, in this order; durable when it returns.
+
+        Raises:
+            SourceError: the ledger cannot be written.
+        """
+        with self._appending() as lines:
+            first = len(self.book) + 1
+            fresh = {file.path: file for file in found if file.path not in self.book.numbers}
+            for number, file in enumerate(fresh.values(), first):
+                lines.append({"n": number, **file._asdict()})
+        return self.book.entries[first - 1 :]
+
+    def skip(self, number: int, found: str) -> None:
+        """Leaves a file's rows out of every emission from now on; durable when it returns."""
+        with self._appending() as lines:
+            if number not in self.book.skipped:
+                lines.append({"skip": number, "found": found})
+
+    def move(self, old: str, new: str) -> None:
+        """The files of a folder are in another one now, with the same numbers; durable when it returns.
+
+        Raises:
+            SourceError: files of the new folder have numbers of their own.
+        """
+        with self._appending() as lines:
+            known = [entry.path for entry in self.book.entries]
+            after = [moved_path(path, old, new) for path in known]
+            if len(set(after)) < len(after):
+                raise SourceError(
+                    f"{old} cannot be taken for moved to {new}: both have files that are known",
+                    found=next(path for path in after if after.count(path) > 1),
+                    expected="a new place without files that were read from there",
+                    action="take moved_from away",
+                )
+            if after != known:
+                lines.append({"moved": [old, new]})
+
+    def _shorter(self, found: str) -> PositionLost:
+        return PositionLost(
+            f"the ledger of files {self.path} became shorter while it was used", found=found,
+            expected=f"at least {self._read_to} bytes",
+            action="bring the file back from a back-up of the warehouse; nothing was written to it",
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[list[dict[str, Any]]]:
+        """Collects lines under the lock, then writes them at once and takes them in."""
+        with self._lock:
+            try:
+                if self._read_to and not self.path.exists():
+                    raise self._shorter("no file")
+                with open(self.path, "a+b") as file:
+                    # Closing the file gives the lock back, also when this process is killed.
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+                    if os.fstat(file.fileno()).st_size < self._read_to:
+                        raise self._shorter(f"{os.fstat(file.fileno()).st_size} bytes")
+                    self._read_on(file)
+                    if os.fstat(file.fileno()).st_size > self._read_to:
+                        # Nobody else writes now: what has no end was torn by a crash, and was never used.
+                        log.warning("%s: an unfinished last line is cut off", self.path)
+                        file.truncate(self._read_to)
+                    lines: list[dict[str, Any]] = []
+                    yield lines
+                    if lines:
+                        self._write(file, lines)
+            except OSError as error:
+                raise SourceError(f"the ledger of files {self.path} cannot be written: {error}") from error
+
+    def _write(self, file: Any, lines: list[dict[str, Any]]) -> None:
+        if not self.book.header_seen:
+            lines.insert(0, {"ledger": "trident-files", "schema": SCHEMA, "unit": self.book.unit})
+        if self._source and self.book.source != self._source:
+            lines[0]["source"] = list(self._source)
+        digest = self.book.digest
+        for line in lines:
+            line["digest"] = digest = line_digest(digest, line)
+        with faults.fault_point(APPEND):
+            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+            if self._read_to == 0:  # the file is new: its name must be durable as well
+                folder = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        self._read_on(file)

@@ -1,0 +1,152 @@
+"""Parquet files and parts of them as rows.
+
+Spark reads whole files. A range of rows is read by Python from the row groups
+that it touches, but only where a column's type in the file is exactly Spark's;
+where Spark would convert (old timestamps, wider numbers, missing columns),
+Spark itself reads the file and keeps the range by row index: slower for a part of a
+large file, and the same rows by construction.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import SourceError
+from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    from trident.spouts.files.reading import RowFormat
+
+_BATCH_ROWS = 64 << 10
+
+
+def count_rows(path: str) -> int:
+    """The rows of a file, from its footer.
+
+    Raises:
+        SourceError: it is not a Parquet file, or cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(
+            f"the input file {path} cannot be read as Parquet",
+            found=str(error).splitlines()[0][:300],
+            expected="a whole Parquet file: files must appear by a rename",
+            action="restore or remove it",
+        ) from error
+
+
+def read_parquet(
+    spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int
+) -> "DataFrame":
+    """The rows of some ranges."""
+    whole = [part for part in ranges if part.whole and ":" not in part.entry.path]
+    parts = [part for part in ranges if part not in set(whole)]
+    exact = [part for part in parts if _is_exact(part.entry.path, format.schema)]
+    frames = [_in_tasks(spark, format, exact, partitions)] if exact else []
+    if whole:
+        frames.append(_native(spark, format, whole))
+    for part in parts:
+        if part not in exact:
+            index = _native(spark, format, [part], "_metadata.row_index AS _trident_row")
+            columns = [f"`{name.replace('`', '``')}`" for name in format.schema.names]
+            kept = index.where(f"_trident_row >= {part.begin} AND _trident_row < {part.end}")
+            frames.append(kept.selectExpr(*columns))
+    return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _native(spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], *more: str) -> "DataFrame":
+    from trident.spouts.files.reading import escape
+
+    reader = spark.read.schema(format.schema).options(**{key: str(value) for key, value in format.options.items()})
+    frame = reader.parquet(*[escape(part.entry.path) for part in ranges])
+    columns = [f"`{name.replace('`', '``')}`" for name in format.schema.names]
+    return frame.selectExpr(*columns, *more)
+
+
+def _is_exact(path: str, schema: Any) -> bool:
+    """Whether Arrow reads every column of the schema from this file as Spark would."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        footer = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException):
+        return False  # Spark's own reader says what is wrong with it
+    keys = footer.metadata.metadata or {}
+    if any(key.startswith(b"org.apache.spark.legacy") for key in keys):
+        return False  # dates in the old calendar
+    found = footer.schema_arrow
+    for field in to_arrow_schema(schema, timezone="UTC"):
+        at = found.get_field_index(field.name)
+        if at < 0 or pa.types.is_nested(field.type) or not found.field(at).type.equals(field.type):
+            return False
+    return True
+
+
+def _in_tasks(
+    spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int
+) -> "DataFrame":
+    total = sum(part.end - part.begin for part in ranges)
+    share = max(1, -(-total // partitions))
+    pieces = [
+        Piece(part.entry.path, part.entry.size, part.entry.mtime_ns, begin, min(part.end, begin + share))
+        for part in ranges
+        for begin in range(part.begin, part.end, share)
+    ]
+    task = functools.partial(read_rows, pieces, list(format.schema.names))
+    return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(task, format.schema)
+
+
+def read_rows(
+    pieces: Sequence[Piece], names: Sequence[str], batches: Iterable["pyarrow.RecordBatch"]
+) -> Iterator["pyarrow.RecordBatch"]:
+    """The function of a mapInArrow over piece numbers: the rows of each piece."""
+    import pyarrow as pa
+
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            piece = pieces[number]
+            try:
+                with open(piece.path, "rb") as file:
+                    check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+                    yield from _rows_of(file, piece, names)
+                    check_unchanged(piece.path, os.fstat(file.fileno()), piece.size, piece.mtime_ns)
+            except (OSError, pa.ArrowException) as error:
+                raise SourceFailure(
+                    f"the input file {piece.path} cannot be read",
+                    found=str(error)[:300],
+                    action="restore it or its permissions; the batch is tried again up to max_attempts",
+                ) from error
+
+
+def _rows_of(file: Any, piece: Piece, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
+    import pyarrow.parquet as pq
+
+    source = pq.ParquetFile(file)
+    groups, first, before = [], 0, 0
+    for number in range(source.num_row_groups):
+        rows = source.metadata.row_group(number).num_rows
+        if before + rows > piece.begin and before < piece.end:
+            if not groups:
+                first = before
+            groups.append(number)
+        before += rows
+    position = first
+    for batch in source.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(names)):
+        begin, end = max(piece.begin - position, 0), min(piece.end - position, batch.num_rows)
+        position += batch.num_rows
+        if begin < end:
+            yield batch.slice(begin, end - begin).select(list(names))

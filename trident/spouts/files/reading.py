@@ -1,0 +1,306 @@
+"""Turns ranges of files into rows, the same rows each time (docs/semantics.md 3).
+
+Whole files are read by Spark itself. Parts of files, and more files than Spark
+lists quickly, are read by Python in the tasks (`file_tasks`). Both give
+lines as bytes, and everything after that is one native expression: bytes that
+are not UTF-8 become U+FFFD, one carriage return at the end is cut off, CSV and
+JSON are parsed. Which way was taken therefore never shows in the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.tasks import MARK, UNPACKED_HERE, Piece, find_report, read_lines, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FORMATS = ("text", "csv", "json", "parquet")
+# Hadoop knows these by the end of the name; an offset into one means nothing.
+COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
+# From 33 paths on Spark lists files with a job that has one task per path:
+# 200 paths took 550 ms to list and 30 took 29 ms; Python opens 200 in 5 ms.
+NATIVE_FILES_MAX = 30
+# One Spark partition per so many bytes: a batch below that runs fastest in one.
+PARTITION_BYTES = 8 << 20
+MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
+_CORRUPT = "_trident_corrupt"
+_LINE = """CASE WHEN endswith(value, char(13))
+    THEN substring(make_valid_utf8(value), 1, length(make_valid_utf8(value)) - 1)
+    ELSE make_valid_utf8(value) END"""
+_GLOB = re.compile(r"([{}\[\]*?\\])")
+
+
+def is_compressed(path: str) -> bool:
+    return path.endswith(COMPRESSED)
+
+
+def _is_name_for_spark(path: str) -> bool:
+    """Hadoop's file system cannot open a name with a colon, nor one that is not UTF-8."""
+    return ":" not in path and shown(path) == path
+
+
+def check_readable(path: str, format: "RowFormat") -> None:
+    """For when a file is discovered: one that nothing here can read is named before it is part of a batch.
+
+    Raises:
+        SourceError: neither Spark nor Python can read it, because of its name or the format's options.
+    """
+    if format.name == "parquet":
+        from trident.spouts.files.parquet import _is_exact
+
+        bad = not _is_name_for_spark(path) and not (shown(path) == path and _is_exact(path, format.schema))
+        expected = "a name in UTF-8 without a colon"
+    else:
+        by_python = format.header or not _is_name_for_spark(path)
+        bad = by_python and is_compressed(path) and not path.endswith(UNPACKED_HERE)
+        expected = f"a file that is not packed, or {' or '.join(UNPACKED_HERE)}"
+        expected += "; others only without a header line and with a name in UTF-8 without a colon"
+    if bad:
+        raise SourceError(
+            f"the input file {shown(path)} cannot be read by this stream",
+            found="its name, or its packing with a header line", expected=expected,
+            action="rename it, pack it anew, or take it out of the folder; until then nothing new is taken from there",
+        )  # fmt: skip
+
+
+def partitions_for(size: int, cores: int) -> int:
+    """How many Spark partitions so many bytes are worth."""
+    return max(1, min(-(-size // PARTITION_BYTES), 2 * cores))
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How lines become rows.
+
+    Attributes:
+        name: one of FORMATS.
+        schema: of the rows.
+        options: Spark's options for the format.
+
+    Raises:
+        TopologyError: an option cannot be used.
+    """
+
+    name: str
+    schema: "StructType"
+    options: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        lowered = {key.lower(): value for key, value in self.options.items()}
+        for option, why in (("multiline", "a row must be a line"), ("linesep", "rows end with a newline"),
+                            ("encoding", "files are read as UTF-8"), ("charset", "files are read as UTF-8"),
+                            ("wholetext", "a row is a line"), ("pathglobfilter", "give the path as a glob"),
+                            ("recursivefilelookup", "give the path as a glob with **"),
+                            ("ignorecorruptfiles", "rows would be lost"), ("ignoremissingfiles", "rows would be lost"),
+                            ("modifiedbefore", "rows would be lost"), ("modifiedafter", "rows would be lost"),
+                            ("inferschema", "a schema is given")):  # fmt: skip
+            if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
+                raise TopologyError(
+                    f"FileSpout cannot use the option {self._as_written(option)}", found=repr(lowered[option]),
+                    expected=f"none: {why}",
+                )
+        if self.mode not in MODES:
+            raise TopologyError("the mode for malformed rows is unknown", found=self.mode, expected=" or ".join(MODES))
+
+    def _as_written(self, option: str) -> str:
+        return next(key for key in self.options if key.lower() == option)
+
+    def option(self, name: str, default: str) -> str:
+        return next((str(value) for key, value in self.options.items() if key.lower() == name.lower()), default)
+
+    @property
+    def mode(self) -> str:
+        return self.option("mode", "FAILFAST").upper()
+
+    @property
+    def header(self) -> bool:
+        return self.name == "csv" and self.option("header", "false").lower() == "true"
+
+    @property
+    def names_files(self) -> bool:
+        """Whether lines travel with their file's name, for the error about a malformed one."""
+        return self.name in ("csv", "json") and self.mode == "FAILFAST"
+
+
+class FileReader:
+    """Makes the DataFrame of a batch.
+
+    Args:
+        spark: the session.
+        format: how lines become rows.
+    """
+
+    def __init__(self, spark: "SparkSession", format: RowFormat) -> None:
+        self._spark, self._format = spark, format
+        self._cores = max(1, spark.sparkContext.defaultParallelism)
+
+    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame", int]:
+        """The rows of some ranges, and how many Spark partitions they are worth."""
+        size = sum(part.size * (4 if is_compressed(part.entry.path) else 1) for part in ranges)
+        partitions = partitions_for(size, self._cores)
+        if not ranges:
+            return self._spark.createDataFrame([], self._format.schema), 1
+        if self._format.name == "parquet":
+            from trident.spouts.files.parquet import read_parquet
+
+            return read_parquet(self._spark, self._format, ranges, partitions), partitions
+        return self._rows(self._lines(ranges, partitions)), partitions
+
+    # --- lines ------------------------------------------------------------------------------
+
+    def _lines(self, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
+        """``value`` (and ``file``): one row per line, not yet checked to be UTF-8."""
+        native = [part for part in ranges if self._can_be_native(part)]
+        if len(native) < len(ranges) or len(native) > NATIVE_FILES_MAX:
+            # One way for all of them: a union costs more than it saves. Only what
+            # Python cannot unpack stays with Spark.
+            native = [part for part in native if is_compressed(part.entry.path)]
+        chosen = set(native)
+        rest = [part for part in ranges if part not in chosen]
+        if not rest:
+            return self._native(native)
+        if not native:
+            return self._in_tasks(rest, partitions)
+        return self._native(native).unionByName(self._in_tasks(rest, partitions))
+
+    def _can_be_native(self, part: FileRange) -> bool:
+        return part.whole and _is_name_for_spark(part.entry.path) and not self._format.header
+
+    def _native(self, ranges: Sequence[FileRange]) -> "DataFrame":
+        lines = self._spark.read.text([escape(part.entry.path) for part in ranges], lineSep="\n")
+        if self._format.names_files:
+            return lines.selectExpr("value", "_metadata.file_path AS file")
+        return lines  # a column for each `name=value` folder is not made: the paths are files
+
+    def _in_tasks(self, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
+        for part in ranges:
+            check_readable(part.entry.path, self._format)  # one that a version before has discovered
+        groups = group(pieces(ranges, self._format.header), partitions)
+        names = self._format.names_files
+        task = functools.partial(read_lines, groups, names)
+        lines = self._spark.range(0, len(groups), 1, len(groups)).mapInArrow(
+            task, "value binary, file string" if names else "value binary"
+        )
+        # Sent as bytes: Arrow's strings would have to be UTF-8.
+        return lines.selectExpr("CAST(value AS STRING) AS value", *(["file"] if names else []))
+
+    # --- rows -------------------------------------------------------------------------------
+
+    def _rows(self, lines: "DataFrame") -> "DataFrame":
+        text = self._format.name == "text"
+        name = self._format.schema.fields[0].name.replace("`", "``") if text else "value"
+        # As SQL: built from Column objects it takes ten calls to the JVM for each batch.
+        lines = lines.selectExpr(f"{_LINE} AS `{name}`", *(["file"] if self._format.names_files else []))
+        return lines if text else self._parsed(lines)
+
+    def _parsed(self, lines: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        csv, mode = self._format.name == "csv", self._format.mode
+        kept = F.length(F.trim("value")) > 0  # as Spark's own readers do
+        comment = self._format.option("comment", "") if csv else ""
+        if comment:
+            kept = kept & ~F.startswith("value", F.lit(comment))
+        options = {k: str(v) for k, v in self._format.options.items() if k.lower() not in ("mode", "header")}
+        options["mode"] = "PERMISSIVE"
+        schema = self._format.schema
+        if mode != "PERMISSIVE":
+            # A row that cannot be parsed is found by this field, so that the error can name its file.
+            options["columnNameOfCorruptRecord"] = _CORRUPT
+            schema = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+        if csv:
+            parsed = F.from_csv("value", schema.simpleString(), options)
+        else:
+            parsed = F.from_json("value", schema, options)
+        rows = lines.where(kept).select("*", parsed.alias("row"))
+        if mode != "PERMISSIVE":
+            good = F.col("row").isNotNull() & F.col(f"row.{_CORRUPT}").isNull()
+            rows = rows.where(good if mode == "DROPMALFORMED" else F.when(good, True).otherwise(self._refusal()))
+        return rows.select([F.col("row").getField(field.name).alias(field.name) for field in self._format.schema])
+
+    def _refusal(self) -> "Column":
+        from pyspark.sql import functions as F
+
+        what = F.to_json(
+            F.struct(
+                F.concat(F.lit(f"a row of {self._format.name} cannot be parsed, in "), "file").alias("message"),
+                F.substring("value", 1, 200).alias("found"),
+                F.lit(f"a row of {self._format.schema.simpleString()}"[:500]).alias("expected"),
+                F.lit(
+                    "correct the file's producer, skip the batch, or give mode='PERMISSIVE' or 'DROPMALFORMED' as an option"
+                ).alias("action"),
+            )
+        )
+        return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(what, "UTF-8")), F.lit(">>"))).cast("boolean")
+
+
+def escape(path: str) -> str:
+    """A path as Spark must be given it, so that it is not taken for a glob."""
+    return _GLOB.sub(r"\\\1", path)
+
+
+def pieces(ranges: Sequence[FileRange], header: bool) -> list[Piece]:
+    """Ranges as tasks read them: none longer than PARTITION_BYTES."""
+    result = []
+    for part in ranges:
+        most = max(1, part.end) if is_compressed(part.entry.path) else PARTITION_BYTES
+        for begin in range(part.begin, part.end, most):
+            end = min(part.end, begin + most)
+            entry = part.entry
+            result.append(Piece(entry.path, entry.size, entry.mtime_ns, begin, end, header and begin == 0))
+    return result
+
+
+def group(items: Sequence[Piece], partitions: int) -> list[list[Piece]]:
+    """Pieces in order, as evenly over at most so many tasks as whole pieces go."""
+    total = sum(item.end - item.begin for item in items)
+    share = max(1, -(-total // partitions))
+    groups: list[list[Piece]] = [[]]
+    filled = 0
+    for item in items:
+        if groups[-1] and filled >= share and len(groups) < partitions:
+            groups.append([])
+            filled = 0
+        groups[-1].append(item)
+        filled += item.end - item.begin
+    return groups
+
+
+_NATIVE_FAILURE = re.compile(r"\[(FAILED_READ_FILE[.\w]*)\] Encountered error while reading file (.+?)\. (.*)")
+
+
+def source_failure(error: BaseException) -> SourceError | None:
+    """The SourceError behind a failed Spark job, when a file was the cause; else None."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, SourceError):
+            return current
+        try:
+            text = str(current)
+        except Exception:  # str() of a Java error asks the JVM, which may be gone
+            text = ""
+        report: dict[str, Any] | None = find_report(text)
+        if report is not None:
+            message = report.pop("message")
+            return SourceError(message, **report)
+        match = _NATIVE_FAILURE.search(text)
+        if match:
+            return SourceError(
+                f"the file {match.group(2)} cannot be read",
+                found=f"{match.group(1)} {match.group(3)}".strip()[:300],
+                action="restore the file; the batch is tried again up to max_attempts",
+            )
+        current = current.__cause__ or current.__context__
+    return None

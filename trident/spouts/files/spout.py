@@ -1,0 +1,383 @@
+"""A transactional source of files: text, CSV, JSON lines or Parquet, in a folder that grows (docs/semantics.md 3).
+
+Discovered files get running numbers in a ledger (`file_ledger`); a batch is a
+range of positions over them (`file_cuts`), which is all its metadata holds; a
+range is turned into rows by `file_reading`; how long it is, `batch_size` says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts import arguments as spout_arguments
+from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
+from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
+from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry
+from trident.spouts.files.listing import FileListing, as_paths
+from trident.spouts.files.reading import FORMATS, FileReader, RowFormat, check_readable, is_compressed
+from trident.spouts.files.source import accept_source
+from trident.udf.schemas import as_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Path = Union[str, "PathLike[str]"]
+
+_SAMPLE_BYTES = 64 << 10
+_UNPACKED = 4  # a compressed file is taken for so many times its size
+
+
+class FileSpout:
+    """Rows of files, each file once, in the order in which the files were discovered.
+
+    Files must appear whole, by a rename into the folder, and never change
+    afterwards. Those found by one look are ordered by modification time, then
+    path. Names that begin with ``_`` or ``.`` are left out; folders below are
+    not searched, except by a glob with ``**``.
+
+    Transactional: the rows of a transaction are fixed by its metadata (a range
+    of files and offsets) and are the same at each replay; their order within the
+    batch is not fixed. A file whose size or modification time changed before it was
+    read to its end fails the batch, or with ``on_changed="skip"`` its rest is left out.
+
+    Text gives one field ``value``: a row is a line without its newline and without
+    one carriage return before it; empty lines count, and so does a last line without
+    a newline; bytes that are not UTF-8 become U+FFFD. CSV and JSON have a row per line,
+    blank lines left out; a row that cannot be parsed fails the batch with the file's name,
+    unless the option ``mode`` is PERMISSIVE or DROPMALFORMED (as in Spark). Compressed
+    files (.gz, .bz2, …) are never cut. A file that cannot be read because of its name or packing
+    (.zst and the like with a header line, or with a colon in the name) is named when it is discovered, and
+    nothing new is taken until it is gone. Links to nowhere, and to themselves, are passed over.
+
+    Args:
+        path: a folder, a file, a glob, or a list of these; must exist when the topology starts.
+        format: "text", "csv", "json" (lines) or "parquet".
+        schema: a StructType or DDL text; needed except for text.
+        min_rows: about how many rows a batch has when little waits.
+        max_rows: about how many it has at most. Rows are estimated from bytes (exact for Parquet).
+            With both equal every batch has about that size, except the last of what waits.
+        options: Spark's options for the format, such as ``{"header": True, "sep": ";"}``.
+        on_changed: "fail" or "skip".
+        poll_interval_secs: least time between two looks at the folder.
+        max_bytes: about how many bytes a batch has at most, whatever its rows.
+        moved_from: the folder in which the files were before somebody moved them to ``path``; those that were
+            read are known at their new place. Of use once; it may stay.
+
+    A stream keeps which files it has read in a ledger in the warehouse, and what it reads may not change to
+    something else without a word: other paths than those of the run before are refused when it starts.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(
+        self, path: Union[Path, list[Path], tuple[Path, ...]], format: str = "text",
+        schema: Union[str, "StructType", None] = None, min_rows: int = 1_000, max_rows: int = 1_000_000,
+        options: Mapping[str, Any] | None = None, on_changed: str = "fail", poll_interval_secs: float = 0.5,
+        max_bytes: int = 256 << 20, moved_from: Path | None = None,
+    ) -> None:  # fmt: skip
+        if format not in FORMATS:
+            raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
+        if on_changed not in ON_CHANGED:
+            raise TopologyError("on_changed is unknown", found=repr(on_changed), expected=" or ".join(ON_CHANGED))
+        poll_interval_secs = spout_arguments.seconds("poll_interval_secs of a FileSpout", poll_interval_secs)
+        spout_arguments.whole("max_bytes of a FileSpout", max_bytes, 1)
+        AdaptiveBatchSize(min_rows, max_rows)  # raises when the bounds are impossible
+        self.paths = as_paths(path)
+        self.moved_from = None if moved_from is None else as_paths(moved_from)[0]
+        if moved_from is not None and len(self.paths) > 1:
+            raise TopologyError(
+                "moved_from needs to know where the folder is now", found=f"{len(self.paths)} paths",
+                expected="one path",
+            )  # fmt: skip
+        self.format, self.on_changed = format, on_changed
+        self.min_rows, self.max_rows, self.max_bytes = min_rows, max_rows, max_bytes
+        self.poll_interval_secs = poll_interval_secs
+        self.options = spout_arguments.options("a FileSpout", options)
+        if format == "text" and schema is None:
+            schema = "value string"
+        self._schema = as_schema(schema, f"FileSpout({format})")
+        if format == "text" and [field.dataType.simpleString() for field in self._schema.fields] != ["string"]:
+            raise TopologyError(
+                "text has one field", found=self._schema.simpleString(), expected="no schema, or one string field"
+            )
+        self.row_format = RowFormat(format, self._schema, self.options)
+
+    @property
+    def output_schema(self) -> "StructType":
+        return self._schema
+
+    def open_ledger(self, context: SpoutContext) -> FileLedger:
+        """The ledger of this stream's life; `trident reset` begins another."""
+        unit = "rows" if self.format == "parquet" else "bytes"
+        return FileLedger(context.state_folder / f"files-{context.incarnation}.jsonl", unit, self.paths)
+
+    def get_coordinator(self, context: SpoutContext) -> "FileCoordinator":
+        """Opens the ledger, and looks whether it is the one that belongs to the path.
+
+        Raises:
+            SourceError: the path does not exist.
+            IdentityMismatch: the stream has read other files so far.
+            PositionLost: the ledger is not as it was written.
+        """
+        return FileCoordinator(self, context)
+
+    def get_emitter(self, context: SpoutContext) -> "FileEmitter":
+        return FileEmitter(self, context)
+
+
+class FileCoordinator:
+    """Discovers files and decides where each batch ends.
+
+    Metadata: ``{"from": [file number, offset], "to": [file number, offset], "rows_estimate": n,
+    "file": {path, size, mtime_ns, digest}}``, for Parquet ``"rows": n``; offsets are bytes, for Parquet rows.
+    ``file`` is the last one before ``to``; with its digest the ledger is compared (a version before did not write it).
+    """
+
+    def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
+        self._spout = spout
+        self._listing = FileListing(spout.paths)
+        self._listing.check()
+        self._ledger = spout.open_ledger(context)
+        accept_source(self._ledger, spout.paths, spout.moved_from, context.topology, context.tx_id)
+        self._book = self._ledger.book
+        self._policy = ChangePolicy(self._ledger, spout.on_changed)
+        in_flight = context.options.get("max_spout_pending")
+        self._adaptive = AdaptiveBatchSize(spout.min_rows, spout.max_rows, in_flight or 3)
+        self._exact = spout.format == "parquet"
+        self._row_bytes: float | None = 1.0 if self._exact else None
+        self._next_look = 0.0
+        self._look_again = False  # asked for by refresh(), perhaps while a look was under way
+        self._ends: dict[int, Position] = {}
+        self._planned_at: dict[int, float] = {}
+
+    # --- discovery --------------------------------------------------------------------------
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata.
+
+        Without it the first transaction after a restart is begun even when nothing waits, and is empty.
+
+        Raises:
+            PositionLost: the ledger is lost, older, or another one.
+        """
+        _check_known(self._ledger, metadata)  # before new files are put into it
+        self._remember(txid, read_position(metadata, "to"))
+
+    def refresh(self) -> None:
+        """The next question is answered from a new look at the folder, however recent the last one was."""
+        self._look_again = True
+
+    def is_ready(self, txid: int) -> bool:
+        self._look()
+        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
+        return length_after(self._book, self._ends.get(txid - 1, START)) > 0
+
+    def _look(self) -> None:
+        """Puts new files into the ledger, at most every poll_interval_secs."""
+        started = time.monotonic()
+        if started < self._next_look and not self._look_again:
+            return
+        self._look_again = False  # before the look: a refresh() during it asks for another
+        try:
+            found = self._listing.new_files(self._book.numbers)
+            if self._exact:
+                from trident.spouts.files.parquet import count_rows
+
+                found = [file._replace(rows=count_rows(file.path)) for file in found]
+            for file in found:
+                check_readable(file.path, self._spout.row_format)
+            if found:
+                self._ledger.append(found)
+        finally:
+            ended = time.monotonic()
+            pause = self._spout.poll_interval_secs
+            # A folder so large that looking takes long is looked at less often.
+            self._next_look = ended + max(pause, 10 * (ended - started)) if pause else ended
+
+    def backlog(self) -> Backlog:
+        position = self._ends[max(self._ends)] if self._ends else START
+        length = length_after(self._book, position)
+        waiting = [e for e in self._book.entries[position.number - 1 :] if e.number not in self._book.skipped]
+        if self._exact:
+            inside = position.offset / max(1, waiting[0].length) * waiting[0].size if waiting and position.offset else 0
+            return Backlog(length, int(sum(entry.size for entry in waiting) - inside), len(waiting))
+        return Backlog(int(length / (self._row_bytes or 100.0)), length, len(waiting))
+
+    # --- planning ---------------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        if curr_metadata is not None:
+            self._remember(txid, read_position(curr_metadata, "to"))
+            return curr_metadata
+        start = START if prev_metadata is None else read_position(prev_metadata, "to")
+        if prev_metadata is not None:
+            _check_known(self._ledger, prev_metadata)
+        row_bytes = self._sample(start)
+        rows = self._adaptive.next_size(max(1, int(length_after(self._book, start) / row_bytes)))
+        return self._plan(txid, start, rows)
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """About half of what timed out; a batch of one row or one compressed file stays as it is."""
+        start, end = read_position(curr_metadata, "from"), read_position(curr_metadata, "to")
+        _check_known(self._ledger, curr_metadata)
+        length = sum(part.end - part.begin for part in ranges(self._book, start, end))
+        rows = self._adaptive.timed_out(max(1, int(length / self._sample(start))))
+        metadata = self._plan(txid, start, rows)
+        if read_position(metadata, "to") > end:  # estimates may differ by now; a retry never grows
+            self._remember(txid, end)
+            return curr_metadata
+        return metadata
+
+    def _plan(self, txid: int, start: Position, rows: int) -> Json:
+        row_bytes = self._row_bytes or 1.0
+        target = max(1, int(rows * row_bytes))
+        if not self._exact:
+            target = min(target, self._spout.max_bytes)
+        while True:
+            try:
+                end = cut(self._book, start, target, self._align, lambda entry: not is_compressed(entry.path))
+                break
+            except _Skipped:
+                continue  # the ledger says so now; the cut begins again without that file
+        self._remember(txid, end)
+        self._planned_at[txid] = time.monotonic()
+        length = sum(part.end - part.begin for part in ranges(self._book, start, end))
+        counted = {"rows": length} if self._exact else {"rows_estimate": round(length / row_bytes)}
+        last = _last_file(end)
+        return {"from": list(start), "to": list(end), **counted, **({"file": self._ledger.pin(last)} if last else {})}
+
+    def _remember(self, txid: int, end: Position) -> None:
+        self._ends[txid] = end
+        for known in [known for known in self._ends if known < txid - 100]:
+            del self._ends[known]
+            self._planned_at.pop(known, None)
+
+    def _sample(self, start: Position) -> float:
+        """Bytes per row, a running average over samples of the files that batches begin in; at least 1."""
+        if self._exact:
+            return 1.0
+        part = next(ranges(self._book, start, Position(len(self._book) + 1, 0)), None)
+        if part is not None:
+            measured = self._bytes_per_row(part)
+            if measured is not None:
+                self._row_bytes = measured if self._row_bytes is None else (self._row_bytes + measured) / 2
+        return self._row_bytes or 1.0
+
+    def _bytes_per_row(self, part: FileRange) -> float | None:
+        if is_compressed(part.entry.path):
+            return None if self._row_bytes else 100.0 / _UNPACKED
+        try:
+            with open(part.entry.path, "rb") as file:
+                file.seek(part.begin)
+                sample = file.read(min(_SAMPLE_BYTES, part.end - part.begin))
+        except FileNotFoundError:
+            return None  # the policy for changed files decides, when the file is cut or emitted
+        except OSError as error:
+            raise unreadable(part.entry.path, error) from error
+        return max(1.0, len(sample) / max(1, sample.count(b"\n"))) if sample else None
+
+    def _align(self, entry: LedgerEntry, offset: int) -> int:
+        """The first offset from there on at which a row begins."""
+        if not self._policy.intact(entry):
+            raise _Skipped
+        if self._exact or offset >= entry.length:
+            return min(offset, entry.length)
+        try:
+            with open(entry.path, "rb", buffering=4096) as file:
+                file.seek(offset - 1)
+                while offset < entry.size:
+                    block = file.readline(1 << 16)
+                    if not block:
+                        break
+                    offset = file.tell()
+                    if block.endswith(b"\n"):
+                        return min(offset, entry.size)
+        except OSError as error:
+            raise unreadable(entry.path, error) from error
+        return entry.size
+
+    # --- afterwards -------------------------------------------------------------------------
+
+    def success(self, txid: int) -> None:
+        planned = self._planned_at.pop(txid, None)
+        if planned is not None:
+            self._adaptive.succeeded(time.monotonic() - planned)
+
+    def close(self) -> None: ...
+
+
+class FileEmitter:
+    """Turns ranges of the ledger into DataFrames."""
+
+    def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
+        self._ledger = spout.open_ledger(context)
+        self._policy = ChangePolicy(self._ledger, spout.on_changed)
+        self._reader = FileReader(context.spark, spout.row_format)
+        self._emitted: dict[TransactionAttempt, Json] = {}
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows of a range.
+
+        Raises:
+            SourceError: a file is missing, unreadable or has changed.
+        """
+        parts = self._parts(metadata)
+        self._emitted[attempt] = metadata
+        data, partitions = self._reader.read(parts)
+        return Emitted(data, partitions=partitions)
+
+    def prepare(self, attempt: TransactionAttempt) -> None:
+        """Looks again, once the rows are staged, whether the files are still those that were to be read.
+
+        Raises:
+            SourceError: one has changed: what was staged may hold rows of its new content.
+        """
+        metadata = self._emitted.get(attempt)
+        if metadata is None:
+            return
+        start, end = read_position(metadata, "from"), read_position(metadata, "to")
+        before = list(ranges(self._ledger.book, start, end))
+        if self._parts(metadata) != before:
+            raise SourceError(
+                f"an input file of batch {attempt} changed while the batch was processed",
+                action="the batch is tried again without the rest of that file",
+            )
+
+    def _parts(self, metadata: Json) -> list[FileRange]:
+        start, end = read_position(metadata, "from"), read_position(metadata, "to")
+        self._ledger.refresh()  # another part of this process, or an earlier leader, may have added to it
+        _check_known(self._ledger, metadata)
+        return [part for part in ranges(self._ledger.book, start, end) if self._policy.intact(part.entry)]
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        for earlier in [one for one in list(self._emitted) if one.txid <= attempt.txid]:
+            self._emitted.pop(earlier, None)
+
+    def close(self) -> None: ...
+
+
+class _Skipped(Exception):
+    """A file was found changed while a batch was planned, and is skipped from now on."""
+
+
+def _check_known(ledger: FileLedger, metadata: Json) -> None:
+    """Makes sure that the ledger has the files that a batch refers to, and has them as they were then."""
+    ledger.check(_last_file(read_position(metadata, "to")), metadata.get("file"))
+
+
+def _last_file(position: Position) -> int:
+    """The number of the last file of which something is before a position; 0 at the beginning."""
+    return position.number if position.offset else position.number - 1
+
+
+__all__ = ["FileCoordinator", "FileEmitter", "FileSpout", "FoundFile"]

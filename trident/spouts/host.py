@@ -1,0 +1,206 @@
+"""The spouts of a batch group on the driver, as the coordinator's driver calls them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trident.coordinators.errors import Halted
+from trident.coordinators.ports import Beginning, Initialized
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts.contracts import Json
+from trident.spouts.executors import Known, SpoutExecutor
+
+log = logging.getLogger("trident.query")
+# How long closing waits for a backlog that is being asked for: the spout is closed all the same.
+_BACKLOG_SECS = 2.0
+
+
+class TridentSpoutHost:
+    """Calls the executors of a group's streams.
+
+    A group starts a transaction when any of its streams is ready, as Storm does.
+
+    Args:
+        executors: tx_id → the stream's executor.
+    """
+
+    def __init__(self, executors: Mapping[str, SpoutExecutor]) -> None:
+        self.executors = executors
+        self._backlog: dict[str, Any] = {}
+        self._backlog_errors: dict[str, str] = {}
+        self._asking, self._closed = threading.Lock(), threading.Event()
+
+    def is_ready(self, txid: int) -> bool:
+        # Every stream is asked: a stream that looks for new data when asked must not starve.
+        return any([executor.is_ready(txid) for executor in self.executors.values()])
+
+    def refresh(self) -> None:
+        """The next readiness answers take into account what is there now."""
+        for executor in self.executors.values() if not self._closed.is_set() else ():
+            executor.refresh()
+
+    def initialize(self, beginning: Beginning) -> Initialized:
+        """The metadata for each stream.
+
+        Raises:
+            SourceError: a coordinator gave something that is not JSON.
+        """
+        pinned, unpinned = {}, {}
+        txid = beginning.attempt.txid
+        for tx_id, executor in self.executors.items():
+            of_stream = beginning.pins.get(tx_id, {})
+            earlier = [other for other in of_stream if other < txid]
+            known = Known(
+                beginning.attempt, beginning.parent, of_stream[max(earlier)] if earlier else None, of_stream.get(txid),
+                beginning.committed.get(tx_id, {}), beginning.shrink, beginning.timeout_secs,
+            )  # fmt: skip
+            (pinned if executor.pins else unpinned)[tx_id] = executor.initialize(known)
+        return Initialized(pinned, unpinned)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        for executor in self.executors.values():
+            executor.cancel(attempt)
+
+    def cancel_all(self) -> None:
+        """Nothing that runs here is wanted any more."""
+        for executor in self.executors.values():
+            executor.cancel_all()
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
+        for tx_id, data in commit_data.items():
+            self.executors[tx_id].commit(attempt, data)
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """Tells every spout, also when one of them raises; then raises the first error."""
+        errors: list[Exception] = []
+        for executor in self.executors.values():
+            try:
+                executor.success(attempt)
+            except Exception as error:  # the others must hear of it all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def messages(self) -> tuple[int, int]:
+        """How many messages single-message spouts have handed out so far, and how many of them are not settled."""
+        counts = [executor.counts() for executor in self.executors.values() if hasattr(executor, "counts")]
+        return sum(taken for taken, _ in counts), sum(unsettled for _, unsettled in counts)
+
+    def backlog(self) -> dict[str, Any]:
+        """Rows, bytes and files waiting, over all streams that know, as :meth:`ask_backlog` found them last."""
+        return dict(self._backlog)
+
+    def ask_backlog(self) -> list[str]:
+        """Asks the spouts how much waits; never raises, and asks nobody who is closed.
+
+        A spout's ``backlog`` is for show: it may raise or hang, and nothing but the figure may suffer.
+
+        Returns:
+            what failed and had not failed before, in words.
+        """
+        total: dict[str, int] = {}
+        failed = {}
+        for tx_id, executor in self.executors.items():
+            with self._asking:
+                if self._closed.is_set():
+                    return []
+                try:
+                    for unit, count in _counts(executor.backlog()):
+                        total[unit] = total.get(unit, 0) + count
+                except Exception as error:
+                    failed[tx_id] = f"the backlog of stream {tx_id!r} is not known: {type(error).__name__}: {error}"
+        new = [text for tx_id, text in failed.items() if tx_id not in self._backlog_errors]
+        self._backlog, self._backlog_errors = total, failed
+        return new
+
+    def close(self) -> None:
+        """Closes every spout, also when one of them raises; they are asked for nothing afterwards."""
+        self._closed.set()
+        if self._asking.acquire(timeout=_BACKLOG_SECS):
+            self._asking.release()
+        close_all(self.executors)
+
+
+def close_all(executors: Mapping[str, SpoutExecutor]) -> None:
+    """Closes the spouts; what one raises is logged, so that the others are closed too."""
+    for tx_id, executor in executors.items():
+        try:
+            executor.close()
+        except Exception as error:
+            log.warning("closing the spout of stream %s raised: %s: %s", tx_id, type(error).__name__, error)
+
+
+def _counts(backlog: Any) -> Iterable[tuple[str, int]]:
+    """The units that a spout knows, as numbers."""
+    if backlog is None:
+        return []
+    return [(unit, int(count)) for unit, count in vars(backlog).items() if count is not None]
+
+
+class RecoverySpouts:
+    """The host while a pending decision is finished: nothing is emitted, committer spouts hear of it.
+
+    Args:
+        make: makes the executor of a stream; called only for streams that are to hear something.
+        tx_ids: the topology's streams.
+        finishing: the txid of the decision.
+    """
+
+    def __init__(
+        self, make: Callable[[str], SpoutExecutor | None], tx_ids: Iterable[str] = (), finishing: int = 0
+    ) -> None:
+        self._make, self._tx_ids, self._finishing = make, tuple(tx_ids), finishing
+        self._executors: dict[str, SpoutExecutor] = {}
+        # Commit and success are told by two threads; a spout is made once.
+        self._lock = threading.Lock()
+
+    def is_ready(self, txid: int) -> bool:
+        return False
+
+    def initialize(self, beginning: Beginning) -> Initialized:
+        raise AssertionError("no transaction begins while a decision is finished")
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Nothing runs."""
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Mapping[str, Json]) -> None:
+        for tx_id, data in commit_data.items():
+            executor = self._executor(tx_id)
+            if executor is None:
+                raise Halted(
+                    f"a decided transaction cannot be finished: it has commit data of stream {tx_id!r}",
+                    found="a topology without that stream", expected="the topology that decided it",
+                    action="start the topology as it was once, so that its source hears of the transaction",
+                )  # fmt: skip
+            executor.commit(attempt, data)
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        """Of the transaction before the one that is finished.
+
+        Its coordinator may have died after the next decision and before it told
+        this, and once that has advanced nobody would. The finished one itself is
+        told by the host with all spouts, right after.
+        """
+        if attempt.txid < self._finishing:
+            executors = {tx_id: self._executor(tx_id) for tx_id in self._tx_ids}
+            TridentSpoutHost({tx_id: made for tx_id, made in executors.items() if made}).success(attempt)
+
+    def _executor(self, tx_id: str) -> SpoutExecutor | None:
+        with self._lock:
+            if tx_id not in self._executors:
+                executor = self._make(tx_id)
+                if executor is None:
+                    return None
+                self._executors[tx_id] = executor
+            return self._executors[tx_id]
+
+    def backlog(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        with self._lock:
+            executors = dict(self._executors)
+        close_all(executors)

@@ -1,0 +1,215 @@
+"""What each live attempt of a stream has taken from a source that is used up by its readers.
+
+A source such as a queue has no offsets: what an attempt takes, no other
+attempt may have until it is known that the first one is dead. An emitter
+hears nothing of failures, but two calls tell it all it needs:
+
+- the coordinator's ``initialize_transaction(txid)`` is called each time txid
+  begins, from one thread, in the order of the begins. A transaction begins
+  only when it is not live; so whatever was taken for it, or for a later one,
+  was taken by attempts that are dead, and none of them can have been decided.
+- ``emit_batch(attempt)`` with a greater attempt id says the same of the
+  smaller ones, and a call with a smaller id comes from a thread that was
+  cancelled and does not know it yet.
+
+The order of the ``emit_batch`` calls alone is not enough: they come from
+several threads, so the new attempt at N+1 may be emitted before the new
+attempt at N. Who concluded from N that all of N+1 is dead would hand out the
+messages of a live attempt a second time.
+
+Whoever writes a committer spout can build on these classes; the feeder, queue
+and directory spouts do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from trident.coordinators.errors import SourceError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts.contracts import Json
+
+Taken = TypeVar("Taken")
+
+
+class LiveAttempts(Generic[Taken]):
+    """Which attempts may still be decided, and what each has taken.
+
+    Methods that return a list give what dead attempts had taken: the caller
+    makes it available again. All take ``lock``, which is reentrant: hold it
+    around taking from the source and ``keep``, so that nothing is taken twice.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._taken: dict[TransactionAttempt, Taken] = {}
+        self._greatest: dict[int, int] = {}  # txid -> greatest attempt id that came to be emitted
+        self._given_up: set[TransactionAttempt] = set()
+        self._awaited: set[int] = set()
+        self._succeeded = 0
+        self._closed = False
+
+    @property
+    def awaited(self) -> int:
+        """How many transactions have begun and not been emitted: they will take something too."""
+        with self.lock:
+            return len(self._awaited)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def begin(self, txid: int) -> list[Taken]:
+        """txid begins: every earlier attempt at it, and at later ones, is dead."""
+        with self.lock:
+            self._awaited = {other for other in self._awaited if other < txid} | {txid}
+            return self._drop(attempt for attempt in self._taken if attempt.txid >= txid)
+
+    def enter(self, attempt: TransactionAttempt) -> list[Taken]:
+        """An attempt is emitted: smaller attempt ids of its transaction are dead.
+
+        Raises:
+            SourceError: the attempt itself is dead; nothing may be taken for it.
+        """
+        with self.lock:
+            dead = attempt.attempt_id <= self._greatest.get(attempt.txid, -1)
+            if dead or attempt.txid <= self._succeeded or attempt in self._given_up or self._closed:
+                raise given_up(attempt)
+            self._greatest[attempt.txid] = attempt.attempt_id
+            self._awaited.discard(attempt.txid)
+            return self._drop(other for other in self._taken if other.txid == attempt.txid)
+
+    def keep(self, attempt: TransactionAttempt, taken: Taken) -> None:
+        """What the attempt has taken, which nobody else may have from now on."""
+        with self.lock:
+            self._taken[attempt] = taken
+
+    def get(self, attempt: TransactionAttempt) -> Taken | None:
+        """What a live attempt has taken; None when it is dead or took nothing."""
+        with self.lock:
+            return self._taken.get(attempt)
+
+    def all(self) -> list[Taken]:
+        """What all live attempts have taken."""
+        with self.lock:
+            return list(self._taken.values())
+
+    def cancel(self, attempt: TransactionAttempt) -> Taken | None:
+        """One attempt is dead, whether it was emitted yet or not."""
+        with self.lock:
+            if attempt.txid > self._succeeded:
+                self._given_up.add(attempt)
+            return self._taken.pop(attempt, None)
+
+    def committed(self, attempt: TransactionAttempt) -> Taken | None:
+        """What the attempt took is gone from the source and goes back to nobody."""
+        with self.lock:
+            return self._taken.pop(attempt, None)
+
+    def succeeded(self, txid: int) -> list[Taken]:
+        """No attempt at txid or before is live any more."""
+        with self.lock:
+            self._succeeded = max(self._succeeded, txid)
+            self._greatest = {known: at for known, at in self._greatest.items() if known > txid}
+            self._given_up = {attempt for attempt in self._given_up if attempt.txid > txid}
+            self._awaited = {known for known in self._awaited if known > txid}
+            return self._drop(attempt for attempt in self._taken if attempt.txid <= txid)
+
+    def close(self) -> list[Taken]:
+        """Nothing is emitted any more. Gives everything: the caller decides what may go back.
+
+        The caller must keep from others what a decided attempt took, and cannot
+        know which attempt was decided (see ``QueueSpout``).
+        """
+        with self.lock:
+            self._closed = True
+            return self._drop(self._taken)
+
+    def _drop(self, attempts: Iterable[TransactionAttempt]) -> list[Taken]:
+        return [self._taken.pop(attempt) for attempt in list(attempts)]
+
+
+def given_up(attempt: TransactionAttempt) -> SourceError:
+    """For a thread that works for an attempt that is dead; nobody hears of it."""
+    return SourceError(f"attempt {attempt} was given up before it was processed")
+
+
+class TakesAtEmission(Protocol):
+    """A source as :class:`TakingCoordinator` sees it."""
+
+    def ready(self, more_than: int) -> bool:
+        """Whether more than so many are there that no live attempt has; quick."""
+
+    def begin(self, txid: int) -> None:
+        """txid begins; see :meth:`LiveAttempts.begin`."""
+
+    @property
+    def awaited(self) -> int: ...
+
+    def backlog(self) -> Any: ...
+
+
+class TakingCoordinator:
+    """The coordinator of a source whose batches are taken when they are emitted.
+
+    Metadata: ``{limit: most}``, or {} without a limit. The limit is halved for
+    a transaction that timed out, and doubles again with each that follows.
+
+    Args:
+        source: shared with the emitter.
+        limit: the name of the limit, such as "max_messages"; None: there is none.
+        most: its greatest value.
+    """
+
+    def __init__(self, source: TakesAtEmission, limit: str | None = None, most: int = 1) -> None:
+        self._source, self._limit, self._most = source, limit, most
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        self._source.begin(txid)
+        if curr_metadata is not None:
+            return curr_metadata
+        return self._metadata(2 * self._known(prev_metadata))
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        self._source.begin(txid)
+        return self._metadata(self._known(curr_metadata) // 2)
+
+    def _metadata(self, most: int) -> Json:
+        return {} if self._limit is None else {self._limit: max(1, min(most, self._most))}
+
+    def _known(self, metadata: Json) -> int:
+        return self._most if metadata is None else limit_of(metadata, self._limit, self._most)
+
+    def is_ready(self, txid: int) -> bool:
+        # What transactions that have begun will take is theirs: else one would begin for nothing.
+        return self._source.ready(self._source.awaited * self._most)
+
+    def success(self, txid: int) -> None:
+        """The emitter is told too."""
+
+    def backlog(self) -> Any:
+        return self._source.backlog()
+
+    def close(self) -> None:
+        """The emitter closes what they share."""
+
+
+def limit_of(metadata: Json, limit: str | None, most: int) -> int:
+    """The limit that a transaction's metadata sets.
+
+    Raises:
+        SourceError: the metadata was not written by a TakingCoordinator.
+    """
+    if limit is None:
+        return most
+    value = metadata.get(limit) if isinstance(metadata, dict) else None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise SourceError(
+        "the metadata of a batch was not written by this kind of spout",
+        found=repr(metadata)[:200],
+        expected=f'{{"{limit}": n}}',
+        action="give the stream another tx_id, or begin again with `trident reset NAME`",
+    )

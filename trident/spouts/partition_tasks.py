@@ -1,0 +1,150 @@
+"""What Spark's Python workers run to emit partitions of a source: rows into files, metadata into reports.
+
+A task emits some partitions, writes each one's rows as Parquet and reports the
+metadata together with the files as rows of the job's output: never by an
+accumulator, which a retried task would add to twice (docs/semantics.md 9.2).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.delta.parquet_files import FileTarget, spare_collections, write_partition
+from trident.workers.failures import Label, fail
+
+NEW, AGAIN, OPAQUE = "new", "again", "opaque"
+EMISSION_SCHEMA = "partition string, metadata string, path string, size long, num_records long"
+_ARROW = pa.schema(
+    [
+        ("partition", pa.string()), ("metadata", pa.string()), ("path", pa.string()), ("size", pa.int64()),
+        ("num_records", pa.int64()),
+    ]
+)  # fmt: skip
+_ROWS_PER_BATCH = 20_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """One partition to be emitted.
+
+    Attributes:
+        partition: its id.
+        mode: NEW and OPAQUE go on from ``metadata``; AGAIN gives the rows of it.
+        metadata: JSON.
+    """
+
+    partition: str
+    mode: str
+    metadata: Any
+
+
+@dataclass(frozen=True)
+class PartitionTask:
+    """The function for mapInArrow over a range of request numbers.
+
+    Attributes:
+        spout: of the user; its ``get_partition_emitter`` is called here.
+        context: a SpoutContext without a session.
+        schema: the spout's output_schema.
+        attempt: whose batch it is.
+        requests: all of them; a task is given the numbers of its own.
+        target: where the files go.
+    """
+
+    spout: Any
+    context: Any
+    schema: Any
+    attempt: TransactionAttempt
+    requests: Sequence[Request]
+    target: FileTarget
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        emitter = None
+        label = Label(f"emitter of stream {self.context.tx_id}", f"{type(self.spout).__name__}.get_partition_emitter")
+        try:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    request = self.requests[number]
+                    try:
+                        if emitter is None:
+                            emitter = self.spout.get_partition_emitter(self.context)
+                        reports = list(self._emit(emitter, request))
+                    except Exception as error:
+                        fail(label, error, {"partition": request.partition, "metadata": request.metadata})
+                    yield pa.RecordBatch.from_pylist(reports, schema=_ARROW)
+        finally:
+            if emitter is not None:
+                emitter.close()
+            spare_collections()
+
+    def _emit(self, emitter: Any, request: Request) -> Iterator[Mapping[str, Any]]:
+        metadata = request.metadata
+        if request.mode == NEW:
+            given = emitter.emit_partition_batch_new(self.attempt, request.partition, metadata)
+        else:
+            given = emitter.emit_partition_batch(self.attempt, request.partition, metadata)
+        rows = given
+        if request.mode != AGAIN:
+            rows, metadata = _parts(given)
+        files = list(write_partition(self.target, to_batches(rows, self.schema)))
+        if callable(metadata):  # known once the rows have been read
+            metadata = metadata()
+        text = json.dumps(metadata, allow_nan=False)
+        base = {"partition": request.partition, "metadata": text}
+        if not files:
+            yield {**base, "path": None, "size": 0, "num_records": 0}
+        for file in files:
+            yield {**base, "path": file["path"], "size": file["size"], "num_records": file["num_records"]}
+
+
+def _parts(given: Any) -> tuple[Any, Any]:
+    rows, metadata = getattr(given, "rows", _MISSING), getattr(given, "metadata", _MISSING)
+    if rows is _MISSING or metadata is _MISSING:
+        raise TypeError(f"found {type(given).__name__}, expected a PartitionBatch(rows, metadata)")
+    return rows, metadata
+
+
+_MISSING: Any = object()
+
+
+def to_batches(rows: Any, schema: Any) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of a schema, a piece at a time: tables, batches, or tuples in the schema's order."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    target = to_arrow_schema(schema, timezone="UTC")
+    if isinstance(rows, (pa.Table, pa.RecordBatch)):
+        rows = [rows]
+    pending: list[Any] = []
+    for row in rows:
+        if isinstance(row, (pa.Table, pa.RecordBatch)):
+            yield from _cast(row, target)
+            continue
+        if not isinstance(row, (tuple, list)) or len(row) != len(target):
+            raise TypeError(f"found the row {row!r}, expected a tuple of {len(target)}: {', '.join(target.names)}")
+        pending.append(tuple(row))
+        if len(pending) >= _ROWS_PER_BATCH:
+            yield from _converted(pending, schema, target)
+            pending = []
+    if pending:
+        yield from _converted(pending, schema, target)
+
+
+def _converted(rows: list[tuple], schema: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    # Knows every type of Spark, nested ones too.
+    yield from _cast(LocalDataToArrowConversion.convert(rows, schema, False), target)
+
+
+def _cast(table: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if sorted(table.column_names) != sorted(target.names):
+        raise TypeError(f"found the fields {', '.join(table.column_names)}, expected {', '.join(target.names)}")
+    yield from table.select(target.names).cast(target).to_batches()

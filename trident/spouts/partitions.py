@@ -1,0 +1,185 @@
+"""Emits partitions of a source on executors, in one Spark job (docs/semantics.md 9.2).
+
+The rows go from the tasks into files and from there into the batch's Spark
+jobs; the driver sees metadata, paths and counts only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trident.coordinators import faults
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spark.jobs import JobWatch, cancel_group
+from trident.spark.rows import parquet_reader
+from trident.spouts.contracts import Emitted, Json, SpoutContext
+from trident.spouts.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
+from trident.states.delta.parquet_files import FileTarget
+from trident.states.delta.staging import attempt_folder
+from trident.states.delta.whole_files import require_whole
+from trident.udf.schemas import spout_schema
+from trident.udf.signatures import translate_failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EMIT = faults.register("spout.emit", "the Spark job in which the partitions of a spout are emitted")
+# Files of up to so many bytes are worth one Spark partition: several small batches fill the cores.
+_SMALL_BYTES = 8 << 20
+
+
+class EmittedFile(NamedTuple):
+    """A file that a task has reported."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What an attempt has emitted and not yet processed.
+
+    Attributes:
+        metadata: partition → its new metadata, in the order of the partitions.
+        files: paths of the Parquet files, in the same order.
+        size: of the files, bytes.
+        parts: the files relative to the stream's folder, with their sizes.
+        rows: in them.
+        folder: that holds them, relative to the stream's folder.
+    """
+
+    metadata: Mapping[str, Json]
+    files: Sequence[str] = ()
+    size: int = 0
+    rows: int = 0
+    folder: str = ""
+    parts: Sequence[EmittedFile] = ()
+
+
+@dataclass
+class PartitionEmission:
+    """Runs the emission jobs of one stream.
+
+    Args:
+        spout: a partitioned spout; pickled to the executors.
+        context: of the stream.
+    """
+
+    spout: Any
+    context: SpoutContext
+    _jobs: dict[TransactionAttempt, str] = field(default_factory=dict)
+    _closed: bool = False
+
+    @property
+    def _root(self) -> Path:
+        return self.context.state_folder / "emitted"
+
+    def run(
+        self, attempt: TransactionAttempt, requests: Sequence[Request], timeout_secs: float | None = None,
+        in_job: bool = False,
+    ) -> Emission:  # fmt: skip
+        """One job over all requests; blocks.
+
+        Args:
+            attempt: whose batch it is.
+            requests: the partitions.
+            timeout_secs: bounds the job from its first task on; None = unbounded.
+            in_job: this thread's job group is the attempt's already, watched and cancelled as that.
+
+        Raises:
+            BatchTimeout: it took longer than timeout_secs.
+            Exception: what the user's emitter raised, translated.
+        """
+        if not requests:
+            return Emission({})
+        spark, schema = self.context.spark, spout_schema(self.spout)
+        folder = attempt_folder(self.context.incarnation, attempt)
+        target = FileTarget(self.context.tx_id, str(self._root), folder)
+        there = replace(self.context, spark=None)
+        task = PartitionTask(self.spout, there, schema, attempt, tuple(requests), target)
+        slices = min(len(requests), 4 * spark.sparkContext.defaultParallelism)
+        frame = spark.range(0, len(requests), 1, slices).mapInArrow(task, EMISSION_SCHEMA)
+        reports = frame.collect() if in_job else self._collect(attempt, frame, timeout_secs)
+        if len({report.partition for report in reports}) != len(requests):
+            raise AssertionError(f"{len(requests)} partitions were asked and {len(reports)} reports came")
+        found = {report.partition: json.loads(report.metadata) for report in reports}
+        order = {request.partition: number for number, request in enumerate(requests)}
+        files = sorted((r for r in reports if r.path is not None), key=lambda r: (order[r.partition], r.path))
+        return Emission(
+            {request.partition: found[request.partition] for request in requests},
+            tuple(str(self._root / report.path) for report in files), sum(report.size for report in files),
+            sum(report.num_records for report in files), folder,
+            tuple(EmittedFile(report.path, report.size) for report in files),
+        )  # fmt: skip
+
+    def _collect(self, attempt: TransactionAttempt, frame: "DataFrame", timeout_secs: float | None) -> list[Any]:
+        context = self.context.spark.sparkContext
+        job_group = f"trident-emit-{self.context.topology}-{self.context.tx_id}-{attempt}-{uuid.uuid4().hex[:6]}"
+        watch = JobWatch(context, job_group, timeout_secs)
+        self._jobs[attempt] = job_group
+        if self._closed:
+            raise SourceError(f"stream {self.context.tx_id} was closed before attempt {attempt} was emitted")
+        try:
+            context.setJobGroup(job_group, f"{self.context.topology} {self.context.tx_id} emits {attempt}")
+            context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
+            with watch, faults.fault_point(EMIT):
+                return frame.collect()
+        except Exception as error:
+            if watch.timed_out:
+                raise BatchTimeout(
+                    f"emitting attempt {attempt} of stream {self.context.tx_id} took too long",
+                    found=f"more than {timeout_secs:g} s since its first Spark task", expected=f"at most {timeout_secs:g} s",
+                    action="raise message_timeout_secs, or give fewer rows a batch; the next attempt has twice the time",
+                ) from error  # fmt: skip
+            translated = translate_failure(error, attempt)
+            if isinstance(translated, BatchError):
+                translated.fingerprint = None  # a spout asks something outside, which may answer another time
+            if translated is error:
+                raise
+            raise translated from translated.__cause__
+        finally:
+            self._jobs.pop(attempt, None)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        job_group = self._jobs.get(attempt)
+        if job_group is not None:
+            cancel_group(self.context.spark.sparkContext, job_group)
+
+    def cancel_all(self) -> None:
+        """Ends what runs; nothing more is begun."""
+        self._closed = True
+        for attempt in list(self._jobs):
+            self.cancel(attempt)
+
+    def emitted(self, emission: Emission) -> Emitted:
+        """The rows as a batch."""
+        spark, schema = self.context.spark, spout_schema(self.spout)
+        if not emission.files:
+            return Emitted([], partitions=1)
+        what = f"an emitted batch of stream {self.context.tx_id}"
+        require_whole(what, str(self._root), emission.parts, "the batch is emitted again; check the disk")
+        frame = parquet_reader(spark, schema).parquet(*emission.files)
+        return Emitted(frame, partitions=1 if emission.size <= _SMALL_BYTES else None)
+
+    def drop(self, emission: Emission) -> None:
+        """The files are no longer needed."""
+        if emission.folder:
+            shutil.rmtree(self._root / emission.folder, ignore_errors=True)
+
+    def drop_up_to(self, txid: int) -> None:
+        """What attempts up to a txid, of any process, have left."""
+        folder = self._root / "data" / self.context.incarnation
+        if not folder.is_dir():
+            return
+        for entry in os.scandir(folder):
+            number = entry.name.split("-", 1)[0]
+            if number.isdigit() and int(number) <= txid:
+                shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Queues that give receipts, and their spouts."""

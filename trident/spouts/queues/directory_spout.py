@@ -1,0 +1,304 @@
+"""A directory used as a queue: its files may be taken back or changed until they are committed (docs/semantics.md 3).
+
+A file is a message, and *which* message it is, says its name together with its
+size, modification time and inode: a file that was changed is another message.
+Opaque: an attempt emits the files that are there when it is emitted.
+
+What an attempt emits is copied first, file by file, into a folder of this
+stream, and a copy is used only if the file was the same message before and
+after. So a batch never holds half of one version and half of another, whatever
+happens to the directory while Spark reads, or when a task runs again. What was
+staged counts.
+
+What can happen to a file, and what comes of it:
+
+====================================  ===========================================================
+deleted before or during the copy     it is left out: taken back
+deleted after that                    it counts if the attempt is decided; too late
+changed before or during the copy     left out this time; the new content is a message
+changed after that, attempt dies      only the new content counts
+changed after that, attempt decided   both count, the old content and the new, each once: the
+                                      new content stays where it is and is the next message
+====================================  ===========================================================
+
+So a file must be written elsewhere and moved in; one that is appended to in
+place counts again as a whole. ``min_age_secs`` keeps young files out.
+
+``commit`` takes the consumed files away: it renames each into a hidden folder
+beside them, and looks then whether it is the message that was consumed. If its owner
+replaced it in the last moment it is put back. Looking first and deleting then
+could delete what nobody has read. Each step can be repeated in another process:
+the name in the hidden folder follows from the attempt. A writer that keeps a
+file open beyond its commit writes into a file that has gone.
+
+Files in live attempts are not emitted again (:mod:`trident.spouts.live_attempts`). A
+crash needs no clean-up: the files are still there; files of a decided attempt
+are gone before the next process emits, since the framework finishes the decision first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts import arguments as spout_arguments
+from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.ledger import LedgerEntry
+from trident.spouts.files.parquet import count_rows
+from trident.spouts.files.reading import FORMATS, FileReader, RowFormat, check_readable
+from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
+from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
+from trident.states.core.folders import make_folder
+from trident.udf.schemas import as_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+MAX_FILES = "max_files"
+
+
+class DirectoryQueueSpout:
+    """The files of a directory, each in one committed transaction, which then deletes it or moves it to ``done/``.
+
+    The rules are in the module's description. Names that begin with ``_`` or
+    ``.`` and folders are left alone. The oldest files come first, by modification time.
+    The directory must be on a local disk, or be ``shared``, and is read by one stream alone.
+
+    Formats and their rows are those of FileSpout: text (one field ``value``), csv, json (lines), parquet.
+
+    Args:
+        folder: the directory; must exist when the topology starts.
+        format: "text", "csv", "json" or "parquet".
+        schema: a StructType or DDL text; needed except for text.
+        max_files: of one batch.
+        max_bytes: about how many bytes a batch has at most; at least one file.
+        done: "delete" or "move".
+        min_age_secs: files that were modified more recently are left alone.
+        options: Spark's options for the format.
+        shared: the directory is the same one, under the same path, on every host that may run the
+            coordinator (NFS, CephFS, …), and a rename in it is atomic. A Spark cluster needs it: a standby on
+            another host would read, and acknowledge in, another directory.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.OPAQUE
+
+    def __init__(
+        self, folder: Union[str, "os.PathLike[str]"], format: str = "text",
+        schema: Union[str, "StructType", None] = None, max_files: int = 1_000, max_bytes: int = 256 << 20,
+        done: str = "move", min_age_secs: float = 0.0, options: Mapping[str, Any] | None = None,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
+        if format not in FORMATS:
+            raise TopologyError(
+                "the format of a DirectoryQueueSpout is unknown", found=repr(format), expected=", ".join(FORMATS)
+            )
+        if done not in DONE:
+            raise TopologyError("done is unknown", found=repr(done), expected=" or ".join(DONE))
+        spout_arguments.whole("max_files of a DirectoryQueueSpout", max_files, 1)
+        spout_arguments.whole("max_bytes of a DirectoryQueueSpout", max_bytes, 1)
+        min_age_secs = spout_arguments.seconds("min_age_secs of a DirectoryQueueSpout", min_age_secs)
+        spout_arguments.flag("shared of a DirectoryQueueSpout", shared)
+        if format == "text" and schema is None:
+            schema = "value string"
+        self._schema = as_schema(schema, f"DirectoryQueueSpout({format})")
+        if format == "text" and [field.dataType.simpleString() for field in self._schema.fields] != ["string"]:
+            raise TopologyError(
+                "text has one field", found=self._schema.simpleString(), expected="no schema, or one string field"
+            )
+        self.row_format = RowFormat(format, self._schema, spout_arguments.options("a DirectoryQueueSpout", options))
+        text = spout_arguments.path("the folder of a DirectoryQueueSpout", folder)
+        self.folder, self.done = Path(os.path.abspath(os.path.expanduser(text))), done
+        self.max_files, self.max_bytes, self.min_age_secs = max_files, max_bytes, min_age_secs
+        self.bound_to_one_host = False if shared else (
+            "if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)"
+        )
+        self._lock = threading.Lock()
+        self._current: _Intake | None = None
+
+    @property
+    def output_schema(self) -> "StructType":
+        return self._schema
+
+    def get_coordinator(self, context: SpoutContext) -> TakingCoordinator:
+        """Raises SourceError when the directory does not exist."""
+        return TakingCoordinator(self._intake(context), MAX_FILES, self.max_files)
+
+    def get_emitter(self, context: SpoutContext) -> "DirectoryEmitter":
+        """Raises SourceError when the directory does not exist."""
+        return DirectoryEmitter(self, self._intake(context))
+
+    def _intake(self, context: SpoutContext) -> "_Intake":
+        """What the coordinator and the emitter of one context share."""
+        with self._lock:
+            if self._current is None or self._current.context is not context or self._current.closed:
+                self._current = _Intake(self, context)
+            return self._current
+
+
+@dataclass
+class _Taken:
+    """The files of a live attempt, and where their copies are."""
+
+    messages: list[FileMessage]
+    copies: Path
+
+
+class _Intake:
+    """Gives files to attempts and copies them."""
+
+    def __init__(self, spout: DirectoryQueueSpout, context: SpoutContext) -> None:
+        self.context = context
+        self._live: LiveAttempts[_Taken] = LiveAttempts()
+        self._max_bytes = spout.max_bytes
+        self.directory = DirectoryQueue(spout.folder, spout.done, spout.min_age_secs)
+        self._copies = context.state_folder / "copies"
+        # Fixed width: the order of the names is that of the epochs.
+        self._mine = self._copies / f"{context.options.get('epoch') or 0:012d}-{uuid.uuid4().hex}"
+        self._started = False
+
+    # --- for the coordinator ------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> int:
+        return self._live.awaited
+
+    @property
+    def closed(self) -> bool:
+        return self._live.closed
+
+    def begin(self, txid: int) -> None:
+        self._drop(self._live.begin(txid))
+
+    def ready(self, more_than: int) -> bool:
+        held = self._held()
+        free = (message for message in self.directory.messages() if message not in held)
+        return any(number >= more_than for number, _ in enumerate(free))
+
+    def backlog(self) -> Backlog:
+        held = self._held()
+        sizes = [message.size for message in self.directory.messages() if message not in held]
+        return Backlog(files=len(sizes), bytes=sum(sizes))
+
+    def _held(self) -> set[FileMessage]:
+        return {message for taken in self._live.all() for message in taken.messages}
+
+    # --- for the emitter ------------------------------------------------------------------------
+
+    def take(self, attempt: TransactionAttempt, most: int) -> tuple[list[FileMessage], Path]:
+        """The messages that the attempt has, and the folder with their copies, under the files' names."""
+        with self._live.lock:
+            self._drop(self._live.enter(attempt))
+            chosen = self._choose(most)
+            copies = self._folder(attempt)
+            # Its own from here on, also while they are copied.
+            self._live.keep(attempt, _Taken(chosen, copies))
+        wait_for_clock(chosen)
+        copied = [message for message in chosen if self.directory.copy(message, copies / message.name)]
+        with self._live.lock:
+            taken = self._live.get(attempt)
+            if taken is None:
+                raise given_up(attempt)
+            taken.messages = copied  # the others are free again: they are other messages by now
+        return copied, copies
+
+    def _choose(self, most: int) -> list[FileMessage]:
+        held = self._held()
+        free = [message for message in self.directory.messages() if message not in held]
+        free.sort(key=lambda message: (message.mtime_ns, message.name))
+        chosen: list[FileMessage] = []
+        size = 0
+        for message in free[:most]:
+            size += message.size
+            if chosen and size > self._max_bytes:
+                break
+            chosen.append(message)
+        return chosen
+
+    def _folder(self, attempt: TransactionAttempt) -> Path:
+        if not self._started:
+            # Copies of processes before: nobody has use for them. Those of a successor are its own.
+            for folder in self._copies.iterdir() if self._copies.exists() else ():
+                if folder.name[:12] <= self._mine.name[:12]:
+                    shutil.rmtree(folder, ignore_errors=True)
+            self._started = True
+        folder = self._mine / f"{attempt.txid}-{attempt.attempt_id}"
+        make_folder(folder, self._copies.parent)
+        return folder
+
+    def committed(self, attempt: TransactionAttempt) -> None:
+        taken = self._live.committed(attempt)
+        self._drop([taken] if taken else [])
+
+    def succeeded(self, txid: int) -> None:
+        self._drop(self._live.succeeded(txid))
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        taken = self._live.cancel(attempt)
+        self._drop([taken] if taken else [])
+
+    def close(self) -> None:
+        self._live.close()
+        shutil.rmtree(self._mine, ignore_errors=True)
+
+    def _drop(self, gone: Sequence[_Taken]) -> None:
+        for taken in gone:
+            shutil.rmtree(taken.copies, ignore_errors=True)
+
+
+class DirectoryEmitter:
+    """Emits copies of files; commit_data: {"directory": id, "files": [[name, size, mtime_ns, inode]]}."""
+
+    def __init__(self, spout: DirectoryQueueSpout, intake: _Intake) -> None:
+        self._spout, self._intake = spout, intake
+        self._reader = FileReader(intake.context.spark, spout.row_format) if intake.context.spark is not None else None
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        messages, copies = self._intake.take(attempt, limit_of(metadata, MAX_FILES, self._spout.max_files))
+        if not messages:
+            return Emitted([], partitions=1)
+        assert self._reader is not None, "emitting needs a Spark session"
+        frame, partitions = self._reader.read([self._range(copies / message.name) for message in messages])
+        commit_data: Json = {"directory": self._intake.directory.id, "files": [list(message) for message in messages]}
+        return Emitted(frame, commit_data, partitions)
+
+    def _range(self, copy: Path) -> FileRange:
+        check_readable(str(copy), self._spout.row_format)
+        status = os.stat(copy)
+        rows = count_rows(str(copy)) if self._spout.row_format.name == "parquet" else None
+        entry = LedgerEntry(1, str(copy), status.st_size, status.st_mtime_ns, rows)
+        return FileRange(entry, 0, entry.length)
+
+    def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
+        directory, messages = self._read_commit_data(commit_data)
+        self._intake.directory.take_away(attempt, messages, directory)
+        # Only now: a file that is still there must not be emitted again.
+        self._intake.committed(attempt)
+
+    def _read_commit_data(self, commit_data: Json) -> tuple[str, list[FileMessage]]:
+        if isinstance(commit_data, dict):
+            directory, files = commit_data.get("directory"), commit_data.get("files")
+            if isinstance(directory, str) and isinstance(files, list):
+                return directory, [FileMessage(*values) for values in files]
+        raise SourceError("this is not the commit data of a DirectoryQueueSpout", found=repr(commit_data)[:200])
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        self._intake.succeeded(attempt.txid)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The attempt is given up; its files are free now and not only when its transaction begins again."""
+        self._intake.cancel(attempt)
+
+    def close(self) -> None:
+        self._intake.close()

@@ -1,0 +1,348 @@
+"""Sources that make their rows themselves: at a rate, or from a function of the batch's index (docs/semantics.md 3).
+
+For load tests, examples and benchmarks. Both are transactional: the metadata of
+a transaction says exactly which rows are in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.row_tasks import arrow_batches, generated
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
+# Rows are made by native expressions, some 10 million a second and core.
+_ROWS_PER_PARTITION = 1_000_000
+
+
+class RateSpout:
+    """So many rows a second: ``timestamp timestamp, value bigint``, as Spark's rate source.
+
+    ``value`` counts 0, 1, 2, …; ``timestamp`` is when the row was due. The clock
+    begins when the topology first starts and goes on while it is stopped:
+    what was due meanwhile is made up for, as with Spark's source.
+
+    Transactional: the rows of a transaction, their times too, follow from its
+    metadata. Another rate at a later start holds for the rows after those that
+    were planned already.
+
+    Args:
+        rows_per_second: a whole number, 1 to 10^9.
+        rows_per_batch: every batch has exactly so many, and waits for the last
+            one to be due; None takes what is due, up to ``max_rows``.
+        max_rows: of a batch when rows_per_batch is None.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(self, rows_per_second: int, rows_per_batch: int | None = None, max_rows: int = 1_000_000) -> None:
+        if not _is_count(rows_per_second) or rows_per_second > _RATE_MAX:
+            raise TopologyError(
+                "rows_per_second cannot be used",
+                found=repr(rows_per_second),
+                expected=f"a whole number, 1 to {_RATE_MAX}",
+            )
+        if rows_per_batch is not None and not _is_count(rows_per_batch):
+            raise TopologyError(
+                "rows_per_batch cannot be used",
+                found=repr(rows_per_batch),
+                expected="a whole number from 1 on, or None",
+            )
+        if rows_per_batch is None:
+            AdaptiveBatchSize(1, max_rows)  # raises when the bound is impossible
+        self.rows_per_second, self.rows_per_batch, self.max_rows = rows_per_second, rows_per_batch, max_rows
+
+    @property
+    def output_schema(self) -> "StructType":
+        from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+
+        return StructType([StructField("timestamp", TimestampType()), StructField("value", LongType())])
+
+    def get_coordinator(self, context: SpoutContext) -> "RateCoordinator":
+        return RateCoordinator(self, context.options.get("max_spout_pending") or 3)
+
+    def get_emitter(self, context: SpoutContext) -> "RateEmitter":
+        return RateEmitter(context.spark)
+
+
+class RateRange(NamedTuple):
+    """The rows begin ≤ value < end; value ``base`` is due at ``base_us`` and the rest follow at the rate."""
+
+    begin: int
+    end: int
+    base: int
+    base_us: int
+    rate: int
+
+    def due_us(self, value: int) -> int:
+        """When a row is due, microseconds since the epoch."""
+        return self.base_us + (value - self.base) * 1_000_000 // self.rate
+
+    def due_by(self, us: int) -> int:
+        """The first row that is not due at that time."""
+        return max(self.end, self.base + ((us - self.base_us) * self.rate // 1_000_000) + 1)
+
+    def to_json(self) -> dict[str, int]:
+        return {"from": self.begin, "to": self.end, "rows": self.end - self.begin, "base": self.base,
+                "base_us": self.base_us, "rate": self.rate}  # fmt: skip
+
+    @classmethod
+    def read(cls, metadata: Json) -> "RateRange":
+        names = ("from", "to", "base", "base_us", "rate")
+        values: list[Any] = [metadata.get(name) for name in names] if isinstance(metadata, dict) else []
+        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+        if not values or not whole or not values[0] <= values[1] or values[4] < 1:
+            raise _foreign(metadata, "a RateSpout", f"whole numbers for {', '.join(names)}")
+        return cls(*values)
+
+
+class RateCoordinator:
+    """Plans by the clock. Metadata: as :class:`RateRange`, with the number of rows."""
+
+    def __init__(self, spout: RateSpout, in_flight: int, clock_us: Callable[[], int] = lambda: time.time_ns() // 1000):
+        self._spout, self._clock_us = spout, clock_us
+        self._adaptive = AdaptiveBatchSize(1, spout.rows_per_batch or spout.max_rows, in_flight)
+        self._first = RateRange(0, 0, 0, clock_us(), spout.rows_per_second)
+        self._planned: dict[int, RateRange] = {0: self._first}
+        self._planned_at: dict[int, float] = {}
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, RateRange.read(metadata))
+
+    def is_ready(self, txid: int) -> bool:
+        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
+        return self._size(self._after(self._planned.get(txid - 1, self._first))) > 0
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        if curr_metadata is not None:
+            return self._remember(txid, RateRange.read(curr_metadata))
+        start = self._after(self._first if prev_metadata is None else RateRange.read(prev_metadata))
+        size = self._size(start)
+        if self._spout.rows_per_batch is None:
+            size = min(size, self._adaptive.next_size(max(1, size)))
+        self._planned_at[txid] = time.monotonic()
+        return self._remember(txid, start._replace(end=start.begin + size))
+
+    def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        """Half of what timed out, but at least one row."""
+        found = RateRange.read(curr_metadata)
+        size = found.end - found.begin
+        self._planned_at[txid] = time.monotonic()
+        return self._remember(txid, found._replace(end=found.begin + min(size, self._adaptive.timed_out(max(1, size)))))
+
+    def _after(self, before: RateRange) -> RateRange:
+        """An empty range where another ends, at the rate that holds now."""
+        start = before._replace(begin=before.end)
+        if before.rate == self._spout.rows_per_second:
+            return start
+        # The first row at the new rate keeps its time, and those after it follow from there.
+        return start._replace(base=before.end, base_us=before.due_us(before.end), rate=self._spout.rows_per_second)
+
+    def _size(self, start: RateRange) -> int:
+        """Rows of a batch that begins there and is planned now; 0: not yet."""
+        due = start.due_by(self._clock_us()) - start.begin
+        wanted = self._spout.rows_per_batch
+        return due if wanted is None else wanted if due >= wanted else 0
+
+    def _remember(self, txid: int, planned: RateRange) -> Json:
+        self._planned[txid] = planned
+        for known in [known for known in self._planned if known < txid - 100]:
+            del self._planned[known]
+            self._planned_at.pop(known, None)
+        return planned.to_json()
+
+    def backlog(self) -> Backlog:
+        planned = list(self._planned.items())  # another thread may plan meanwhile
+        start = self._after(max(planned)[1])
+        return Backlog(rows=start.due_by(self._clock_us()) - start.begin)
+
+    def success(self, txid: int) -> None:
+        planned = self._planned_at.pop(txid, None)
+        if planned is not None:
+            self._adaptive.succeeded(time.monotonic() - planned)
+
+    def close(self) -> None: ...
+
+
+class RateEmitter:
+    """Makes the rows by native expressions."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._cores = max(1, spark.sparkContext.defaultParallelism)
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        rows = RateRange.read(metadata)
+        partitions = max(1, min(self._cores, -(-(rows.end - rows.begin) // _ROWS_PER_PARTITION)))
+        # Whole seconds apart from the rest: (value * 1,000,000) would overflow within days at a high rate.
+        ahead, rate = f"(id - {rows.base}L)", f"{rows.rate}L"
+        micros = f"{rows.base_us}L + {ahead} div {rate} * 1000000L + {ahead} % {rate} * 1000000L div {rate}"
+        numbers = self._spark.range(rows.begin, rows.end, 1, partitions)
+        return Emitted(
+            numbers.selectExpr(f"timestamp_micros({micros}) AS timestamp", "id AS value"), partitions=partitions
+        )
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class GeneratorSpout:
+    """Rows that a function makes of the batch's index: 0, 1, 2, …, one batch a transaction.
+
+    Transactional, provided that the function is pure: called again with the
+    same index, in another process too, it must give the same rows.
+
+    It is called in a Spark task, unless it cannot be pickled: then on the driver.
+    A function that raises fails the batch.
+
+    Args:
+        schema: a StructType or DDL text such as "word string, n long".
+        generate: index → rows: an iterable of tuples in the schema's order, or
+            an Arrow table of exactly the schema's types.
+        max_batches: how many batches there are; None = no end, so that
+            ``process_all_available`` never returns.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(
+        self, schema: Union[str, "StructType"], generate: Callable[[int], Any], max_batches: int | None = None
+    ) -> None:
+        from trident.udf.schemas import as_schema
+
+        self._schema = as_schema(schema, "GeneratorSpout")
+        if not callable(generate):
+            raise TopologyError(
+                "a GeneratorSpout needs a function", found=repr(generate), expected="generate(index) -> rows"
+            )
+        if max_batches is not None and not _is_count(max_batches, least=0):
+            raise TopologyError(
+                "max_batches cannot be used", found=repr(max_batches), expected="a whole number, or None"
+            )
+        self.generate, self.max_batches = generate, max_batches
+
+    @property
+    def output_schema(self) -> "StructType":
+        return self._schema
+
+    def get_coordinator(self, context: SpoutContext) -> "GeneratorCoordinator":
+        return GeneratorCoordinator(self.max_batches)
+
+    def get_emitter(self, context: SpoutContext) -> "GeneratorEmitter":
+        return GeneratorEmitter(self, context)
+
+
+class GeneratorCoordinator:
+    """Counts. Metadata: {"batch": index}, or {"batch": index, "empty": true}: no rows, and index comes later."""
+
+    def __init__(self, max_batches: int | None) -> None:
+        self._max = max_batches
+        self._next: dict[int, int] = {}
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, metadata)
+
+    def is_ready(self, txid: int) -> bool:
+        # Unknown only after a restart: then the metadata of txid - 1 comes with initialize_transaction.
+        return not self._ends_at(self._next.get(txid - 1, 0))
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        if curr_metadata is not None:
+            return self._remember(txid, curr_metadata)
+        index = 0 if prev_metadata is None else _following(prev_metadata)
+        return self._remember(txid, {"batch": index, "empty": True} if self._ends_at(index) else {"batch": index})
+
+    def _ends_at(self, index: int) -> bool:
+        return self._max is not None and index >= self._max
+
+    def _remember(self, txid: int, metadata: Json) -> Json:
+        self._next = {known: at for known, at in self._next.items() if known > txid - 100}
+        self._next[txid] = _following(metadata)
+        return metadata
+
+    def success(self, txid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class GeneratorEmitter:
+    """Calls the function, where it can be called."""
+
+    def __init__(self, spout: GeneratorSpout, context: SpoutContext) -> None:
+        from pyspark import cloudpickle
+
+        self._spout, self._spark = spout, context.spark
+        self._what = f"the generate function of stream {context.tx_id!r}"
+        # A function need not be safe to call from several threads.
+        self._lock = threading.Lock()
+        try:
+            cloudpickle.dumps(spout.generate)
+            self._picklable = True
+        except Exception:  # pickling runs the objects' own code: anything can come
+            self._picklable = False
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        index, schema = _index(metadata), self._spout.output_schema
+        if _following(metadata) == index:
+            return Emitted([], partitions=1)
+        if self._picklable:
+            task = functools.partial(generated, self._spout.generate, index, schema, self._what)
+            return Emitted(self._spark.range(0, 1, 1, 1).mapInArrow(task, schema), partitions=1)
+        import pyarrow as pa
+
+        with self._lock:
+            batches = list(arrow_batches(lambda: self._spout.generate(index), schema, self._what))
+        return Emitted(pa.Table.from_batches(batches) if batches else [], partitions=1)
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _index(metadata: Json) -> int:
+    value: Any = metadata.get("batch") if isinstance(metadata, dict) else None
+    if _is_count(value, least=0):
+        return value
+    raise _foreign(metadata, "a GeneratorSpout", '{"batch": index}')
+
+
+def _following(metadata: Json) -> int:
+    """The index of the batch after this one."""
+    index = _index(metadata)
+    return index if isinstance(metadata, dict) and metadata.get("empty") else index + 1
+
+
+def _foreign(metadata: Json, spout: str, expected: str) -> SourceError:
+    return SourceError(
+        f"the metadata of a batch was not written by {spout}",
+        found=repr(metadata)[:200],
+        expected=expected,
+        action="give the stream another tx_id, or begin again with `trident reset NAME`",
+    )
+
+
+__all__ = ["GeneratorSpout", "RateSpout"]

@@ -1,0 +1,104 @@
+"""What Spark's Python workers run for spouts whose rows Python code makes; imported by them, so it is small."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trident.spouts.files.tasks import SourceFailure
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+_ROWS_PER_ARROW_BATCH = 10_000
+
+
+def generated(
+    generate: Callable[[int], Any], index: int, schema: "StructType", what: str, tasks: Iterable["pyarrow.RecordBatch"]
+) -> Iterator["pyarrow.RecordBatch"]:
+    """The function of a mapInArrow over one row: the rows of generate(index)."""
+    if any([task.num_rows for task in tasks]):
+        yield from arrow_batches(lambda: generate(index), schema, what)
+
+
+def read_partitions(
+    read: Callable[[Any], Any], pickled: Sequence[bytes], schema: "StructType", what: str,
+    tasks: Iterable["pyarrow.RecordBatch"],
+) -> Iterator["pyarrow.RecordBatch"]:  # fmt: skip
+    """The function of a mapInArrow over partition numbers: the rows of each.
+
+    Args:
+        read: a stream reader's ``read``.
+        pickled: its partitions; each task loads its own only.
+        schema: of the rows.
+        what: the source, for messages.
+        tasks: the numbers of the partitions that this task reads.
+    """
+    for task in tasks:
+        for number in task.column(0).to_pylist():
+            yield from arrow_batches(functools.partial(_read_one, read, pickled[number]), schema, what)
+
+
+def _read_one(read: Callable[[Any], Any], pickled: bytes) -> Any:
+    from pyspark import cloudpickle
+
+    return read(cloudpickle.loads(pickled))
+
+
+def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> Iterator["pyarrow.RecordBatch"]:
+    """Rows as Arrow batches, converted and checked as PySpark does for its own data sources.
+
+    Args:
+        make: gives the rows: tuples, Rows, or Arrow record batches.
+        schema: of the rows.
+        what: the source, for messages.
+
+    Raises:
+        SourceFailure: make raised, or the rows do not fit.
+    """
+    from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
+
+    rows = _read(make, what)
+    try:
+        yield from records_to_arrow_batches(rows, _ROWS_PER_ARROW_BATCH, schema, _Named(what))  # type: ignore[arg-type]
+    except SourceFailure:
+        raise
+    except Exception as error:  # PySpark's and Arrow's, of many types
+        raise SourceFailure(
+            f"the rows of {what} do not fit its schema: {_first_line(error)}", expected=schema.simpleString()[:500]
+        ) from error
+
+
+def _read(make: Callable[[], Any], what: str) -> Iterator[Any]:
+    """The rows one by one; an error of the user's code is told apart from one of the conversion."""
+    import pyarrow as pa
+
+    try:
+        rows = make()
+        if isinstance(rows, pa.Table):
+            rows = rows.to_batches()
+        elif isinstance(rows, pa.RecordBatch):
+            rows = [rows]
+        for row in rows:
+            if not isinstance(row, pa.RecordBatch) or row.num_rows:
+                yield row
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        raise SourceFailure(f"{what} raised {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+
+
+class _Named:
+    """What PySpark's conversion asks a data source for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def name(self) -> str:
+        return self._name

@@ -1,0 +1,395 @@
+"""Any Spark streaming DataFrame as a transactional spout, through foreachBatch (docs/semantics.md 3).
+
+Spark's streaming engine does the reading: offsets, their log, watermarks, its
+own state. Its foreachBatch function hands a batch over and waits::
+
+    Spark: offsets/b written → f(batch b) ────── waits ──────→ returns → commits/b written
+    here:                       pin N = b, stage, decide, publish, advance, success(N) ↑
+
+So Spark never commits a batch that the topology has not. After a crash Spark
+gives the batch that it had not committed once more, under the same id and with the
+same offsets. Then either N is not decided and takes that batch again, or it has
+advanced and the function returns at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from os import PathLike, path
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators import faults
+from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.transactions import TransactionAttempt
+from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.handover import Handover, HandoverClosed, Pin, following, other_batch
+from trident.states.delta.kernel_files import local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("trident.stream_spout")
+
+RETURN = faults.register("stream.return", "returning to Spark, which then commits the batch that has advanced")
+OUTPUT_MODES = ("append", "update", "complete")
+# How long an attempt waits for Spark to give its batch again, after a restart.
+_OFFER_SECS = 10.0
+# How long readiness may take when all that is available is asked for.
+_LOOK_SECS = 5.0
+_TOLD_SECS = 1.0
+
+
+class StructuredStreamSpout:
+    """The micro-batches of a Spark streaming query, one a transaction.
+
+    Transactional, as far as the stream's own sources are replayable: Spark's
+    batch id is the metadata, with a digest of the offsets that Spark has logged
+    for it, so that another batch under the same id is found out. One
+    transaction is in flight at a time, whatever max_spout_pending says. How
+    large batches are, the stream's sources say (``maxFilesPerTrigger`` and the like).
+
+    A failed attempt reads the same DataFrame again, and so the sources again, while Spark waits.
+    Spark's own state (aggregations, deduplication, joins) is then written again as it was.
+
+    The query is started when the topology leads, in its process, and stopped
+    with it. Nothing else may run on the checkpoint. `trident reset` does not
+    touch it: delete it too, to begin again.
+
+    Args:
+        stream_df: a streaming DataFrame (``spark.readStream…``) of the session that the topology runs
+            on, or of one that shares its context.
+        checkpoint: the folder of Spark's checkpoint, on a file system that all processes share.
+        output_mode: "append", "update" or "complete", as in Spark.
+
+    Raises:
+        TopologyError: an argument cannot be used.
+    """
+
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(
+        self, stream_df: "DataFrame", checkpoint: Union[str, "PathLike[str]"], output_mode: str = "append"
+    ) -> None:
+        if not getattr(stream_df, "isStreaming", False) or not hasattr(stream_df, "_jdf"):
+            raise TopologyError(
+                "a StructuredStreamSpout needs a streaming DataFrame",
+                found=repr(stream_df)[:200],
+                expected="one made with spark.readStream, in a classic session",
+            )
+        if output_mode not in OUTPUT_MODES:
+            raise TopologyError("the output mode is unknown", found=repr(output_mode), expected=", ".join(OUTPUT_MODES))
+        folder = local_path(str(checkpoint)) if isinstance(checkpoint, (str, PathLike)) and str(checkpoint) else None
+        folder = None if folder is None or "\0" in folder else folder
+        if folder is None:
+            raise TopologyError(
+                "the checkpoint cannot be used", found=repr(checkpoint), expected="the path of a folder"
+            )
+        self.stream_df, self.checkpoint, self.output_mode = stream_df, path.abspath(folder), output_mode
+        self._schema = stream_df.schema
+        self._runs: dict[tuple[str, str], StreamingRun] = {}
+
+    @property
+    def output_schema(self) -> "StructType":
+        return self._schema
+
+    def get_coordinator(self, context: SpoutContext) -> "StreamCoordinator":
+        """Raises SourceError when the stream belongs to another SparkContext."""
+        if self.stream_df.sparkSession.sparkContext is not context.spark.sparkContext:
+            raise SourceError(
+                f"the streaming DataFrame of stream {context.tx_id!r} was made with a session that has ended",
+                action="make it with the session that the topology is started with",
+            )
+        key = (context.topology, context.tx_id)
+        if key in self._runs:  # a coordinator that was not closed, because another spout could not be made
+            self._runs[key].close()
+        self._runs[key] = StreamingRun(self)
+        return StreamCoordinator(self._runs[key], context.options.get("max_spout_pending") or 3)
+
+    def get_emitter(self, context: SpoutContext) -> "StreamEmitter":
+        return StreamEmitter(self._runs.get((context.topology, context.tx_id)) or StreamingRun(self), context.spark)
+
+
+class _NotGivenBack(logging.Filter):
+    """Leaves out py4j's report of a batch that is given back on purpose."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HandoverClosed))
+
+
+_NOT_GIVEN_BACK = _NotGivenBack()
+
+
+class StreamingRun:
+    """The streaming query: started when it is first needed, and again after it has failed."""
+
+    def __init__(self, spout: StructuredStreamSpout) -> None:
+        self.handover = Handover()
+        self._spout = spout
+        self._query: Any = None
+        self._closed = False
+        self._reported = False  # whether its failure has failed an attempt
+
+    def ensure(self) -> None:
+        """Starts the query unless it has been.
+
+        Raises:
+            SourceError: Spark refuses.
+        """
+        if self._query is None and not self._closed:
+            self._start()
+
+    def restart(self) -> bool:
+        """Starts a query that has ended again, once its failure has failed an attempt; whether it did."""
+        if not self._reported or self.failure() is None:
+            return False
+        self._start()
+        return True
+
+    def raise_failure(self) -> None:
+        """Raises SourceError when the query has ended; the next attempt starts it again."""
+        failure = self.failure()
+        if failure is not None:
+            self._reported = True
+            raise failure
+
+    def _start(self) -> None:
+        self._query, self._reported = None, False  # the one that has ended must not be asked any more
+        logging.getLogger("py4j.clientserver").addFilter(_NOT_GIVEN_BACK)  # once: it is the same object
+        writer = self._spout.stream_df.writeStream.outputMode(self._spout.output_mode)
+        writer = writer.option("checkpointLocation", self._spout.checkpoint).foreachBatch(self._take)
+        try:
+            self._query = writer.start()
+        except Exception as error:  # PySpark's, and py4j's where PySpark does not know the Java exception
+            raise SourceError(f"the streaming query cannot be started: {_first_line(error)}") from error
+
+    def _take(self, frame: "DataFrame", batch_id: int) -> None:
+        """The foreachBatch function, in Spark's thread."""
+        pin = Pin(batch_id, True, self._id(), self._digest(batch_id))
+        self.handover.hand_over(pin, frame, lambda: self.failure() is not None)
+        with faults.fault_point(RETURN):
+            pass
+
+    def _id(self) -> str:
+        with open(path.join(self._spout.checkpoint, "metadata"), encoding="utf-8") as file:
+            return str(json.load(file)["id"])
+
+    def _digest(self, batch_id: int) -> str:
+        with open(path.join(self._spout.checkpoint, "offsets", str(batch_id)), "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:32]
+
+    def failure(self) -> SourceError | None:
+        """Why the query does not run, if it does not."""
+        query = self._query
+        if query is None or query.isActive:
+            return None
+        error = query.exception()
+        return SourceError(
+            "the streaming query has ended" + (f": {_cause(error)}" if error else ""),
+            found=None if error else "it was stopped from outside, or another run took over its checkpoint",
+            expected=None if error else "a query that runs as long as the topology",
+            action=f"nothing is lost: it goes on from its checkpoint {self._spout.checkpoint}",
+        )
+
+    def process_available(self) -> None:
+        """Blocks until the query has nothing left, or has ended."""
+        try:
+            self._query.processAllAvailable()
+        except Exception as error:  # failure() tells
+            log.debug("processAllAvailable: %s", error)
+
+    def close(self) -> None:
+        self._closed = True
+        query, self._query = self._query, None
+        if query is None:
+            self.handover.close()
+            return
+        # stop() marks the query as ended and then waits for its thread: only now may the function
+        # that it waits in raise, or Spark would report a failure.
+        stop = threading.Thread(target=_stop, args=(query,), name="trident-stop-stream", daemon=True)
+        stop.start()
+        try:
+            deadline = time.monotonic() + 5
+            while query.isActive and time.monotonic() < deadline:
+                time.sleep(0.005)
+        except Exception as error:  # the JVM is gone
+            log.debug("asking a streaming query: %s", error)
+        finally:
+            self.handover.close()
+        stop.join(30)
+
+
+class StreamCoordinator:
+    """Pins Spark's batch ids. Metadata: as :class:`Pin`."""
+
+    def __init__(self, run: StreamingRun, window: int) -> None:
+        self._run, self._handover, self._window = run, run.handover, window
+        self._pins: dict[int, Pin] = {}
+        self._begun = False  # whether a transaction has begun in this process
+        self._asked = self._covered = 0  # looks for all that is available: asked for, finished
+        self._looking = False
+
+    def resume(self, txid: int, metadata: Json) -> None:
+        """Told, if at all, before the first question: the greatest txid that has metadata."""
+        self._remember(txid, Pin.read(metadata))
+
+    # --- readiness ----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """The next answer waits until Spark has looked at its sources."""
+        with self._handover.changed:
+            self._asked += 1
+
+    def is_ready(self, txid: int) -> bool:
+        try:
+            self._run.ensure()
+        except SourceError:
+            return True  # it is raised again when the transaction begins, where it counts
+        asked = self._asked
+        if self._covered < asked:
+            # The success of the last transaction may be on its way.
+            self._handover.wait(lambda: not self._in_flight(), _TOLD_SECS)
+        if self._in_flight():
+            return False
+        if self._covered < asked and not self._anything():
+            # Not known in time: an empty transaction is better than "nothing is left".
+            if not self._wait_for_anything(asked, _LOOK_SECS):
+                return True
+        return self._anything()
+
+    def _anything(self) -> bool:
+        """Whether a transaction has something to take, or to fail with."""
+        return self._handover.offered() is not None or self._run.failure() is not None
+
+    def _in_flight(self) -> bool:
+        return bool(self._pins) and not self._handover.has_advanced(self._last())
+
+    def _last(self) -> Pin:
+        return self._pins[max(self._pins)]
+
+    def _wait_for_anything(self, asked: int, secs: float) -> bool:
+        """Until there is something, or Spark has looked and there is nothing; False: not known in time."""
+        self._look()
+        return self._handover.wait(lambda: self._anything() or self._covered >= asked, secs)
+
+    def _look(self) -> None:
+        """Has Spark look at its sources, in a thread: it waits for batches that this one must begin."""
+        with self._handover.changed:
+            if self._looking:
+                return
+            self._looking = True
+
+        def look() -> None:
+            while self._looking:
+                target = self._asked
+                self._run.process_available()
+                with self._handover.changed:
+                    self._covered, self._looking = target, self._asked > target
+                    self._handover.changed.notify_all()
+
+        threading.Thread(target=look, name="trident-look-at-stream", daemon=True).start()
+
+    # --- transactions -------------------------------------------------------------------------
+
+    def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
+        before = Pin() if prev_metadata is None else Pin.read(prev_metadata)
+        if not self._begun:
+            # The first to begin in a process is the current one: all before it have advanced.
+            self._begun = True
+            self._handover.advance(before)
+        # So has what is below the window. Its success may not have been told: another stream's may have raised.
+        for known in [known for known in self._pins if known <= txid - self._window]:
+            self._handover.advance(self._pins[known])
+        self._run.ensure()
+        restarted = self._run.restart()
+        if curr_metadata is not None:
+            return self._remember(txid, Pin.read(curr_metadata))
+        if restarted:
+            self.refresh()
+            self._wait_for_anything(self._asked, _OFFER_SECS)
+        offered = self._handover.offered() if self._handover.has_advanced(before) else None
+        if offered is None:
+            self._run.raise_failure()
+            # Another stream of the group has begun this transaction.
+            return self._remember(txid, Pin(before.batch, False, before.query, before.offsets))
+        return self._remember(txid, following(before, offered[0]))
+
+    def _remember(self, txid: int, pin: Pin) -> Json:
+        self._pins[txid] = pin
+        for known in [known for known in self._pins if known < txid - 100]:
+            del self._pins[known]
+        return pin.to_json()
+
+    def success(self, txid: int) -> None:
+        pin = self._pins.get(txid)
+        if pin is not None:
+            self._handover.advance(pin)
+
+    def close(self) -> None:
+        self._run.close()
+
+
+class StreamEmitter:
+    """Gives the DataFrame that waits."""
+
+    def __init__(self, run: StreamingRun, spark: Any) -> None:
+        self._run, self._handover, self._spark = run, run.handover, spark
+
+    def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
+        """The rows of the pinned batch.
+
+        Raises:
+            SourceError: Spark gives another batch, or none.
+        """
+        pin = Pin.read(metadata)
+        if not pin.new:
+            return Emitted([], partitions=1)
+        self._handover.wait(lambda: self._handover.offered() or self._run.failure(), _OFFER_SECS)
+        offered = self._handover.offered()
+        if offered is None:
+            self._run.raise_failure()
+            raise SourceError(
+                f"Spark has not given batch {pin.batch} of the stream again",
+                found=f"nothing within {_OFFER_SECS:g} s", action="it is tried again up to max_attempts",
+            )  # fmt: skip
+        if not pin.same_batch(offered[0]):
+            raise other_batch(pin, offered[0], f"attempt {attempt}")
+        return Emitted(self._in_our_session(offered[1]))
+
+    def _in_our_session(self, frame: Any) -> "DataFrame":
+        """The same plan in the topology's session: Spark gives it in a clone, with settings of its own."""
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        datasets = self._spark._jvm.org.apache.spark.sql.classic.Dataset
+        return DataFrame(
+            datasets.ofRows(self._spark._jsparkSession, frame._jdf.queryExecution().logical()), self._spark
+        )
+
+    def success(self, attempt: TransactionAttempt) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _stop(query: Any) -> None:
+    try:
+        query.stop()
+    except Exception as error:  # the query's own failure, or the JVM is gone
+        log.debug("stopping a streaming query: %s", error)
+
+
+def _cause(error: BaseException) -> str:
+    """What a failed query says: its first line, and what a Python traceback in it ends with."""
+    _, traceback, rest = str(error).partition("Traceback (most recent call last):\n")
+    ends = [line for line in rest.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
+    return _first_line(error) + (f" … {ends[0][:500]}" if traceback and ends else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+
+
+__all__ = ["StructuredStreamSpout"]

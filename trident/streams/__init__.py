@@ -1,0 +1,1 @@
+"""What users chain: topologies, streams, grouped streams."""

@@ -1,0 +1,1 @@
+"""Topologies of spouts and bolts: one message at a time."""

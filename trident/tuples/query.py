@@ -1,0 +1,348 @@
+"""A running tuple topology: one thread that asks the spouts, runs rounds, and tells the spouts.
+
+Every call to a spout is made by that thread, from ``open`` to ``close``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.config import TridentConfig, as_config
+from trident.coordinators.acker import Ackers
+from trident.coordinators.backoff import backoff_secs
+from trident.coordinators.errors import BatchError, SourceError, TridentError
+from trident.running import last_resort
+from trident.running.cluster_probe import prepare_cluster
+from trident.running.interrupts import prepare
+from trident.running.one_host import check_tuple_topology
+from trident.running.registry import add
+from trident.running.session_end import session_end
+from trident.running.shown import as_html, as_line, tuple_query_facts
+from trident.running.stuck_calls import stuck_calls
+from trident.spark.session import check_session, make_session
+from trident.spouts.contracts import SpoutContext
+from trident.streams.other_names import QUERY_NAMES, OtherNames
+from trident.tuples.plan import TuplePlan
+from trident.tuples.rounds import RoundRunner, RoundStopped
+from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from trident.tuples.topology import TupleTopology
+
+log = logging.getLogger("trident.tuples")
+# How often spouts that have nothing are asked.
+_IDLE_SECS = 0.05
+_ROUND_MESSAGES = 10_000
+# A round that failed comes again in parts of an eighth: a message that kills its worker is soon alone.
+_SMALLER, _LARGER = 8, 2
+_BACKOFF_SECS = (0.2, 30.0)
+# How long ``stop`` waits for the round that runs before it cancels it.
+_GRACE_SECS = 5.0
+_NEVER_SECS = 1e12
+
+
+def start_tuple_topology(
+    topology: "TupleTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
+    *, acker_double: Ackers | None = None, **settings: Any,
+) -> "TupleQuery":  # fmt: skip
+    """Starts a topology of spouts and bolts and returns at once; see ``TupleTopology.start``.
+
+    Args:
+        acker_double: instead of those that the setting ``ackers`` says; for tests, which look at the messages.
+        settings: single settings by name; they win over config.
+    """
+    from trident.running.query import master_of, spark_settings
+
+    last_resort.install()
+    config = as_config(config).replace(**settings)
+    plan = topology.plan()
+    check_tuple_topology(topology, master_of(spark, config))
+    if spark is None:
+        spark = make_session(f"trident {topology.name}", spark_settings(config))
+    check_session(spark)
+    prepare_cluster(spark, None)
+    ackers = acker_double
+    if ackers is None:
+        timeout_secs = config.message_timeout_secs or _NEVER_SECS
+        ackers = Ackers(config.ackers, timeout_secs, now=time.monotonic())
+    query = TupleQuery(plan, spark, config, ackers)
+    query._thread.start()
+    # Two of one name both work, each on what its own spouts give it: none is in the other's place.
+    add((topology.name, "tuples", query.run_id), query)
+    prepare()
+    return query
+
+
+class TupleQuery(OtherNames):
+    """A topology of spouts and bolts that runs in this process.
+
+    Made by ``TupleTopology.start``. All methods may be called from any thread. As a context manager it is stopped
+    at the end of its block; an exception of the block goes on, and otherwise one that has ended the topology.
+    """
+
+    _OTHER_NAMES = QUERY_NAMES
+
+    def __init__(self, plan: TuplePlan, spark: "SparkSession", config: TridentConfig, ackers: Ackers) -> None:
+        self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
+        self._run_id = uuid.uuid4().hex
+        resets = Path(config.warehouse).resolve() / "_trident" / plan.topology / "resets"
+        self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
+        self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
+        self._rounds = 0
+        self._messages_max, self._failures, self._spout_failures = _ROUND_MESSAGES, 0, 0
+        self._stop_requested, self._done = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        # Of the passes over the spouts: the last that began, and the last that found nothing to do at all.
+        self._changed = threading.Condition()
+        self._passes = self._idle_pass = 0
+        self._thread = threading.Thread(target=self._run, name=f"trident-{plan.topology}", daemon=True)
+
+    # --- what a user asks ---------------------------------------------------------------------
+
+    def __enter__(self) -> "TupleQuery":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop()
+        if kind is None:
+            self._raise_error()
+
+    def __repr__(self) -> str:
+        return as_line("TupleQuery", self.name, tuple_query_facts(self))
+
+    def _repr_html_(self) -> str:
+        return as_html("TupleQuery", self.name, tuple_query_facts(self))
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self._plan.topology
+
+    @property
+    def run_id(self) -> str:
+        """Unique to this start."""
+        return self._run_id
+
+    @property
+    def spark(self) -> "SparkSession":
+        """The session that the rounds run on."""
+        return self._spark
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs."""
+        return not self._done.is_set()
+
+    @property
+    def status(self) -> dict[str, int]:
+        """Numbers of messages, and what they cost.
+
+        ``pending``: now. ``emitted`` (those without an id, too), ``acked``,
+        ``failed``, ``timed_out``: since the start. ``acker_bytes``: the memory of
+        what is pending. ``rounds``: so far, those that failed included.
+        """
+        tracker = self._tracker
+        return {
+            "pending": tracker.pending, "emitted": tracker.emitted, "acked": tracker.acked, "failed": tracker.failed,
+            "timed_out": tracker.timed_out, "acker_bytes": self._ackers.nbytes,
+            "rounds": self._rounds,
+        }  # fmt: skip
+
+    @property
+    def last_errors(self) -> list[TupleFailure]:
+        """Why messages failed: the last 100 reasons, the oldest first. A round that failed is one of them."""
+        return list(self._tracker.errors.copy())
+
+    def exception(self) -> BaseException | None:
+        """Why it ended; None while it runs or when it was stopped."""
+        return self._error if self._done.is_set() else None
+
+    def process_all_available(self, timeout_secs: float | None = None) -> None:
+        """Blocks until the spouts have nothing more and every message is settled.
+
+        A message that fails and comes again is waited for; one that its spout
+        holds back after ``fail`` is not. One that always fails has no end.
+
+        Raises:
+            TridentError: the topology ended with it.
+            TimeoutError: timeout_secs went by.
+        """
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        with self._changed:
+            after = self._passes
+            while self._idle_pass <= after:
+                if self._done.is_set():
+                    self._raise_error()
+                    raise TridentError(f"{self.name} was stopped before all available messages were processed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(
+                        f"{self.name} did not process all available messages within {timeout_secs} s: {self.status}"
+                    )
+                self._changed.wait(left)
+
+    def await_termination(self, timeout_secs: float | None = None) -> bool:
+        """Blocks until it ends; False when timeout_secs went by first.
+
+        Raises:
+            TridentError: it ended with this error.
+        """
+        if not self._done.wait(timeout_secs):
+            return False
+        self._raise_error()
+        return True
+
+    def stop(self, timeout_secs: float | None = None) -> None:
+        """Ends it: the round that runs is finished, or cancelled after five seconds.
+
+        Messages that are not settled stay with their source; the next start
+        processes them. A spout that calls it does not wait. It always ends: a call of a
+        spout that does not return within ``stop_timeout_secs`` is left behind, which a line in the log says.
+
+        Args:
+            timeout_secs: how long to wait for the end; then a line says that it goes on ending.
+        """
+        self.request_stop()
+        if threading.current_thread() is self._thread:
+            return
+        began = time.monotonic()
+        until = None if timeout_secs is None else began + timeout_secs
+        grace_secs = _GRACE_SECS if timeout_secs is None else min(_GRACE_SECS, timeout_secs / 2)
+        if not self._done.wait(grace_secs):
+            self._runner.stop()
+            leave_at = began + grace_secs + self._config.stop_timeout_secs
+            if not self._done.wait((leave_at if until is None else min(until, leave_at)) - time.monotonic()):
+                if until is not None and until < leave_at:
+                    log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
+                else:
+                    self._leave_behind()
+
+    def request_stop(self, compact: bool = True) -> None:
+        """Asks for the end, without waiting for it; there is nothing to compact."""
+        self._stop_requested.set()
+
+    def _leave_behind(self) -> None:
+        """Has it ended without a call of a spout that does not return."""
+        calls = stuck_calls(lambda name: name == self._thread.name)
+        log.warning(
+            "%s: its stop goes on without %s; what is not acknowledged comes again at the next start", self.name,
+            " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
+        )  # fmt: skip
+        with self._changed:
+            self._done.set()
+            self._changed.notify_all()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            try:
+                for task in self._tracker.tasks:
+                    task.call("open")
+                self._loop()
+                self._tracker.tell()
+            finally:
+                self._tracker.close()
+        except Exception as error:
+            self._error = error
+            log.debug("the topology ended", exc_info=True)
+        finally:
+            with self._changed:
+                self._done.set()
+                self._changed.notify_all()
+
+    def _loop(self) -> None:
+        while not self._stop_requested.is_set():
+            with self._changed:
+                self._passes += 1
+            try:
+                worked = self._pass()
+            except SourceError as error:
+                self._spout_failed(error)
+                continue
+            self._spout_failures = 0
+            if not worked:
+                self._stop_requested.wait(_IDLE_SECS)
+
+    def _pass(self) -> bool:
+        """Asks the spouts, runs a round, tells the spouts; whether there was anything to do."""
+        fetched = self._tracker.fetch(self._messages_max)
+        if fetched.copies:
+            self._round(fetched)
+        self._tracker.advance()
+        told = self._tracker.tell()
+        if fetched.messages or told:
+            return True
+        if not fetched.blocked and not self._tracker.pending:
+            with self._changed:
+                self._idle_pass = self._passes
+                self._changed.notify_all()
+        return False
+
+    def _spout_failed(self, error: SourceError) -> None:
+        """A spout whose broker is away for a moment is asked, and told, again."""
+        self._spout_failures += 1
+        log.warning("%s: a spout failed (%d): %s", self.name, self._spout_failures, error)
+        if self._spout_failures >= self._config.max_attempts:
+            raise error
+        self._stop_requested.wait(backoff_secs(self._spout_failures, *_BACKOFF_SECS))
+
+    def _round(self, fetched: Fetched) -> None:
+        """Runs one round. When it fails its messages fail, and the topology goes on, unless it fails too often."""
+        self._rounds += 1
+        try:
+            for report in self._runner.run(self._rounds, fetched.copies):
+                self._tracker.take(report)
+        except RoundStopped:  # by stop(): what is not settled stays with its source, which is told nothing
+            return
+        except Exception as error:
+            self._failed(fetched, error)
+        else:
+            self._failures = 0
+            self._messages_max = min(_ROUND_MESSAGES, self._messages_max * _LARGER)
+
+    def _failed(self, fetched: Fetched, error: Exception) -> None:
+        gone = session_end(self._spark, ask=True)
+        if gone is not None:
+            self._tracker.fail_round(fetched.roots, str(gone))
+            raise gone from error
+        self._failures += 1
+        text = f"round {self._rounds} failed, and with it its messages ({fetched.messages} at most): {_short(error)}"
+        log.info("%s: %s", self.name, text)
+        self._tracker.fail_round(fetched.roots, text)
+        self._tracker.tell()
+        self._messages_max = max(1, fetched.messages // _SMALLER)
+        if self._failures >= self._config.max_attempts:
+            if isinstance(error, TridentError):
+                raise error
+            raise BatchError(
+                f"{self._failures} rounds in a row failed; the topology {self.name!r} has stopped",
+                found=_short(error), expected="fewer than max_attempts",
+                action="what is not acknowledged comes again at the next start",
+            ) from error  # fmt: skip
+        self._stop_requested.wait(backoff_secs(self._failures, *_BACKOFF_SECS))
+
+    def _spout_context(self, spout: str, task: int, tasks: int) -> SpoutContext:
+        tx_id = spout if tasks == 1 else f"{spout}-{task}"
+        folder = Path(self._config.warehouse).resolve() / "_trident" / self.name / "streams" / tx_id
+        folder.mkdir(parents=True, exist_ok=True)
+        # There is no registration, so no reset: the topology has one life.
+        return SpoutContext(self._spark, self.name, tx_id, folder, self.name, {"task": task, "tasks": tasks})
+
+
+def _short(error: BaseException) -> str:
+    """The line that says it: of Spark's pages the one that names the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    telling = [line for line in lines if "Exception: " in line or "Error: " in line]
+    return (telling or lines)[0][:500]

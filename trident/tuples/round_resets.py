@@ -1,0 +1,120 @@
+"""How ``reset_timeout`` of a bolt moves the time limit of the round that is running.
+
+A task tells Spark's driver nothing before it ends, so a worker says "begin the
+time anew" through a file of the warehouse: the round's own, named after its
+Spark job group, to which each worker appends a byte. The driver's watch looks
+at the file's length, so clocks are not compared. A worker that cannot reach
+the warehouse says so in ``TupleQuery.last_errors``; then the round has its plain time.
+
+Workers import this: keep its imports light.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from trident.spark.jobs import JobWatch
+
+# However often it is told, a round takes no longer than so many times message_timeout_secs.
+EXTENSIONS_MAX = 10
+# A worker tells at most so often: a bolt may reset for every tuple.
+_EVERY_SECS = 0.25
+
+
+class ResetTeller:
+    """A worker's side: tells the driver that the round's time is to begin anew. For any number of threads.
+
+    Args:
+        folder: made by the driver; None: rounds have no time limit, so nothing is told.
+    """
+
+    def __init__(self, folder: "str | None") -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._told_at: float | None = None
+
+    def tell(self) -> None:
+        """Appends a byte to the file of the round that this task belongs to.
+
+        Raises:
+            OSError: the worker cannot write there.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._folder is None or (self._told_at is not None and now - self._told_at < _EVERY_SECS):
+                return
+            self._told_at = now
+            # Without O_CREAT: the driver makes the file, so a task of a round that is over leaves nothing behind.
+            file = os.open(os.path.join(self._folder, _round_of_task()), os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(file, b".")
+            finally:
+                os.close(file)
+
+
+def _round_of_task() -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    name = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
+    if not name:
+        raise OSError("this is no Spark task of a round")
+    return str(name)
+
+
+class RoundResets:
+    """The driver's side: a file for the round that is running.
+
+    Args:
+        folder: of the topology, in the warehouse; made here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, job_group: str) -> Path:
+        """A round begins; its file, which is empty."""
+        path = self.folder / job_group
+        path.touch()
+        return path
+
+    def end(self, path: Path) -> None:
+        """The round is over."""
+        path.unlink(missing_ok=True)
+
+
+class RoundWatch(JobWatch):
+    """A JobWatch whose time begins anew whenever a bolt of the round resets it, up to a bound.
+
+    Args:
+        context, job_group, timeout_secs: as of a JobWatch.
+        path: the round's file.
+
+    Attributes:
+        extended: whether the time was begun anew at least once.
+    """
+
+    def __init__(self, context: Any, job_group: str, timeout_secs: float, path: Path) -> None:
+        super().__init__(context, job_group, timeout_secs)
+        self._path, self._length = path, 0
+        self._until: float | None = None
+        self.extended = False
+
+    def _renewed(self) -> bool:
+        assert self._timeout_secs is not None
+        now = time.monotonic()
+        if self._until is None:  # the round's first task has just begun; the last renewal still has its whole time
+            self._until = now + (EXTENSIONS_MAX - 1) * self._timeout_secs
+        # Opened, not only looked at: on a network file system that is what makes it the newest length.
+        with open(self._path, "rb") as file:
+            length = os.fstat(file.fileno()).st_size
+        if length == self._length or now > self._until:
+            return False
+        self._length = length
+        self.extended = True
+        return True

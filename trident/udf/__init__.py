@@ -1,0 +1,1 @@
+"""Users' functions: their signatures, expressions, types, and how they reach the workers."""

@@ -1,0 +1,320 @@
+"""Expressions of Spark in a stream: their type, what they read, whether they repeat.
+
+Only Spark knows the type of an expression, so it is asked, by analysing the
+expression against an empty DataFrame with the stream's fields. No job runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Union
+
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.udf.deferred import DeferredColumn, build, texts
+from trident.udf.known_types import known
+from trident.udf.types import Output, did_you_mean, nullable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What Spark says of an expression.
+
+    Attributes:
+        fields: what it gives; several only for a generator such as posexplode.
+        reads: the fields that it refers to.
+        deterministic: whether computing it again gives the same.
+        generates: whether it makes many rows of one.
+        aggregates: whether it makes one row of many.
+        all_fields: whether it says ``*``: it must be given exactly the fields of its stream, in their order.
+    """
+
+    fields: tuple[StructField, ...]
+    reads: frozenset[str]
+    deterministic: bool
+    generates: bool
+    aggregates: bool
+    all_fields: bool = False
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A Column with the types of its outputs.
+
+    Attributes:
+        source: what the user gave: a Column, or one that is still to be made.
+        schema: of the rows that it is applied to.
+        outputs: the fields that it makes; empty for a filter.
+        analysis: None while there has been no session to ask.
+        what: the operation, for messages.
+    """
+
+    source: Union["Column", DeferredColumn]
+    schema: StructType
+    outputs: tuple[StructField, ...]
+    analysis: Analysis | None
+    what: str
+
+    def analysed(self) -> Analysis:
+        """Asks Spark if that has not been done; there must be a session now."""
+        return self.analysis or analyse(self.source, self.schema, self.what)
+
+    @property
+    def all_fields(self) -> bool:
+        """Whether it must be given exactly the fields of its stream, since it may say ``*``."""
+        if self.analysis is None:
+            given = self.source
+            return not isinstance(given, DeferredColumn) or any("*" in text for text in texts(given))
+        return self.analysis.all_fields
+
+    def columns(self) -> list["Column"]:
+        """The Columns to select: the outputs with their names and types."""
+        column, found = to_column(self.source), self.analysed()
+        if len(found.fields) != len(self.outputs):
+            raise _wrong_count(self.what, found, self.outputs)
+        if len(self.outputs) > 1:
+            return [column.alias(*[field.name for field in self.outputs])]
+        output = self.outputs[0]
+        if found.fields[0].dataType != output.dataType:
+            column = column.cast(output.dataType)
+        return [column.alias(output.name)]
+
+    def __str__(self) -> str:
+        return str(self.source).removeprefix("Column<'").removesuffix("'>")
+
+
+def is_expression(value: object) -> bool:
+    """Whether it is a Column, of PySpark or of ``trident.functions``.
+
+    Raises:
+        TopologyError: it is a Column of Spark Connect.
+    """
+    from pyspark.sql import Column
+
+    if isinstance(value, Column) and ".connect." in type(value).__module__:
+        raise TopologyError("a Column of Spark Connect cannot be used", expected="a Column of a classic session")
+    return isinstance(value, (Column, DeferredColumn))
+
+
+def to_column(source: Union["Column", DeferredColumn]) -> "Column":
+    return build(source) if isinstance(source, DeferredColumn) else source
+
+
+def resolve(
+    kind: str, source: Union["Column", DeferredColumn], outputs: tuple[Output, ...], schema: StructType, what: str
+) -> Expression:
+    """Finds the output fields of an expression and checks that it suits the operation.
+
+    Args:
+        kind: "each", "map", "flat_map" or "filter".
+        source: the expression.
+        outputs: names, and types where given; empty for a filter.
+        schema: the fields that it may use.
+        what: the operation, for messages.
+
+    Raises:
+        FieldError: it uses a field that does not exist.
+        OutputTypeError: its types are not those of the outputs.
+        TopologyError: Spark refuses it, or it does not suit the operation.
+    """
+    lazy = isinstance(source, DeferredColumn) and outputs and all(given is not None for _, given in outputs)
+    if lazy and current_session() is None:
+        fields = tuple(StructField(name, given, True) for name, given in outputs if given is not None)
+        return Expression(source, schema, fields, None, what)
+    found = analyse(source, schema, what)
+    _check_kind(kind, found, what)
+    if kind == "filter":
+        if not isinstance(found.fields[0].dataType, BooleanType):
+            raise TopologyError(
+                f"{what} needs a condition", found=found.fields[0].dataType.simpleString(), expected="a boolean"
+            )
+        return Expression(source, schema, (), found, what)
+    if len(found.fields) != len(outputs):
+        raise _wrong_count(what, found, outputs)
+    fields = tuple(
+        StructField(name, given or actual.dataType, True) for (name, given), actual in zip(outputs, found.fields)
+    )
+    _check_types(found, fields, what)
+    return Expression(source, schema, fields, found, what)
+
+
+def _check_kind(kind: str, found: Analysis, what: str) -> None:
+    if found.aggregates:
+        raise TopologyError(
+            f"{what} cannot aggregate", found="an aggregate expression", expected="one over a single row",
+            action="use aggregate or persistent_aggregate",
+        )  # fmt: skip
+    if found.generates and kind == "map":
+        raise TopologyError(
+            f"{what} makes one row of each", found="an expression that makes many", action="use flat_map instead"
+        )
+
+
+def _check_types(found: Analysis, outputs: tuple[StructField, ...], what: str) -> None:
+    """A generator's output cannot be cast where it is made."""
+    for actual, output in zip(found.fields, outputs):
+        if actual.dataType != output.dataType and found.generates:
+            raise OutputTypeError(
+                f"output {output.name!r} of {what} has another type",
+                found=actual.dataType.simpleString(), expected=output.dataType.simpleString(),
+                action="leave the type out, and cast in an each behind it",
+            )  # fmt: skip
+
+
+def _wrong_count(what: str, found: Analysis, outputs: tuple[Any, ...]) -> OutputTypeError:
+    return OutputTypeError(
+        f"{what} has another number of outputs than its expression",
+        found=f"{len(outputs)} outputs", expected=f"{len(found.fields)}",
+    )  # fmt: skip
+
+
+def current_session() -> "SparkSession | None":
+    """The session of this process, if there is one that still runs."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def analyse(
+    source: Union["Column", DeferredColumn], schema: StructType, what: str, needs_name: bool = False
+) -> Analysis:
+    """What an expression over rows of the schema is.
+
+    A simple one is known without Spark; else Spark is asked, and a session is made when there is none.
+
+    Args:
+        needs_name: Spark's own name of the output is needed.
+    """
+    if isinstance(source, DeferredColumn) and current_session() is None:
+        found = known(source, schema, what)
+        if found is not None and (found.name is not None or not needs_name):
+            field = StructField(found.name or str(source), found.type, True)
+            return Analysis((field,), found.reads, deterministic=True, generates=False, aggregates=False)
+    return _analyse(lambda empty: empty.select(to_column(source)), schema, what)
+
+
+def analyse_aggregates(
+    sources: Sequence[Union["Column", DeferredColumn]], keys: Sequence[str], schema: StructType, what: str
+) -> Analysis:
+    """Asks Spark about aggregate expressions over groups of rows of the schema.
+
+    Raises:
+        FieldError: one uses a field that does not exist.
+        TopologyError: Spark refuses one, such as a column that is neither a key nor aggregated.
+    """
+    found = _analyse(
+        lambda empty: empty.groupBy(*[f"`{key.replace('`', '``')}`" for key in keys]).agg(
+            *[to_column(one) for one in sources]
+        ),
+        schema, what,
+    )  # fmt: skip
+    return replace(found, fields=found.fields[len(keys) :])
+
+
+def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    session = current_session()
+    if session is None:
+        from trident.spark.session import session_to_ask
+
+        session = session_to_ask()
+    empty = session.createDataFrame([], schema)
+    try:
+        with _untold():
+            chosen = make(empty)
+        plan = chosen._jdf.queryExecution().analyzed()
+    except PySparkException as error:
+        raise _refused(error, schema, what) from None
+    except Py4JError as error:  # an argument of a deferred Column that only the JVM can refuse
+        raise TopologyError(f"{what}: Spark refuses the expression: {str(error).splitlines()[0]}") from None
+    kinds = [operator.nodeName() for operator in _chain(plan)]
+    return Analysis(
+        fields=tuple(nullable(chosen.schema).fields),
+        reads=frozenset(_names(plan, schema)),
+        deterministic=bool(plan.deterministic()) and not _says(plan, _CLOCK),
+        generates="Generate" in kinds,
+        aggregates="Aggregate" in kinds,
+        all_fields=_says(chosen._jdf.queryExecution().logical(), _STAR),
+    )
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """PySpark logs a refused expression as five kilobytes of JSON, beside raising it; here it is told by our error."""
+    from pyspark.logger import PySparkLogger
+
+    logger, thread = PySparkLogger.getLogger("DataFrameQueryContextLogger"), threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
+
+
+# Classes of Spark's expressions, as its JSON names them.
+_STAR = re.compile(r"\.Unresolved(DataFrame)?(Star|Regex)")
+# One value in a query, and so to Spark deterministic; but a batch may be several queries.
+_CLOCK = re.compile(r"\.(Current(Timestamp|Date|Time|BatchTimestamp)|Now|LocalTimestamp|LocalTime)\"")
+
+
+def _says(plan: Any, pattern: "re.Pattern[str]") -> bool:
+    """Whether an expression of a plan is of a class."""
+    for operator in _chain(plan):
+        expressions = operator.expressions().iterator()
+        while expressions.hasNext():
+            if pattern.search(expressions.next().toJSON()):
+                return True
+    return False
+
+
+def _chain(plan: Any) -> Iterator[Any]:
+    """The operators of a plan that have one child each."""
+    while True:
+        yield plan
+        children = plan.children()
+        if children.isEmpty():
+            return
+        plan = children.head()
+
+
+def _names(plan: Any, schema: StructType) -> Iterator[str]:
+    """The fields of the schema that any operator of the plan refers to."""
+    known = {name.lower(): name for name in schema.names}  # Spark takes a name as it is written
+    for operator in _chain(plan):
+        references = operator.references().iterator()
+        while references.hasNext():
+            name = known.get(references.next().name().lower())
+            if name is not None:
+                yield name
+
+
+def _refused(error: Any, schema: StructType, what: str) -> TopologyError:
+    condition = error.getCondition() or ""
+    first = str(error).splitlines()[0]
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        parameters = error.getMessageParameters() or {}
+        return FieldError(
+            f"{what} uses a field that does not exist",
+            found=parameters.get("objectName", first),
+            expected=f"one of {', '.join(schema.names)}",
+            action=did_you_mean(parameters.get("objectName", "").strip("`"), schema.names),
+        )
+    return TopologyError(f"{what}: Spark refuses the expression: {first}")

@@ -1,0 +1,48 @@
+"""A schema as users give it: a StructType, or DDL text that needs no JVM to be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import TopologyError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType":
+    """The schema, every field with a type.
+
+    Raises:
+        TopologyError: it is missing, or a field has no type.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    if isinstance(schema, StructType) and schema.fields:
+        return schema
+    if schema is None or not isinstance(schema, (str, StructType)):
+        raise TopologyError(
+            f"{what} needs a schema",
+            found=repr(schema),
+            expected="a StructType, or text such as 'word string, n long'",
+        )
+    from trident.udf.types import parse_outputs
+
+    fields = parse_outputs(schema)
+    untyped = [name for name, type in fields if type is None]
+    if untyped:
+        raise TopologyError(
+            f"the schema of {what} has fields without a type",
+            found=", ".join(untyped),
+            expected="a type after each name, as in 'word string, n long'",
+        )
+    return StructType([StructField(name, type, True) for name, type in fields if type is not None])
+
+
+def spout_schema(spout: Any) -> "StructType":
+    """The fields of a spout's batches, however it says them.
+
+    Raises:
+        TopologyError: as :func:`as_schema`.
+    """
+    return as_schema(spout.output_schema, type(spout).__name__)

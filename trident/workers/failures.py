@@ -1,0 +1,149 @@
+"""How the failure of a user's function on a worker becomes text that the driver can read.
+
+Spark carries nothing else: :func:`fail` writes the report into an exception's
+text, ``trident.udf.signatures.translate_failure`` finds it there. Imported by every
+worker: keep its imports light.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import linecache
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from trident.coordinators.errors import FailedException
+from trident.workers.values import WrongValue, cut_repr
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a step comes from, for messages.
+
+    Attributes:
+        operation: the operation as plans name it.
+        location: "file:line" of the user's function.
+    """
+
+    operation: str
+    location: str
+
+
+class UserCodeFailed(Exception):
+    """A user's function failed; its text carries the report to the driver."""
+
+
+_INSTALLED = tuple(
+    {os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+# Also those of the operating system's packages, and of the user's own folder.
+_INSTALLED_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_LIBRARIES = (*_INSTALLED, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""))
+
+
+def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: str = "", **wrong: str) -> NoReturn:
+    """Raises the report of a failed function, in a form that survives the way through Spark.
+
+    Args:
+        label: the operation.
+        error: what was raised.
+        row: the values that the function was called with.
+        place: where it was instead, when it was not for a row.
+        wrong: "found" and "expected".
+    """
+    report = {
+        "kind": "failed" if isinstance(error, FailedException) else "error",
+        "operation": label.operation,
+        "location": _own_line(error, label.location),
+        "error": _text(error) if not isinstance(error, WrongValue) else str(error),
+        "place": place or f"for the row {describe_row(row)}",
+        "frames": "" if isinstance(error, WrongValue) else _own_frames(error, label.location),
+        "may_pass": _may_pass(error),
+        **wrong,
+    }
+    mark = base64.b64encode(json.dumps(report).encode()).decode()
+    raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} <<trident-failure:{mark}>>")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)[:2000]
+    except Exception as broken:  # a user's exception class
+        text = f"(its text raised {type(broken).__name__})"
+    return text if isinstance(error, FailedException) and text else f"{type(error).__name__}: {text}"
+
+
+def _own_line(error: BaseException, location: str) -> str:
+    """The innermost line of the user's own code, not of a library that it called."""
+    own = _own(error, location)
+    return f"{own[-1].tb_frame.f_code.co_filename}:{own[-1].tb_lineno}" if own else location
+
+
+def _own(error: BaseException, location: str) -> list[types.TracebackType]:
+    """The frames of the user's own code, the innermost last."""
+    own_file = location.rpartition(":")[0]
+    found = []
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        own = file == own_file or not (file.startswith(_LIBRARIES) or file.startswith("<frozen"))
+        # The pass itself may be shipped to a worker under another path: told by its module.
+        if own and not trace.tb_frame.f_globals.get("__name__", "").startswith("trident.workers."):
+            found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _own_frames(error: BaseException, location: str) -> str:
+    """The user's own part of the traceback, as Python writes it."""
+    try:
+        lines = []
+        for trace in _own(error, location)[-_FRAMES_MAX:]:
+            code = trace.tb_frame.f_code
+            source = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals).strip()
+            lines.append(f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
+            lines += [f"    {source[:_TEXT_MAX]}"] if source else []
+        return "\n".join([*lines, _text(error)]) if lines else ""
+    except Exception:  # the failure itself must be told, whatever its frames are like
+        return ""
+
+
+_FRAMES_MAX = 10
+_TEXT_MAX = 200
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same rows may be taken another time: something outside was asked, and it did not answer.
+
+    That is what an OSError says, or the own error class of a library, installed or Python's own (a database's, a
+    broker's, http.client's), unless that is one for wrong values. What is left is the user's own code, and the errors
+    that are built into Python, which it raises for a row as often as it sees it.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, (OSError, MemoryError)):
+            return True
+        home = type(current).__module__
+        # On a worker __main__ is PySpark's own; the class is of the user's script.
+        module = None if home == "__main__" else sys.modules.get(home)
+        file = getattr(module, "__file__", None) or ""
+        library = file.startswith(_INSTALLED) or any(folder in file for folder in _INSTALLED_FOLDERS)
+        if library and not isinstance(current, (*_OF_VALUES, WrongValue)):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+_OF_VALUES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{name}: {cut_repr(value)}" for name, value in row.items()) + "}"

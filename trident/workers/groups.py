@@ -1,0 +1,229 @@
+"""Grouping and folding in Python on a worker: one dict of groups per Spark partition.
+
+Steps of a :class:`trident.workers.chain.Chain` that see a whole partition before
+they give anything. Imported by every worker: keep its imports light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from trident.states.core.plain_values import frozen
+from trident.workers.chain import Frame, Meter, call_rows, not_one_row, output_arrays
+from trident.workers.failures import Label, fail
+from trident.workers.values import Values
+
+_GROUPS_PER_BATCH = 50_000
+_NOTHING: Any = object()
+
+Fold = Callable[[Any, tuple], Any]
+
+
+class Folds:
+    """How one row goes into the value of its group, by the aggregator's contract."""
+
+    def __init__(self, aggregator: Any, mode: str, batch_id: Any = None) -> None:
+        self._aggregator, self._mode, self._batch_id = aggregator, mode, batch_id
+
+    def initial(self) -> Any:
+        """The value of a group that had no row."""
+        if self._mode in ("combine", "merge"):
+            return self._aggregator.zero()
+        return self._aggregator.init(self._batch_id) if self._mode == "aggregate" else self._aggregator.init()
+
+    def resumed(self, stored: tuple) -> Any:
+        """The value from which to go on where a state has one."""
+        if self._mode == "aggregate":
+            return self._aggregator.resume(self._batch_id, *stored)
+        return stored[0]
+
+    def fold(self) -> Fold:
+        """(value so far or _NOTHING, the row's input values) → value."""
+        aggregator, batch_id = self._aggregator, self._batch_id
+        if self._mode == "combine":
+            init, combine = aggregator.init, aggregator.combine
+            return lambda old, row: init(*row) if old is _NOTHING else combine(old, init(*row))
+        if self._mode == "merge":
+            merge = aggregator.combine
+            return lambda old, row: row[0] if old is _NOTHING else merge(old, row[0])
+        if self._mode == "reduce":
+            begin, reduce_ = aggregator.init, aggregator.reduce
+            return lambda old, row: reduce_(begin() if old is _NOTHING else old, *row)
+        start, aggregate = aggregator.init, aggregator.aggregate
+
+        def into(old: Any, row: tuple) -> Any:
+            state = start(batch_id) if old is _NOTHING else old
+            new = aggregate(state, *row)
+            return state if new is None else new
+
+        return into
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Folds the rows of a partition by key; gives one result per group, or those of ``complete``.
+
+    Attributes:
+        label: the operation.
+        aggregator: of the user.
+        mode: "combine" (rows to partial values), "merge" (partial values), "reduce" or "aggregate".
+        keys: the grouping fields; none: the whole partition is one group.
+        inputs: the fields that the aggregator takes.
+        outputs: the fields that it makes, with their types.
+        types: of the outputs.
+        many: of an aggregator's ``complete``: as in Rows.
+        always: without keys: give a result even when there was no row.
+        stored: the fields that hold what a state has for the key, to go on from;
+            none: every group begins anew.
+        found: the field that says whether the state has the key.
+        marker: the field that marks a row which is none and only brings ``stored``.
+        batch_id: what an aggregator's ``init`` is given.
+    """
+
+    label: Label
+    aggregator: Any
+    mode: str
+    keys: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    many: bool | None = False
+    always: bool = False
+    stored: tuple[str, ...] = ()
+    found: str = ""
+    marker: str = ""
+    batch_id: Any = None
+
+    @property
+    def user(self) -> Any:
+        return self.aggregator
+
+    def for_batch(self, info: Any) -> "Groups":
+        return replace(self, batch_id=info.attempt)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        folds = Folds(self.aggregator, self.mode, self.batch_id)
+        fold = folds.fold()
+        groups: dict[Any, Any] = {}
+        originals: dict[Any, tuple] = {}  # only for keys that had to be changed to be hashed
+        key_types: list[pa.DataType] = []
+        for frame in frames:
+            if frame.length:
+                key_types = key_types or [frame.array(name).type for name in self.keys]
+                if self.found:
+                    self._go_on(frame, folds, fold, groups, originals)
+                else:
+                    self._fold(frame, fold, groups, originals)
+        if self.always and not groups:
+            try:
+                groups[()] = folds.initial()
+            except (Exception, SystemExit) as error:
+                fail(self.label, error, {})
+        yield from self._results(groups, originals, key_types)
+
+    def _fold(self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]) -> None:
+        columns = [frame.values(name) for name in self.inputs]
+        rows = zip(*columns) if columns else iter([()] * frame.length)
+        get = groups.get
+        keys = self._group_keys(frame, originals)
+        at = 0  # after a failure: the row that it was
+        try:
+            for at, (key, row) in enumerate(zip(keys, rows)):  # noqa: B007
+                groups[key] = fold(get(key, _NOTHING), row)
+        except (Exception, SystemExit) as error:
+            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
+            fail(self.label, error, row_of)
+
+    def _go_on(
+        self, frame: Frame, folds: Folds, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]
+    ) -> None:
+        """As ``_fold``, from the value that the state has."""
+        columns = [frame.values(name) for name in self.inputs]
+        rows = zip(*columns) if columns else iter([()] * frame.length)
+        stored = zip(*(frame.values(name) for name in self.stored))
+        marks = frame.values(self.marker) if self.marker else [0] * frame.length
+        at = 0
+        try:
+            for at, (key, row, old, has, marked) in enumerate(  # noqa: B007
+                zip(self._group_keys(frame, originals), rows, stored, frame.values(self.found), marks)
+            ):
+                value = groups.get(key, _NOTHING)
+                if value is _NOTHING and has:
+                    value = groups[key] = folds.resumed(old)
+                if not marked:
+                    groups[key] = fold(value, row)
+        except (Exception, SystemExit) as error:
+            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
+            fail(self.label, error, row_of)
+
+    def _group_keys(self, frame: Frame, originals: dict[Any, tuple]) -> Values:
+        """A hashable key per row, always a tuple."""
+        if not self.keys:
+            return [()] * frame.length
+        hashable, changed = [], False
+        for name in self.keys:
+            values, kind = frame.values(name), frame.array(name).type
+            if pa.types.is_floating(kind):
+                values = [frozen(value) for value in values]
+            elif pa.types.is_nested(kind):
+                values, changed = [frozen(value) for value in values], True
+            hashable.append(values)
+        keys = list(zip(*hashable))
+        if changed:
+            for key, original in zip(keys, zip(*(frame.values(name) for name in self.keys))):
+                originals.setdefault(key, original)
+        return keys
+
+    def _results(
+        self, groups: dict[Any, Any], originals: dict[Any, tuple], key_types: Sequence[pa.DataType]
+    ) -> Iterator[Frame]:
+        meter = Meter()
+        items = iter(groups.items())
+        complete = self.aggregator.complete if self.mode == "aggregate" else _itself
+        while chunk := list(islice(items, _GROUPS_PER_BATCH)):
+            keys = [originals.get(key, key) for key, _ in chunk]
+            # many=False with drop_none=False: one result per group, and None is a null value.
+            results = call_rows(
+                self.label, complete, [[state for _, state in chunk]], ("state",), len(chunk),
+                self.many, len(self.outputs) > 1, self.mode == "aggregate",
+            )  # fmt: skip
+
+            def row_at(group: int, keys: list[tuple] = keys) -> dict[str, Any]:
+                return dict(zip(self.keys, keys[group]))
+
+            arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
+            index = results.index()
+            if self.found and not results.one_each():
+                ends = list(results.ends)
+                at = next(row for row, (start, end) in enumerate(zip([0, *ends], ends)) if end - start != 1)
+                fail(self.label, not_one_row(ends[at] - (ends[at - 1] if at else 0)), row_at(at))
+            kept = keys if index is None else [keys[group] for group in index]
+            for position, (name, kind) in enumerate(zip(self.keys, key_types)):
+                arrays[name] = pa.array([key[position] for key in kept], kind)
+            yield Frame(arrays, len(results.rows), meter, values)
+
+
+class Folded:
+    """Combines a list of partial values, each in a struct so that a null one is not lost."""
+
+    def __init__(self, aggregator: Any) -> None:
+        self._aggregator = aggregator
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._aggregator
+
+    def __call__(self, partials: list[dict[str, Any]]) -> Any:
+        value = _NOTHING
+        for partial in partials:
+            value = partial["value"] if value is _NOTHING else self._aggregator.combine(value, partial["value"])
+        return self._aggregator.zero() if value is _NOTHING else value
+
+
+def _itself(state: Any) -> Any:
+    return state

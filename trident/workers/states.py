@@ -1,0 +1,372 @@
+"""Users' own states on a worker: queried for rows, and updated without being written yet.
+
+Steps of a :class:`trident.workers.chain.Chain`. A map's new values are found
+against a buffer before the transaction is decided; only what the buffer holds
+then is staged and, once decided, put into the map (docs/semantics.md 9.3). Imported by
+workers: keep its imports light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from trident.coordinators.errors import Halted
+from trident.operations.query_kinds import TupleCollectionGet
+from trident.states.core.plain_values import frozen
+from trident.states.core.values import Semantics, dumps
+from trident.states.maps.map_states import BufferedMap
+from trident.states.publishing.user_tasks import (
+    KEY,
+    PARTITION,
+    STORED,
+    BatchInfo,
+    Collector,
+    call_updater,
+    open_backing,
+    plain_key,
+)
+from trident.workers.chain import Frame, Meter, call_rows, one_row, output_arrays
+from trident.workers.failures import Label, fail
+from trident.workers.groups import _NOTHING, Folds
+
+# Beside the columns of a map's staged updates: whether the row is one of the stream of new values.
+SHOWN = "__trident_shown"
+
+
+# --- queries -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """state_query of a state of the user's: one retrieval per piece of a batch.
+
+    Attributes:
+        label: the operation.
+        state: a StateBinding, or the factory of a static state.
+        query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction.
+        inputs, outputs, types, many, keep: as in Rows.
+        place: the field that says which partition of the state the row belongs to; "": the first.
+        info: of the batch.
+    """
+
+    label: Label
+    state: Any
+    query: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    many: bool | None
+    keep: tuple[str, ...]
+    place: str = ""
+    info: BatchInfo | None = None
+
+    def for_batch(self, info: BatchInfo) -> "QueryRows":
+        return replace(self, info=info)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        state = query = None
+        try:
+            for frame in frames:
+                if not frame.length:
+                    continue
+                if state is None:
+                    state, query = self._open(frame.values(self.place)[0] if self.place else 0)
+                yield self._answer(frame, state, query)
+        finally:
+            if query is not None and callable(getattr(query, "cleanup", None)):
+                query.cleanup()
+
+    def _open(self, index: int) -> tuple[Any, Any]:
+        assert self.info is not None, "for_batch comes first"
+        try:
+            name = getattr(self.state, "name", "") or "static"
+            config = self.info.of_state(name)
+            query = _builtin(self.query, len(self.outputs))
+            if callable(getattr(query, "prepare", None)):
+                query.prepare(config, index, _count(self.state))
+            return _opened(self.state, self.info, config, index), query
+        except Exception as error:
+            fail(self.label, error, {})
+
+    def _answer(self, frame: Frame, state: Any, query: Any) -> Frame:
+        columns = [frame.values(name) for name in self.inputs]
+        args = list(zip(*columns)) if columns else [()] * frame.length
+        try:
+            found = list(query.batch_retrieve(state, args))
+            if len(found) != len(args):
+                raise ValueError(f"batch_retrieve gave {len(found)} results for {len(args)} rows: one each is needed")
+        except Exception as error:
+            fail(self.label, error, dict(zip(self.inputs, args[0])))
+        results = call_rows(
+            self.label, query.execute, [args, found], ("args", "result"), frame.length, self._many(),
+            len(self.outputs) > 1, self._many() is not False,
+        )  # fmt: skip
+
+        def row_at(row: int) -> dict[str, Any]:
+            return dict(zip(self.inputs, args[row]))
+
+        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
+        kept = frame.only(self.keep, results.index() if self.keep else None)
+        frame.meter.rows = max(frame.meter.rows, len(results.rows))
+        return Frame({**kept, **arrays}, len(results.rows), frame.meter, values)
+
+    def _many(self) -> bool | None:
+        if isinstance(self.query, TupleCollectionGet):
+            return True
+        return False if not hasattr(self.query, "execute") else self.many
+
+
+class _Lookup:
+    """MapGet and SnapshotGet of a map: a missing key gives nulls."""
+
+    def __init__(self, outputs: int) -> None:
+        self._missing = None if outputs == 1 else (None,) * outputs
+
+    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> list[Any]:
+        keys = [plain_key(key) for key in args]
+        texts = [dumps(key) for key in keys]
+        distinct = dict(zip(texts, keys))
+        found = dict(zip(distinct, state.multi_get(list(distinct.values()))))
+        return [found[text] for text in texts]
+
+    def execute(self, args: tuple, result: Any) -> Any:
+        return self._missing if result is None else result
+
+
+class _Everything:
+    """TupleCollectionGet of a state of one's own: all its entries for each row."""
+
+    def __init__(self, outputs: int) -> None:
+        self._outputs = outputs
+
+    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> list[Any]:
+        if callable(getattr(state, "get_tuples", None)):
+            rows = [tuple(row) for row in state.get_tuples()]
+        else:
+            keys = state.keys()
+            found = ((key, value) for key, value in zip(keys, state.multi_get(keys)) if value is not None)
+            one = all(self._outputs == len(key) + 1 for key in keys)
+            rows = [(*key, value) if one else (*key, *value) for key, value in found]
+        return [rows if self._outputs > 1 else [row[0] for row in rows]] * len(args)
+
+    def execute(self, args: tuple, result: Any) -> Any:
+        return result
+
+
+def _builtin(query: Any, outputs: int) -> Any:
+    if isinstance(query, TupleCollectionGet):
+        return _Everything(outputs)
+    return query if hasattr(query, "execute") else _Lookup(outputs)
+
+
+def _count(state: Any) -> int:
+    return getattr(getattr(state, "state", state), "partitions", 1)
+
+
+def _opened(state: Any, info: BatchInfo, config: Mapping[str, Any], index: int) -> Any:
+    """A state to be asked: a map of a topology, a factory's state, or a static one."""
+    setting = getattr(state, "state", state)  # of a StateBinding
+    if hasattr(setting, "make_backing"):
+        opened = setting.map_over(open_backing(setting, info, index), epoch=info.epoch, incarnation=info.incarnation)
+        if info.as_of is not None:
+            return MapAsOf(opened, info.as_of[setting.name])
+        opened.begin_commit(info.attempt.txid)  # a replay must not see what a first try wrote
+        return opened
+    if callable(getattr(setting, "make_state", None)):
+        return setting.make_state(config, index, _count(setting))
+    return setting
+
+
+class NewerThanAsked(Exception):
+    """A map holds what a later transaction has put, and no more what it held as of the one that is asked for."""
+
+
+class MapAsOf:
+    """A map as a request sees it: as of one transaction, although later ones may be under way.
+
+    An opaque row has the value before its last transaction too, so it can be
+    read while the next one is being published. A transactional row has one
+    value only. A plain one says nothing: it is read as it is now.
+
+    Args:
+        map_: over the user's store; in no transaction.
+        txid: the last one that may be seen.
+    """
+
+    def __init__(self, map_: Any, txid: int) -> None:
+        self._map, self._txid = map_, txid
+        if map_.semantics is Semantics.OPAQUE:
+            map_.begin_commit(txid + 1)
+        elif map_.semantics is Semantics.TRANSACTIONAL and txid:
+            map_.begin_commit(txid)
+
+    def keys(self) -> list[tuple]:
+        """Every key that the store has now; of one that a later transaction made ``multi_get`` gives None."""
+        return self._map.keys()
+
+    def multi_get(self, keys: Sequence[tuple]) -> list[Any]:
+        """The values in the order of the keys, None where absent.
+
+        Raises:
+            NewerThanAsked: a later transaction has written one of them.
+        """
+        try:
+            found: list[Any] = self._map.multi_get(keys)
+        except Halted as newer:
+            raise NewerThanAsked(str(newer)) from newer
+        if not self._txid and self._map.semantics is Semantics.TRANSACTIONAL and any(v is not None for v in found):
+            raise NewerThanAsked(f"a value was stored, but no transaction has advanced before {self._txid + 1}")
+        return found
+
+
+# --- updates -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateMap:
+    """The new values of a map, found but not put yet.
+
+    Attributes:
+        label: the operation.
+        name: of the state.
+        state: a BackedMapState, transactional or opaque.
+        aggregator: of the user; or the updater.
+        mode: "merge", "reduce", "aggregate", "put" or "update".
+        keys, inputs: the fields that are read.
+        outputs, types: the fields of the stream of new values behind the keys.
+        deleted: of "put": the field that says that a key is removed.
+        marker: the field that marks the row which is none; see OnePartitionOp.
+        place: the field that says which partition of the state the rows belong to; "": the only one.
+        many: of an aggregator's ``complete``: as in Rows.
+        info: of the batch.
+    """
+
+    label: Label
+    name: str
+    state: Any
+    aggregator: Any
+    mode: str
+    keys: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    deleted: str = ""
+    marker: str = ""
+    place: str = ""
+    many: bool | None = None
+    info: BatchInfo | None = None
+
+    @property
+    def user(self) -> Any:
+        """An updater is prepared with its state, not as an operation."""
+        return None if self.mode == "update" else self.aggregator
+
+    def for_batch(self, info: BatchInfo) -> "UpdateMap":
+        return replace(self, info=info)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        rows: dict[tuple, list[tuple]] = {}
+        names: dict[tuple, tuple] = {}
+        key_types: list[pa.DataType] = []
+        index = None
+        for frame in frames:
+            if frame.length:
+                index = frame.values(self.place)[0] if self.place else 0
+                key_types = key_types or [frame.array(name).type for name in self.keys]
+                self._gather(frame, rows, names)
+        if index is not None:
+            yield from self._updated(rows, names, key_types, index)
+
+    def _gather(self, frame: Frame, rows: dict[tuple, list[tuple]], names: dict[tuple, tuple]) -> None:
+        wanted = (*self.inputs, self.deleted) if self.deleted else self.inputs
+        columns = [frame.values(name) for name in wanted]
+        values = zip(*columns) if columns else iter([()] * frame.length)
+        keys = zip(*(frame.values(name) for name in self.keys)) if self.keys else iter([()] * frame.length)
+        marked = frame.values(self.marker) if self.marker else [0] * frame.length
+        for key, row, mark in zip(keys, values, marked):
+            key = plain_key(key)
+            same = frozen(key)
+            names.setdefault(same, key)
+            of_key = rows.setdefault(same, [])
+            if not mark:
+                of_key.append(row)
+
+    def _updated(
+        self, rows: dict[tuple, list[tuple]], names: dict[tuple, tuple], key_types: Sequence[pa.DataType], index: int
+    ) -> Iterator[Frame]:
+        assert self.info is not None, "for_batch comes first"
+        config = self.info.of_state(self.name)
+        try:
+            buffer = BufferedMap(open_backing(self.state, self.info, index))
+            state = self.state.map_over(buffer, epoch=self.info.epoch, incarnation=self.info.incarnation)
+            state.begin_commit(self.info.attempt.txid)
+            if self.mode == "update":
+                shown = self._by_updater(state, config, index, [row for of_key in rows.values() for row in of_key])
+            else:
+                keys = list(rows)
+                new = state.multi_update([names[key] for key in keys], [self._updater(rows[key]) for key in keys])
+                shown = [(names[key], value) for key, value in zip(keys, new) if value is not None]
+            state.commit(self.info.attempt.txid)
+        except Exception as error:
+            fail(self.label, error, {})
+        yield from self._frames(buffer.puts, shown, key_types, index)
+
+    def _updater(self, rows: list[tuple]) -> Callable[[Any], Any]:
+        """old → new, for the rows of one key."""
+        if self.mode == "put":
+            *value, gone = rows[-1]
+            new = None if gone else (value[0] if len(value) == 1 else tuple(value))
+            return lambda old: new
+        assert self.info is not None
+        folds = Folds(self.aggregator, self.mode, self.info.attempt)
+        fold = folds.fold()
+
+        def update(old: Any) -> Any:
+            value = _NOTHING if old is None else folds.resumed(old if len(self.outputs) > 1 else (old,))
+            for row in rows:
+                value = fold(value, row)
+            value = folds.initial() if value is _NOTHING else value
+            return value if self.mode != "aggregate" else self._completed(value)
+
+        return update
+
+    def _completed(self, value: Any) -> Any:
+        return one_row(self.aggregator.complete(value), self.many, len(self.outputs) > 1)
+
+    def _by_updater(self, state: Any, config: Mapping[str, Any], index: int, tuples: list[tuple]) -> list[Any]:
+        collector = Collector()
+        call_updater(self.aggregator, state, tuples, collector, config, index, self.state.partitions)
+        single = len(self.outputs) == 1
+        return [((), values[0] if single and len(values) == 1 else values) for values in collector.emitted]
+
+    def _frames(
+        self, puts: Sequence[tuple[tuple, Any]], shown: list[tuple[tuple, Any]], key_types: Sequence[pa.DataType], index: int
+    ) -> Iterator[Frame]:
+        meter = Meter()
+        count = len(puts)
+        columns: dict[str, pa.Array] = {
+            KEY: pa.array([dumps(key) for key, _ in puts], pa.string()),
+            STORED: pa.array([None if value is None else dumps(value) for _, value in puts], pa.string()),
+            PARTITION: pa.array([index] * count, pa.int32()),
+            SHOWN: pa.array([False] * count, pa.bool_()),
+        }
+        for name, kind in (*zip(self.keys, key_types), *zip(self.outputs, self.types)):
+            columns[name] = pa.nulls(count, kind)
+        yield Frame(columns, count, meter)
+        if shown and self.outputs:
+            results = call_rows(
+                self.label, lambda value: value, [[value for _, value in shown]], ("value",), len(shown), False,
+                len(self.outputs) > 1, False,
+            )  # fmt: skip
+            arrays, _ = output_arrays(self.label, results, self.outputs, self.types, lambda row: {})
+            for position, (name, kind) in enumerate(zip(self.keys, key_types)):
+                arrays[name] = pa.array([key[position] for key, _ in shown], kind)
+            arrays.update({
+                KEY: pa.nulls(len(shown), pa.string()), STORED: pa.nulls(len(shown), pa.string()),
+                PARTITION: pa.nulls(len(shown), pa.int32()), SHOWN: pa.array([True] * len(shown), pa.bool_()),
+            })  # fmt: skip
+            yield Frame(arrays, len(shown), meter)

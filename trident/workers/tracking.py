@@ -1,0 +1,395 @@
+"""Steps of tracked streams on a worker: rows that fail are told to a ledger, and the others go on.
+
+A step of a :class:`trident.workers.chain.Chain` whose rows have anchors is wrapped
+in :class:`Tracked`. What it has to tell is gathered in the :class:`Ledger` of
+the Spark task and written, one XOR per root, into a file when the task is done;
+the driver adds the files up (:mod:`trident.messages.ledger`). Imported by every worker:
+keep its imports light.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trident.workers.anchors import ANCHORS, children_of, make_anchors, mixed, read_anchors, sums_by_root
+from trident.workers.chain import Frame, Meter, call_rows, output_arrays
+from trident.workers.failures import Label, UserCodeFailed, fail
+from trident.workers.groups import _NOTHING, Fold, Folds, Groups
+
+ROW = "__trident_row"
+LEDGER_FIELDS = [
+    ("root", pa.int64()), ("value", pa.int64()), ("failed", pa.bool_()), ("operation", pa.string()),
+    ("location", pa.string()), ("error", pa.string()), ("traceback", pa.string()), ("place", pa.string()),
+]  # fmt: skip
+LEDGER_SCHEMA = pa.schema(LEDGER_FIELDS)
+_TRACEBACK_CHARS = 8_000
+_MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
+
+
+# The local property of Spark under which tasks are told where their ledger is: so a pass is the same for every batch,
+# and need not be pickled anew.
+LEDGER_PROPERTY = "trident.ledger"
+
+
+def ledger_place(passed: str) -> tuple[str, str]:
+    """Where this task's ledger is to be written: the folder and the file's name.
+
+    The name says the pass and the partition, and behind an ``@`` the try, of which the later has the greater number.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    folder = context.getLocalProperty(LEDGER_PROPERTY) if context is not None else None
+    if context is None or not folder:
+        raise AssertionError("a tracked batch runs without a ledger")
+    return folder, f"{passed}-{context.partitionId()}@{context.taskAttemptId():020d}"
+
+
+# --- the ledger of one Spark task ----------------------------------------------------------
+
+
+@dataclass
+class Ledger:
+    """What a task has to tell of the trees: ids of rows that ended, and rows that failed."""
+
+    roots: list[np.ndarray] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    def ack(self, anchors: Any) -> None:
+        """These rows have ended."""
+        _, roots, ids = read_anchors(anchors)
+        self.ack_pairs(roots, ids)
+
+    def ack_pairs(self, roots: np.ndarray, ids: np.ndarray) -> None:
+        if len(roots):
+            self.roots.append(roots)
+            self.values.append(ids)
+
+    def fail(self, roots: Sequence[int], error: UserCodeFailed) -> None:
+        """A row of these roots has failed. A row without any has nobody who would replay it: it fails the batch."""
+        report = report_of(error)
+        # FailedException says that the batch is to fail: a service is down, and no row is to blame.
+        if not len(roots) or report.pop("kind") == "failed":
+            raise error
+        self.failures += [{"root": int(root), "value": 0, "failed": True, **report} for root in dict.fromkeys(roots)]
+
+    def table(self) -> pa.Table:
+        """A row per root whose sum is not zero, and one per failure."""
+        tables = []
+        if self.roots:
+            roots, sums = sums_by_root(np.concatenate(self.roots), np.concatenate(self.values))
+            told = sums != 0
+            roots, sums = roots[told], sums[told]
+            columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
+            columns.append(pa.repeat(pa.scalar(False), len(roots)))
+            columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
+            tables.append(pa.table(columns, schema=LEDGER_SCHEMA))
+        if self.failures:
+            tables.append(pa.Table.from_pylist(self.failures, schema=LEDGER_SCHEMA))
+        return pa.concat_tables(tables) if tables else LEDGER_SCHEMA.empty_table()
+
+    def write(self, folder: str, name: str) -> None:
+        """Writes what there is to tell: also nothing, since a task that ran before may have told something."""
+        written = os.path.join(folder, f"_{uuid.uuid4().hex}")
+        pq.write_table(self.table(), written, compression="none")
+        os.replace(written, os.path.join(folder, f"{name}.parquet"))
+
+
+def report_of(error: UserCodeFailed) -> dict[str, str]:
+    """What is known of a failure: the operation, its line, the error, the traceback, the row."""
+    match = _MARK.search(str(error))
+    report = json.loads(base64.b64decode(match.group(1))) if match else {}
+    cause = error.__cause__ or error.__context__
+    lines = traceback.format_exception(cause) if cause is not None else []
+    return {
+        "kind": report.get("kind", ""), "operation": report.get("operation", ""),
+        "location": report.get("location", ""),
+        "error": report.get("error", str(error)), "traceback": "".join(lines)[-_TRACEBACK_CHARS:],
+        "place": report.get("place", ""),
+    }  # fmt: skip
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A step row by row: what raises fails the messages of its row alone.
+
+    The function is called for pieces of a batch; when one raises, its halves are
+    tried, down to the row that it was. So a function may be called several times for
+    a row that stands near one that fails.
+
+    Attributes:
+        step: the step; its kept columns hold ROW too.
+        keeps: whether the anchors go on; else the rows end here, as far as their messages are concerned.
+        ledger: of the task.
+    """
+
+    step: Any
+    keeps: bool
+    ledger: Ledger | None = None
+
+    @property
+    def label(self) -> Label:
+        return self.step.label
+
+    @property
+    def user(self) -> Any:
+        return self.step.user
+
+    def for_task(self, ledger: Ledger) -> "Tracked":
+        return replace(self, ledger=ledger)
+
+    def for_batch(self, info: Any) -> "Tracked":
+        return replace(self, step=self.step.for_batch(info)) if hasattr(self.step, "for_batch") else self
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if frame.length:
+                yield from self._apply(frame)
+
+    def _apply(self, frame: Frame) -> Iterator[Frame]:
+        numbers = np.arange(frame.length)
+        given = Frame(frame._columns, frame.length, frame.meter, dict(frame._values))
+        if self.keeps:
+            given._columns = {**frame._columns, ROW: pa.array(numbers)}
+        try:
+            results = list(self.step.run(iter([given])))
+        except UserCodeFailed as error:
+            yield from self._failed(frame, error)
+            return
+        anchors = frame.array(ANCHORS)
+        assert self.ledger is not None, "for_task comes first"
+        if not self.keeps:
+            self.ledger.ack(anchors)
+            yield from results
+            return
+        alive = np.zeros(frame.length, bool)
+        for result in results:
+            index = result.array(ROW).to_numpy()
+            alive[index] = True
+            whole = len(index) == frame.length and bool((index == numbers).all())
+            columns = {name: array for name, array in result._columns.items() if name != ROW}
+            columns[ANCHORS] = anchors if whole else children_of(anchors, index)
+            yield Frame(columns, result.length, result.meter, dict(result._values))
+        if not alive.all():
+            self.ledger.ack(anchors.filter(pa.array(~alive)))
+
+    def _failed(self, frame: Frame, error: UserCodeFailed) -> Iterator[Frame]:
+        if frame.length == 1 or report_of(error)["kind"] == "failed":
+            assert self.ledger is not None, "for_task comes first"
+            self.ledger.fail(_roots(frame.array(ANCHORS)), error)
+            return
+        half = frame.length // 2
+        yield from self._apply(_piece(frame, 0, half))
+        yield from self._apply(_piece(frame, half, frame.length - half))
+
+
+@dataclass(frozen=True)
+class EndTrees:
+    """The rows end here; their anchors go on, only to say which messages they belong to."""
+
+    label: Label
+    ledger: Ledger | None = None
+    user = None
+
+    def for_task(self, ledger: Ledger) -> "EndTrees":
+        return replace(self, ledger=ledger)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        assert self.ledger is not None, "for_task comes first"
+        for frame in frames:
+            if frame.length:
+                self.ledger.ack(frame.array(ANCHORS))
+            yield frame
+
+
+@dataclass(frozen=True)
+class BeginTrees:
+    """Rows that Spark has dropped or multiplied get ids of their own, which are told to the ledger."""
+
+    label: Label
+    ledger: Ledger | None = None
+    user = None
+
+    def for_task(self, ledger: Ledger) -> "BeginTrees":
+        return replace(self, ledger=ledger)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        assert self.ledger is not None, "for_task comes first"
+        seen = 0
+        for frame in frames:
+            if not frame.length:
+                continue
+            counts, roots, ids = read_anchors(frame.array(ANCHORS))
+            new = mixed(ids ^ mixed(np.arange(seen, seen + len(ids), dtype=np.uint64)))
+            seen += len(ids)
+            self.ledger.ack_pairs(roots, new)
+            columns = {**frame._columns, ANCHORS: make_anchors(counts, roots, new)}
+            yield Frame(columns, frame.length, frame.meter, dict(frame._values))
+
+
+@dataclass(frozen=True)
+class TrackedGroups(Groups):
+    """Groups whose rows have anchors: a group is anchored to all of its rows.
+
+    A row whose fold raises fails its messages; a group whose ``complete`` raises those of all of its rows.
+
+    Attributes:
+        keeps: as in Tracked.
+    """
+
+    keeps: bool = False
+    ledger: Ledger | None = None
+
+    def for_task(self, ledger: Ledger) -> "TrackedGroups":
+        return replace(self, ledger=ledger)
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        folds = Folds(self.aggregator, self.mode, self.batch_id)
+        fold = folds.fold()
+        groups: dict[Any, Any] = {}
+        originals: dict[Any, tuple] = {}
+        anchors: dict[Any, dict[int, int]] = {}  # group → root → XOR of the ids of its rows
+        key_types: list[pa.DataType] = []
+        for frame in frames:
+            if frame.length:
+                key_types = key_types or [frame.array(name).type for name in self.keys]
+                self._fold_tracked(frame, fold, groups, originals, anchors)
+        if self.always and not groups:
+            try:
+                groups[()] = folds.initial()
+            except (Exception, SystemExit) as error:
+                fail(self.label, error, {})
+        yield from self._complete(groups, originals, anchors, key_types)
+
+    def _fold_tracked(
+        self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple],
+        anchors: dict[Any, dict[int, int]],
+    ) -> None:  # fmt: skip
+        assert self.ledger is not None, "for_task comes first"
+        columns = [frame.values(name) for name in self.inputs]
+        rows = zip(*columns) if columns else iter([()] * frame.length)
+        counts, roots, ids = read_anchors(frame.array(ANCHORS))
+        pairs = list(zip(roots.tolist(), ids.tolist()))
+        ends = np.cumsum(counts).tolist()
+        start = 0
+        for at, (key, row, end) in enumerate(zip(self._group_keys(frame, originals), rows, ends)):
+            of_row, start = pairs[start:end], end
+            try:
+                groups[key] = fold(groups.get(key, _NOTHING), row)
+            except (Exception, SystemExit) as error:
+                row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
+                self.ledger.fail([_signed(root) for root, _ in of_row], self._report(error, row_of))
+                continue
+            held = anchors.setdefault(key, {})
+            for root, id in of_row:
+                held[root] = held.get(root, 0) ^ id
+
+    def _report(self, error: BaseException, row: Mapping[str, Any]) -> UserCodeFailed:
+        try:
+            raise error
+        except BaseException as again:
+            try:
+                fail(self.label, again, row)
+            except UserCodeFailed as failed:
+                return failed
+
+    def _complete(
+        self, groups: dict[Any, Any], originals: dict[Any, tuple], anchors: dict[Any, dict[int, int]],
+        key_types: Sequence[pa.DataType],
+    ) -> Iterator[Frame]:  # fmt: skip
+        waiting = [list(groups)]
+        while waiting:
+            keys = waiting.pop()
+            try:
+                found = self._frame_of(keys, groups, originals, anchors, key_types) if keys else None
+            except UserCodeFailed as error:
+                if len(keys) > 1:
+                    half = len(keys) // 2
+                    waiting += [keys[half:], keys[:half]]
+                    continue
+                assert self.ledger is not None, "for_task comes first"
+                self.ledger.fail([_signed(root) for root in anchors.get(keys[0], {})], error)
+                continue
+            if found is not None:
+                yield found
+
+    def _frame_of(
+        self, keys: list[Any], groups: dict[Any, Any], originals: dict[Any, tuple],
+        anchors: dict[Any, dict[int, int]], key_types: Sequence[pa.DataType],
+    ) -> Frame:  # fmt: skip
+        complete = self.aggregator.complete if self.mode == "aggregate" else _itself
+        results = call_rows(
+            self.label, complete, [[groups[key] for key in keys]], ("state",), len(keys), self.many,
+            len(self.outputs) > 1, self.mode == "aggregate",
+        )  # fmt: skip
+        shown = [originals.get(key, key) for key in keys]
+
+        def row_at(group: int) -> dict[str, Any]:
+            return dict(zip(self.keys, shown[group]))
+
+        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
+        index = results.index()
+        kept = shown if index is None else [shown[group] for group in index]
+        for position, (name, kind) in enumerate(zip(self.keys, key_types)):
+            arrays[name] = pa.array([key[position] for key in kept], kind)
+        own = _of_groups([anchors.get(key, {}) for key in keys])
+        self._told(own, index, arrays)
+        return Frame(arrays, len(results.rows), Meter(), values)
+
+    def _told(self, own: pa.Array, index: list[int] | None, arrays: dict[str, Any]) -> None:
+        """The groups' rows end here, or go on in the results."""
+        assert self.ledger is not None, "for_task comes first"
+        if not self.keeps:
+            self.ledger.ack(own)
+            return
+        if index is None:
+            arrays[ANCHORS] = own
+            return
+        arrays[ANCHORS] = children_of(own, np.array(index, np.int64))
+        without = np.ones(len(own), bool)
+        without[index] = False
+        self.ledger.ack(own.filter(pa.array(without)))
+
+
+def _of_groups(anchors: Sequence[Mapping[int, int]]) -> pa.Array:
+    counts = np.array([len(one) for one in anchors], np.int64)
+    roots = np.array([root for one in anchors for root in one], np.uint64)
+    ids = np.array([id for one in anchors for id in one.values()], np.uint64)
+    return make_anchors(counts, roots, ids)
+
+
+def _roots(anchors: Any) -> list[int]:
+    return read_anchors(anchors)[1].view(np.int64).tolist()
+
+
+def _signed(root: int) -> int:
+    return root - (1 << 64) if root >= 1 << 63 else root
+
+
+def _piece(frame: Frame, start: int, length: int) -> Frame:
+    return Frame({name: array.slice(start, length) for name, array in frame._columns.items()}, length, frame.meter)
+
+
+def _without(frame: Frame, *names: str) -> Frame:
+    columns = {name: array for name, array in frame._columns.items() if name not in names}
+    return Frame(columns, frame.length, frame.meter, dict(frame._values))
+
+
+def _itself(state: Any) -> Any:
+    return state

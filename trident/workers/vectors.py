@@ -1,0 +1,299 @@
+"""Users' functions over whole columns on a worker: one call per piece of a batch.
+
+Steps of a :class:`trident.workers.chain.Chain`, beside those that call a function
+for each row. Imported by every worker: keep its imports light; pandas is
+loaded when a function wants it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trident.workers.chain import Frame
+from trident.workers.failures import Label, fail
+from trident.workers.values import WrongValue, _type_text, cut_repr
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a function over columns is called.
+
+    Attributes:
+        label: the operation.
+        function: of the user.
+        inputs: the fields that it takes.
+        kind: "arrow" or "pandas".
+        table: "DataFrame", "Table" or "RecordBatch" where it takes them as one; "": one by one.
+    """
+
+    label: Label
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    kind: str
+    table: str
+
+    def on(self, frame: Frame) -> Any:
+        """What the function gives for the piece."""
+        try:
+            return self.function(*self._arguments(frame))
+        except (Exception, SystemExit) as error:
+            self.fail(frame, error)
+
+    def fail(self, frame: Frame, error: BaseException) -> Any:
+        details = error.details if isinstance(error, WrongValue) else {}
+        fail(self.label, error, {}, place=f"for a piece of {frame.length} rows", **details)
+
+    def _arguments(self, frame: Frame) -> list[Any]:
+        arrays = [frame.array(name) for name in self.inputs]
+        if self.kind == "pandas":
+            series = [_to_pandas(array, name) for name, array in zip(self.inputs, arrays)]
+            if not self.table:
+                return series
+            import pandas as pd
+
+            return [pd.DataFrame(dict(zip(self.inputs, series)), index=range(frame.length))]
+        if not self.table:
+            return arrays
+        if self.table == "RecordBatch":
+            return [pa.RecordBatch.from_arrays(arrays, names=list(self.inputs))]
+        return [pa.table(arrays, names=list(self.inputs))]
+
+
+def _to_pandas(array: pa.Array, name: str) -> Any:
+    """A Series in which no value has changed: integers with nulls would else become floats."""
+    import pandas as pd
+
+    nullable = {
+        pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(),
+        pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(),
+    }  # fmt: skip
+    mapper = nullable.get if array.null_count else None
+    series = array.to_pandas(types_mapper=mapper, maps_as_pydicts="strict")
+    series.name = name
+    return series
+
+
+@dataclass(frozen=True)
+class _OfColumns:
+    """A step with a function over columns.
+
+    Attributes:
+        call: the function.
+    """
+
+    call: Call
+
+    @property
+    def label(self) -> Label:
+        return self.call.label
+
+    @property
+    def user(self) -> Any:
+        return self.call.function
+
+
+@dataclass(frozen=True)
+class VectorRows(_OfColumns):
+    """each, map and flat_map with a function over columns.
+
+    Attributes:
+        outputs: the fields that it makes, with their types.
+        types: of the outputs.
+        keep: the earlier fields that are needed later.
+        any_length: flat_map: any number of rows may come back.
+    """
+
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    keep: tuple[str, ...]
+    any_length: bool
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if not frame.length:
+                continue
+            result = self.call.on(frame)
+            if result is None and self.any_length:
+                continue
+            try:
+                yield self._made(frame, result)
+            except WrongValue as error:
+                self.call.fail(frame, error)
+
+    def _made(self, frame: Frame, result: Any) -> Frame:
+        columns = _columns(result, self.outputs)
+        arrays = {
+            name: typed(column, kind, name) for name, kind, column in zip(self.outputs, self.types, columns)
+        }  # fmt: skip
+        lengths = sorted({len(array) for array in arrays.values()})
+        if len(lengths) > 1 or (lengths != [frame.length] and not self.any_length):
+            raise WrongValue(
+                "the function gave another number of rows than it was given"
+                if not self.any_length else "the function gave columns of different length",
+                f"{' and '.join(map(str, lengths))} rows",
+                "columns of one length" if self.any_length else f"{frame.length} rows; flat_map for more or fewer",
+            )  # fmt: skip
+        frame.meter.rows = max(frame.meter.rows, lengths[0])
+        return Frame({**frame.only(self.keep), **arrays}, lengths[0], frame.meter)
+
+
+@dataclass(frozen=True)
+class VectorKeep(_OfColumns):
+    """filter with a function over columns."""
+
+    keep: tuple[str, ...]
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if not frame.length:
+                continue
+            result = self.call.on(frame)
+            try:
+                (column,) = _columns(result, ("condition",))
+                mask = typed(column, pa.bool_(), "condition")
+                if len(mask) != frame.length:
+                    raise WrongValue(
+                        "the function gave another number of rows than it was given", f"{len(mask)} rows",
+                        f"{frame.length} rows: a boolean for each",
+                    )  # fmt: skip
+            except WrongValue as error:
+                self.call.fail(frame, error)
+            index = pc.indices_nonzero(pc.fill_null(mask, False))
+            whole = len(index) == frame.length
+            yield Frame(frame.only(self.keep, None if whole else index), len(index), frame.meter)
+
+
+@dataclass(frozen=True)
+class VectorPeek(_OfColumns):
+    """peek with a function over columns; what it returns does not matter."""
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            if frame.length:
+                self.call.on(frame)
+            yield frame
+
+
+def vector_step(
+    kind: str, call: Call, outputs: tuple[str, ...], types: tuple[pa.DataType, ...], keep: tuple[str, ...]
+) -> Any:
+    """The step of an operation: "each", "map", "flat_map", "filter" or "peek"."""
+    if kind == "filter":
+        return VectorKeep(call, keep)
+    if kind == "peek":
+        return VectorPeek(call)
+    return VectorRows(call, outputs, types, keep, any_length=kind == "flat_map")
+
+
+# --- what came back ----------------------------------------------------------------------
+
+
+def _pandas() -> Any:
+    """pandas, if anybody has loaded it: else nothing can be of its classes."""
+    return sys.modules.get("pandas")
+
+
+def _is_column(value: Any) -> bool:
+    pandas, numpy = _pandas(), sys.modules.get("numpy")
+    return (
+        isinstance(value, (pa.Array, pa.ChunkedArray))
+        or (pandas is not None and isinstance(value, (pandas.Series, pandas.api.extensions.ExtensionArray)))
+        or (numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 1)
+    )
+
+
+def _columns(result: Any, outputs: Sequence[str]) -> list[Any]:
+    """One column for each output, in their order."""
+    pandas = _pandas()
+    if len(outputs) == 1 and _is_column(result):
+        return [result]
+    if isinstance(result, (pa.Table, pa.RecordBatch)):
+        return _by_name(result.schema.names, outputs, result.column)
+    if pandas is not None and isinstance(result, pandas.DataFrame):
+        named = list(result.columns)
+        if named == list(range(len(outputs))):  # columns that nobody has named
+            return [result.iloc[:, place] for place in range(len(outputs))]
+        return _by_name(named, outputs, lambda place: result.iloc[:, place])
+    if isinstance(result, (tuple, list)) and len(result) == len(outputs) and all(map(_is_column, result)):
+        return list(result)
+    names = ", ".join(outputs)
+    one = "a Series or an Array" if len(outputs) == 1 else f"a tuple of {len(outputs)} of them"
+    raise WrongValue(
+        "the function gave no columns", f"{cut_repr(result)} ({type(result).__name__})",
+        f"{one}, or a DataFrame or Table with {names}",
+    )  # fmt: skip
+
+
+def _by_name(names: Sequence[Any], outputs: Sequence[str], column: Callable[[int], Any]) -> list[Any]:
+    if sorted(map(str, names)) != sorted(outputs):
+        raise WrongValue(
+            "the function gave other columns than the outputs", ", ".join(map(str, names)) or "none",
+            ", ".join(outputs),
+        )  # fmt: skip
+    places = {str(name): place for place, name in enumerate(names)}
+    return [column(places[output]) for output in outputs]
+
+
+def typed(column: Any, kind: pa.DataType, name: str) -> pa.Array:
+    """A column as an array of a type, where no value changes by that.
+
+    Raises:
+        WrongValue: its type is another one, or a value does not fit.
+    """
+    found = getattr(column, "type", None) or getattr(column, "dtype", None)
+    try:
+        if isinstance(column, (pa.Array, pa.ChunkedArray)):
+            array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        elif pa.types.is_nested(kind):
+            array = pa.array(column, type=kind, from_pandas=True)
+        else:
+            array = pa.array(column, from_pandas=True)
+        if isinstance(array, pa.ChunkedArray):  # pandas' Arrow strings give one
+            array = array.combine_chunks()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.type == kind:
+            return array
+        found = array.type
+        if _may_become(array.type, kind):
+            return pc.cast(array, kind, safe=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise WrongValue(
+            f"output {name!r} does not fit its type: {str(error).splitlines()[0]}", str(found), _type_text(kind)
+        ) from None
+    raise WrongValue(f"output {name!r} is not of its type", str(found), _type_text(kind))
+
+
+def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a cast between the types means the same values: Arrow would also make text of numbers."""
+    is_ = pa.types
+    if is_.is_null(found) or is_.is_nested(kind):
+        return True
+    if _is_text(kind):
+        return _is_text(found)
+    if _is_binary(kind):
+        return _is_binary(found)
+    if is_.is_integer(kind) or is_.is_floating(kind):
+        return is_.is_integer(found) or is_.is_floating(found)
+    if is_.is_decimal(kind):
+        return is_.is_integer(found) or is_.is_decimal(found)
+    if is_.is_timestamp(kind):
+        return is_.is_timestamp(found) and (found.tz is None) == (kind.tz is None)
+    return is_.is_date(kind) and is_.is_date(found)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return (
+        is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind)
+    )  # fmt: skip

@@ -20,8 +20,16 @@ from benchmarks.report import Report
 
 # The order in which all of them run: what needs a young JVM first, the large table last.
 NAMES = (
-    "word-count", "commit-path", "catch-up", "zookeeper", "restart", "kinds", "stream-api", "tracking", "state-size",
-)  # fmt: skip
+    "word-count",
+    "commit-path",
+    "catch-up",
+    "zookeeper",
+    "restart",
+    "kinds",
+    "stream-api",
+    "tracking",
+    "state-size",
+)
 # Half an hour each, and processes of their own: only when they are asked for.
 WHEN_NAMED = ("failover",)
 JSON_SCHEMA = 1

@@ -53,9 +53,13 @@ class Bench:
     ) -> Iterator["TopologyQuery"]:
         """Starts a topology on the run's session and server; stops it in the end."""
         query = topology.start(
-            self.spark, warehouse=str(warehouse), zookeeper=self.zookeeper, max_spout_pending=in_flight,
-            zookeeper_root=f"/{warehouse.name}", **{"progress": "none", **settings},
-        )  # fmt: skip
+            self.spark,
+            warehouse=str(warehouse),
+            zookeeper=self.zookeeper,
+            max_spout_pending=in_flight,
+            zookeeper_root=f"/{warehouse.name}",
+            **{"progress": "none", **settings},
+        )
         try:
             yield query
         finally:

@@ -28,6 +28,7 @@ def _measure(bench: Bench, report: Report, lines: int, count: int) -> None:
     million = lines * count * words.WORDS_PER_LINE / 1e6
     what = f"{million:g} M words"
     with _Running(bench, lines) as running:
+
         def ours(number: int) -> float:
             return million / running.catch_up(count)
 

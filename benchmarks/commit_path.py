@@ -53,9 +53,17 @@ def _delta_overhead(bench: Bench, files: Path, report: Report) -> float:
         frame = words.counted(bench.spark.read.text(str(path)).coalesce(1))
         for kept, write in (
             (computed, lambda: noop(frame)),
-            (appended, lambda: frame.write.format("delta").mode("append").option("txnAppId", app)
-             .option("txnVersion", number).save(str(table))),
-        ):  # fmt: skip
+            (
+                appended,
+                lambda: (
+                    frame.write.format("delta")
+                    .mode("append")
+                    .option("txnAppId", app)
+                    .option("txnVersion", number)
+                    .save(str(table))
+                ),
+            ),
+        ):
             started = time.monotonic()
             write()
             kept.append((time.monotonic() - started) * 1000)

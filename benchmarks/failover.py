@@ -27,9 +27,10 @@ _ROUNDS = 20
 _STEADY_TRANSACTIONS = 8
 # The tests' coordinators, which live for seconds, have one compiler and generate no code.
 _AS_USERS = {
-    "spark.driver.extraJavaOptions": "", "spark.sql.codegen.wholeStage": "true",
+    "spark.driver.extraJavaOptions": "",
+    "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
-}  # fmt: skip
+}
 
 
 def run(bench: Bench, report: Report) -> None:
@@ -109,9 +110,7 @@ def _back(cluster: Cluster, old: Coordinator, own_host: bool, died: float) -> Co
     return made
 
 
-def _report(
-    report: Report, what: str, found: Sequence[tuple[float, float]], less: float, bound: float
-) -> None:
+def _report(report: Report, what: str, found: Sequence[tuple[float, float]], less: float, bound: float) -> None:
     commits = sorted(commit - less for _, commit in found)
     report.figure(f"{what}: it leads", "s", [lead - less for lead, _ in found])
     report.figure(f"{what}: first new commit", "s", commits, Goal(at_most=bound))

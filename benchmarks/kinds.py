@@ -62,7 +62,7 @@ def _states(folder: str) -> dict[str, Callable[["Stream"], Any]]:
         non_transactional,
         opaque,
         transactional,
-    )  # fmt: skip
+    )
 
     def keyed(state: Any, *aggregate: Any) -> Callable[["Stream"], Any]:
         return lambda stream: stream.group_by("key").persistent_aggregate(state, *(aggregate or (Count(), "count")))
@@ -101,8 +101,11 @@ def run(bench: Bench, report: Report) -> None:
     values = rounds(1, contenders, bench.said)
     ms = {name: report.figure(name, "ms", found) for name, found in values.items()}
     for name, found in parts.items():
-        spent = ", ".join(f"{part} {found[part]:.0f}" for part in ("begin", "process", "resolve", "publish", "advance")
-                          if part in found)  # fmt: skip
+        spent = ", ".join(
+            f"{part} {found[part]:.0f}"
+            for part in ("begin", "process", "resolve", "publish", "advance")
+            if part in found
+        )
         report.note(f"{name}: ms of its last transaction: {spent}")
     _by_size(bench, report)
     for name in contenders:

@@ -83,9 +83,12 @@ def _file_system(folder: Path) -> str:
 def _commit() -> str:
     try:
         answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=Path(__file__).parent,
-            capture_output=True, text=True, timeout=10,
-        )  # fmt: skip
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return answer.stdout.strip() or "unknown"

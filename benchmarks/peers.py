@@ -51,12 +51,13 @@ def merge_sink(
         session.conf.set("spark.databricks.delta.write.txnAppId", app)
         session.conf.set("spark.databricks.delta.write.txnVersion", str(batch_id))
         (
-            DeltaTable.forPath(session, str(table)).alias("t")
+            DeltaTable.forPath(session, str(table))
+            .alias("t")
             .merge(query(frame).alias("s"), f"t.{key} = s.{key}")
             .whenMatchedUpdate(set={value: f"t.{value} + s.{value}"})
             .whenNotMatchedInsertAll()
             .execute()
-        )  # fmt: skip
+        )
 
     return write
 
@@ -73,9 +74,14 @@ def make_table(spark: "SparkSession", table: Path, frame: "DataFrame") -> Path:
 
 
 def stream_ms(
-    spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, warm_up: int, format: str = "text",
+    spark: "SparkSession",
+    folder: Path,
+    sink: Sink,
+    checkpoint: Path,
+    warm_up: int,
+    format: str = "text",
     schema: str = "value string",
-) -> float:  # fmt: skip
+) -> float:
     """Milliseconds a batch of Structured Streaming over a folder of files, one file a batch.
 
     Counts what Spark says that each batch took (``triggerExecution``: with its
@@ -95,7 +101,12 @@ def stream_ms(
 
 
 def start_stream(
-    spark: "SparkSession", folder: Path, sink: Sink, checkpoint: Path, format: str = "text", schema: str = "value string"
+    spark: "SparkSession",
+    folder: Path,
+    sink: Sink,
+    checkpoint: Path,
+    format: str = "text",
+    schema: str = "value string",
 ) -> "StreamingQuery":
     """A query over what a folder has now, one file a batch."""
     session = spark.newSession()

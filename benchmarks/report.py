@@ -108,7 +108,9 @@ class Report:
         for figure in self.figures:
             spread = ""
             if len(figure.rounds) > 1:
-                spread = f"  ({_number(min(figure.rounds))} … {_number(max(figure.rounds))}, {len(figure.rounds)} rounds)"
+                spread = (
+                    f"  ({_number(min(figure.rounds))} … {_number(max(figure.rounds))}, {len(figure.rounds)} rounds)"
+                )
             made.append(
                 f"   {figure.name:<{width}}  {_number(figure.median):>9} {figure.unit}{spread}"
                 + _verdict(figure.goal, figure.median)
@@ -116,7 +118,9 @@ class Report:
         if self.ratios:
             made.append("   ratios:")
         for ratio in self.ratios:
-            made.append(f"   {ratio.name:<{width}}  {ratio.value:>9.2f} {ratio.unit}{_verdict(ratio.goal, ratio.value)}")
+            made.append(
+                f"   {ratio.name:<{width}}  {ratio.value:>9.2f} {ratio.unit}{_verdict(ratio.goal, ratio.value)}"
+            )
         return made + [f"   note: {text}" for text in self.notes]
 
 

@@ -65,7 +65,9 @@ def run(bench: Bench, report: Report) -> None:
     peer = report.figure("foreachBatch + append: process start to a new commit", "s", measured["Structured Streaming"])
     report.ratio("ours / Spark alone", seconds, spark)
     report.ratio("ours / foreachBatch + append", seconds, peer)
-    report.note("each process is killed with SIGKILL while four transactions are in flight, some 8 commits after its start")
+    report.note(
+        "each process is killed with SIGKILL while four transactions are in flight, some 8 commits after its start"
+    )
 
 
 _WHAT = {
@@ -86,9 +88,7 @@ def _life(mode: str, files: Path, folder: Path, lines: int) -> dict[str, float]:
     # The JVM of a killed process complains at length before it ends: only of interest when something failed.
     complaints = folder.with_suffix(".log")
     with complaints.open("w") as stderr:
-        child = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
-        )  # fmt: skip
+        child = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     found: dict[str, float] = {}
     try:
         assert child.stdout is not None

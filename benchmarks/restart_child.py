@@ -52,7 +52,9 @@ def _trident(spark: object, topology: object, folder: Path) -> None:
     while not query.recent_progress:
         _alive(query)
     # The first may be the rest of a decided one: that is not newly committed here.
-    while not (fresh := [one for one in query.recent_progress if one["num_input_rows"] or one["duration_ms"].get("process")]):
+    while not (
+        fresh := [one for one in query.recent_progress if one["num_input_rows"] or one["duration_ms"].get("process")]
+    ):
         _alive(query)
     _tell("committed", advanced_at(fresh[0]))
     while len(query.recent_progress) < _COMMITS_BEFORE_KILL:

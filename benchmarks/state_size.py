@@ -63,14 +63,18 @@ def _publishing(bench: Bench, report: Report, states: list["_Sized"]) -> None:
     report.ratio("a transaction: large / small", ms[f"{large}: a transaction"], ms[f"{small}: a transaction"], at_most)
     report.ratio("its commit: large / small", commit[large], commit[small], at_most)
     for what in (small, large):
-        report.ratio(f"{what}: foreachBatch MERGE / ours", ms[f"{what}: foreachBatch MERGE"], ms[f"{what}: a transaction"])
+        report.ratio(
+            f"{what}: foreachBatch MERGE / ours", ms[f"{what}: foreachBatch MERGE"], ms[f"{what}: a transaction"]
+        )
 
 
 def _reading(bench: Bench, report: Report, states: list["_Sized"]) -> None:
     contenders: dict[str, Callable[[int], float]] = {}
     for state in states:
         contenders[f"{state.what}: live read, all"] = _timed(lambda state=state: _sum(state.query.snapshot("counts")))
-        contenders[f"{state.what}: live read, one key"] = _timed(lambda state=state: _one(state.query.snapshot("counts")))
+        contenders[f"{state.what}: live read, one key"] = _timed(
+            lambda state=state: _one(state.query.snapshot("counts"))
+        )
         contenders[f"{state.what}: plain table, all"] = _timed(lambda state=state: _sum(state.plain()))
         contenders[f"{state.what}: plain table, one key"] = _timed(lambda state=state: _one(state.plain()))
     measured = rounds(1 if bench.quick else 5, contenders, bench.said, warm_up=True)
@@ -150,7 +154,9 @@ class _Sized:
         from trident import TridentConfig
         from trident.commands.admin import compact
 
-        compact("sized", TridentConfig(warehouse=str(self._warehouse), spark_master=self._bench.spark.sparkContext.master))
+        compact(
+            "sized", TridentConfig(warehouse=str(self._warehouse), spark_master=self._bench.spark.sparkContext.master)
+        )
         found = self.plain().count()
         if found != self._keys:
             raise AssertionError(f"the table has {found} keys after the MERGE, not {self._keys}")

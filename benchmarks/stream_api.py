@@ -108,9 +108,14 @@ def _two_by_hand(frame: "DataFrame") -> "DataFrame":
 
 
 def _large(
-    bench: Bench, report: Report, name: str, count: int, ours: Callable[["Stream"], "Stream"],
-    by_hand: Callable[["DataFrame"], "DataFrame"], goal: Goal,
-) -> None:  # fmt: skip
+    bench: Bench,
+    report: Report,
+    name: str,
+    count: int,
+    ours: Callable[["Stream"], "Stream"],
+    by_hand: Callable[["DataFrame"], "DataFrame"],
+    goal: Goal,
+) -> None:
     from trident.coordinators.transactions import TransactionAttempt
 
     frame = _frame(bench, count, 2).localCheckpoint()
@@ -123,9 +128,7 @@ def _large(
         return _timed(lambda: _noop(by_hand(frame)))
 
     values = rounds(7 if not bench.quick else 1, {"topology": topology, "by hand": hand}, bench.said, warm_up=True)
-    figures = {
-        who: report.figure(f"{name}, {count:,} rows: {who}", "ms", found) for who, found in values.items()
-    }  # fmt: skip
+    figures = {who: report.figure(f"{name}, {count:,} rows: {who}", "ms", found) for who, found in values.items()}
     report.ratio(f"{name}: topology / by hand", figures["topology"], figures["by hand"], goal)
 
 

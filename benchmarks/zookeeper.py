@@ -60,12 +60,17 @@ def run(bench: Bench, report: Report) -> None:
     report.figure("a small transaction, 4 in flight", "ms", [steady_ms(recorder.records, step)])
     # The first points still fill caches that have bounds.
     for name, found in (
-        ("JVM heap after GC", heap), ("JVM beside the heap", other), ("Python resident", python), ("JVM resident", jvm),
-    ):  # fmt: skip
+        ("JVM heap after GC", heap),
+        ("JVM beside the heap", other),
+        ("Python resident", python),
+        ("JVM resident", jvm),
+    ):
         report.figure(name, "MB", found)
         growth = _slope(found[len(found) // 3 :]) / step * 1000
         report.figure(f"{name}: growth per 1,000 transactions", "MB", [growth])
-    report.note(f"memory at {', '.join(str((n + 1) * step) for n in range(points))} transactions, the heap after a full GC")
+    report.note(
+        f"memory at {', '.join(str((n + 1) * step) for n in range(points))} transactions, the heap after a full GC"
+    )
 
 
 def _slope(points: list[float]) -> float:

@@ -143,9 +143,10 @@ class Acker:
     def __init__(self, timeout_secs: float = 30.0, buckets: int = 2, now: float = 0.0) -> None:
         if not timeout_secs > 0 or buckets < 2:
             raise ConfigError(
-                "an acker cannot give up roots so", found=f"timeout_secs={timeout_secs!r}, buckets={buckets!r}",
+                "an acker cannot give up roots so",
+                found=f"timeout_secs={timeout_secs!r}, buckets={buckets!r}",
                 expected="a number of seconds above 0, and at least 2 buckets",
-            )  # fmt: skip
+            )
         self._period = timeout_secs / (buckets - 1)
         self._buckets = [_Trees() for _ in range(buckets)]  # the newest first
         self._rotates_at = now + self._period

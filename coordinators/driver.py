@@ -90,10 +90,17 @@ class GroupDriver:
     """
 
     def __init__(
-        self, store: GroupStore, spouts: SpoutHost, runner: BatchRunner, committer: Committer, observer: Observer,
-        limits: Limits, message_timeout_secs: float | None,
-        explain: Callable[[BaseException], BaseException] = lambda error: error, threads: Threads = THREADS,
-    ) -> None:  # fmt: skip
+        self,
+        store: GroupStore,
+        spouts: SpoutHost,
+        runner: BatchRunner,
+        committer: Committer,
+        observer: Observer,
+        limits: Limits,
+        message_timeout_secs: float | None,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
+        threads: Threads = THREADS,
+    ) -> None:
         self._threads = threads
         self._store, self._spouts, self._runner, self._committer = store, spouts, runner, committer
         self._observer, self._limits = observer, limits
@@ -265,9 +272,11 @@ class GroupDriver:
             self._on_end(command)
         else:
             handler = {
-                master.Prepare: self._prepare, master.Decide: self._decide,
-                master.Commit: self._commit, master.Advance: self._advance,
-            }[type(command)]  # fmt: skip
+                master.Prepare: self._prepare,
+                master.Decide: self._decide,
+                master.Commit: self._commit,
+                master.Advance: self._advance,
+            }[type(command)]
             self._commit_pool.submit(handler, command)
 
     def _on_end(self, command: master.End) -> None:
@@ -282,9 +291,10 @@ class GroupDriver:
                 said = f"{where} failed {trouble.failures} times; the last error: {cause}"
             name = self._store.topology
             self.error = AttemptCapReached(
-                said, txid=txid,
+                said,
+                txid=txid,
                 action=f"mend the cause and start again, or give the batch up with `trident skip {name} --txid {txid}`",
-            )  # fmt: skip
+            )
             # Where in this framework a batch fails says nothing to whoever reads why it did.
             self.error.__cause__ = cause.with_traceback(None) if isinstance(cause, BatchError) else cause
 
@@ -417,8 +427,11 @@ class GroupDriver:
         if not self._until_done(work, "publish", publish, None):
             return
         # A queue is acknowledged only when the data is durable.
-        data = {tx_id: spout["commit_data"] for tx_id, spout in work.published.spouts.items()
-                if spout.get("commit_data") is not None}  # fmt: skip
+        data = {
+            tx_id: spout["commit_data"]
+            for tx_id, spout in work.published.spouts.items()
+            if spout.get("commit_data") is not None
+        }
 
         def commit() -> None:
             if data:
@@ -464,9 +477,7 @@ class GroupDriver:
         }
         return {tx_id: found for tx_id, found in changed.items() if found}
 
-    def _until_done(
-        self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None
-    ) -> bool:
+    def _until_done(self, work: _Work, part: str, action: Callable[[], Any], event: master.Event | None) -> bool:
         """Rolls forward: retries with back-off until it is done, deposed, or at the cap halted."""
         started, failures = self._threads.monotonic(), 0
         while not self._stopping.is_set():
@@ -480,8 +491,12 @@ class GroupDriver:
                 self.last_error, self.last_error_at = error, self._threads.wall_time()
                 log.warning(
                     "%s of a transaction of %s/%s that is decided failed (%d), trying again: %s",
-                    part, self._store.topology, self._store.group, failures, error,
-                )  # fmt: skip
+                    part,
+                    self._store.topology,
+                    self._store.group,
+                    failures,
+                    error,
+                )
                 if failures >= self._limits.max_attempts:
                     halted = Halted(
                         f"a decided transaction could not be finished after {failures} tries of {part}: {error}",

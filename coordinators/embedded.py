@@ -68,9 +68,15 @@ _PR_SET_PDEATHSIG = 1
 # A part of pyspark's 350 jars: the server is up in half a second instead of
 # several, and loads nothing of Spark.
 _JARS = (
-    "zookeeper-*", "slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "netty-*", "snappy-java-*",
+    "zookeeper-*",
+    "slf4j-api-*",
+    "log4j-api-*",
+    "log4j-core-*",
+    "log4j-slf4j2-impl-*",
+    "netty-*",
+    "snappy-java-*",
     "metrics-core-*",
-)  # fmt: skip
+)
 
 # Few kilobytes of znodes, written many times a second: with the defaults a log file grows to 100,000 requests, and
 # three of them are kept; and each begins with 64 MB.
@@ -242,9 +248,13 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
     with open(folder / "server.out", "wb") as output:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "trident.coordinators.embedded", str(folder), str(idle_secs)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=folder,
             start_new_session=True,
-        )  # fmt: skip
+        )
     _started[:] = [process for process in _started if process.poll() is None] + [supervisor]
     deadline = time.monotonic() + START_SECS_MAX
     while time.monotonic() < deadline:
@@ -419,11 +429,21 @@ class _Supervisor:
         (folder / "zoo.cfg").write_text(_ZOO_CFG.format(port=port), encoding="latin-1")
         (folder / "log4j2.properties").write_text(_LOG4J, encoding="latin-1")
         command = [
-            find_java()[0], "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-            "-Djava.awt.headless=true", "-Dlog4j2.configurationFile=log4j2.properties",
-            "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false", *_SMALL,
-            "-cp", _class_path(), "org.apache.zookeeper.server.quorum.QuorumPeerMain", "./zoo.cfg",
-        ]  # fmt: skip
+            find_java()[0],
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:-UsePerfData",
+            "-Djava.awt.headless=true",
+            "-Dlog4j2.configurationFile=log4j2.properties",
+            "-Dzookeeper.jmx.log4j.disable=true",
+            "-Dzookeeper.admin.enableServer=false",
+            *_SMALL,
+            "-cp",
+            _class_path(),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            "./zoo.cfg",
+        ]
         self._server = subprocess.Popen(
             command,
             cwd=folder,

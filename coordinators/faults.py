@@ -48,8 +48,16 @@ from trident.coordinators.errors import ConfigError, TridentError
 log = logging.getLogger("trident.coordinators.faults")
 ENVIRONMENT_VARIABLE = "TRIDENT_FAULTS"
 OUTCOMES = (
-    "fail_before", "do_then_fail", "do_then_die", "do_then_hang", "do_then_stop", "hang", "pause", "slow", "stop",
-)  # fmt: skip
+    "fail_before",
+    "do_then_fail",
+    "do_then_die",
+    "do_then_hang",
+    "do_then_stop",
+    "hang",
+    "pause",
+    "slow",
+    "stop",
+)
 SLOW_SECS = 2.0
 
 

@@ -98,9 +98,14 @@ class GroupStore:
     _halts_where_misplaced = True
 
     def __init__(
-        self, zk: ZooKeeper, topology: str, group: str, tx_ids: Iterable[str], fence: Fence | None = None,
+        self,
+        zk: ZooKeeper,
+        topology: str,
+        group: str,
+        tx_ids: Iterable[str],
+        fence: Fence | None = None,
         threads: Threads = THREADS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Args:
         zk: a connected ZooKeeper.
         topology: the topology's name.
@@ -323,9 +328,7 @@ class GroupStore:
             self._write(BEGIN, after, [], edits)
             return copy.deepcopy(pinned)
 
-    def _check_begin(
-        self, record: GroupRecord, attempt: TransactionAttempt, parent: TransactionAttempt | None
-    ) -> None:
+    def _check_begin(self, record: GroupRecord, attempt: TransactionAttempt, parent: TransactionAttempt | None) -> None:
         txid = attempt.txid
         if txid == record.current_txid:
             expected = record.last.attempt if record.last else None
@@ -511,16 +514,15 @@ class GroupStore:
             raise OutcomeUnknown(f"it is not known whether {path} exists") from problem
         self._ensured.add(path)
 
-    def _write(
-        self, point: str, after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]
-    ) -> None:
+    def _write(self, point: str, after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]) -> None:
         assert self._fence is not None
         digests, partition_digests = self._digests_after(edits)
         if after.pins is not None or edits or self._halts_where_misplaced:
             after = replace(
-                after, pins={**(after.pins or {}), **digests},
+                after,
+                pins={**(after.pins or {}), **digests},
                 partitions={**(after.partitions or {}), **partition_digests},
-            )  # fmt: skip
+            )
         data = encode(after)
         request: list[Op] = []
         self._fence.check_op(request)

@@ -36,7 +36,6 @@ _ROUNDS = 2
 _HIDDEN = "***"
 
 
-
 class RequiresSasl(kz.AuthFailedError, getattr(kz, "SessionClosedRequireSaslError", kz.ZookeeperError)):  # type: ignore
     """The server wants SASL of every client: a failed authentication, of which kazoo's thread would die."""
 
@@ -253,8 +252,10 @@ def refused(problem: BaseException | None, hosts: str) -> ZooKeeperRefused:
     found, expected, action = _explained(problem)
     return ZooKeeperRefused(
         f"the ZooKeeper at {hosts} and this client do not accept each other",
-        found=found, expected=expected, action=action,
-    )  # fmt: skip
+        found=found,
+        expected=expected,
+        action=action,
+    )
 
 
 def _explained(problem: BaseException | None) -> tuple[str, str, str]:
@@ -281,9 +282,10 @@ def _explained(problem: BaseException | None) -> tuple[str, str, str]:
         )
     if isinstance(problem, RequiresSasl):
         return (
-            "the server wants every client to authenticate with SASL (sessionRequireClientSASLAuth)", "SASL",
+            "the server wants every client to authenticate with SASL (sessionRequireClientSASLAuth)",
+            "SASL",
             "set zookeeper_sasl_mechanism, zookeeper_sasl_username and zookeeper_sasl_password",
-        )  # fmt: skip
+        )
     if isinstance(problem, kz.AuthFailedError):
         return (
             "the server refused the identity: a wrong user name or password, or a scheme that it does not have",
@@ -291,18 +293,21 @@ def _explained(problem: BaseException | None) -> tuple[str, str, str]:
             "check zookeeper_sasl_username and zookeeper_sasl_password, or the scheme in zookeeper_auth",
         )
     return (
-        f"{type(problem).__name__}: {problem}", "an answer that kazoo understands",
+        f"{type(problem).__name__}: {problem}",
+        "an answer that kazoo understands",
         "check the SASL and TLS settings; the log of the server may say more",
-    )  # fmt: skip
+    )
 
 
 def _certificate_problem(problem: BaseException) -> bool:
     tls = _tls_error(problem)
     if tls is None:
         return False
-    return isinstance(tls, ssl.SSLCertVerificationError) or "CERTIFICATE" in (tls.reason or "") or (
-        tls.reason or ""
-    ).endswith("UNKNOWN_CA")
+    return (
+        isinstance(tls, ssl.SSLCertVerificationError)
+        or "CERTIFICATE" in (tls.reason or "")
+        or (tls.reason or "").endswith("UNKNOWN_CA")
+    )
 
 
 def _tls_error(problem: BaseException | None) -> ssl.SSLError | None:

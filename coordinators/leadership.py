@@ -121,9 +121,13 @@ class Leadership:
     """Contends for one topology."""
 
     def __init__(
-        self, zk: ZooKeeper, topology: str, groups: Iterable[str], holder: Holder | None = None,
+        self,
+        zk: ZooKeeper,
+        topology: str,
+        groups: Iterable[str],
+        holder: Holder | None = None,
         threads: Threads = THREADS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Args:
         zk: a connected ZooKeeper.
         topology: its name.
@@ -254,9 +258,14 @@ class Lease:
     """
 
     def __init__(
-        self, zk: ZooKeeper, live_path: str, holder: Holder, fences: Mapping[str, Fence], session_number: int,
+        self,
+        zk: ZooKeeper,
+        live_path: str,
+        holder: Holder,
+        fences: Mapping[str, Fence],
+        session_number: int,
         threads: Threads = THREADS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fences = dict(fences)
         self.lost = threads.event()
         self.holder = holder

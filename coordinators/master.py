@@ -288,9 +288,24 @@ class HaltRequested:
 
 
 Event = Union[
-    Recovered, Ready, Began, Processed, Prepared, Decided, Committed, Advanced, Failed, TimerFired,
-    Paused, Resumed, Suspended, Reconnected, StopRequested, LostLeadership, HaltRequested,
-]  # fmt: skip
+    Recovered,
+    Ready,
+    Began,
+    Processed,
+    Prepared,
+    Decided,
+    Committed,
+    Advanced,
+    Failed,
+    TimerFired,
+    Paused,
+    Resumed,
+    Suspended,
+    Reconnected,
+    StopRequested,
+    LostLeadership,
+    HaltRequested,
+]
 
 # --- commands: what the driver carries out --------------------------------------------
 
@@ -380,9 +395,7 @@ class End:
     txid: int | None = None
 
 
-Command = Union[
-    AskReady, Begin, EmitBatch, Cancel, Prepare, Decide, Commit, Advance, Success, StartTimer, End
-]
+Command = Union[AskReady, Begin, EmitBatch, Cancel, Prepare, Decide, Commit, Advance, Success, StartTimer, End]
 Result = tuple[CoordinatorState, tuple[Command, ...]]
 
 
@@ -511,9 +524,7 @@ def _failed(state: CoordinatorState, event: Failed) -> Result:
     txid = event.attempt.txid
     before = state.trouble_of(txid)
     same = 0 if event.fingerprint is None else before.same + 1 if event.fingerprint == before.fingerprint else 1
-    trouble = Trouble(
-        before.failures + 1, before.timeouts + event.timed_out, event.timed_out, event.fingerprint, same
-    )
+    trouble = Trouble(before.failures + 1, before.timeouts + event.timed_out, event.timed_out, event.fingerprint, same)
     state, commands = _drop_from(state, txid)
     state = replace(state, trouble=_put(state.trouble, txid, trouble))
     if trouble.failures >= state.limits.max_attempts or same >= state.limits.max_same_failures:
@@ -564,12 +575,24 @@ def _halt_requested(state: CoordinatorState, event: HaltRequested) -> Result:
 
 
 _HANDLERS = {
-    Recovered: _recovered, Ready: _ready, Began: _began, Processed: _processed, Prepared: _prepared,
-    Decided: _decided, Committed: _committed, Advanced: _advanced, Failed: _failed,
-    TimerFired: _timer_fired, Paused: _paused, Resumed: _resumed, Suspended: _suspended,
-    Reconnected: _reconnected, StopRequested: _stop_requested, LostLeadership: _lost_leadership,
+    Recovered: _recovered,
+    Ready: _ready,
+    Began: _began,
+    Processed: _processed,
+    Prepared: _prepared,
+    Decided: _decided,
+    Committed: _committed,
+    Advanced: _advanced,
+    Failed: _failed,
+    TimerFired: _timer_fired,
+    Paused: _paused,
+    Resumed: _resumed,
+    Suspended: _suspended,
+    Reconnected: _reconnected,
+    StopRequested: _stop_requested,
+    LostLeadership: _lost_leadership,
     HaltRequested: _halt_requested,
-}  # fmt: skip
+}
 
 
 # --- what follows from a state, whatever led to it -------------------------------------
@@ -613,12 +636,7 @@ def _start_replay(state: CoordinatorState) -> Result:
 
 
 def _may_start_new(state: CoordinatorState) -> bool:
-    return (
-        _may_begin(state)
-        and state.next_txid > state.begun_to
-        and state.interval_over
-        and not state.paused
-    )
+    return _may_begin(state) and state.next_txid > state.begun_to and state.interval_over and not state.paused
 
 
 def _ask_readiness(state: CoordinatorState) -> Result:

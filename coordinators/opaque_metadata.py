@@ -156,9 +156,12 @@ class OpaqueMetadata:
         return Entry(txid, json.loads(encoded)["value"][partition], len(encoded))
 
     def _with_pages(
-        self, new: Mapping[str, Entry], pages: dict[int, dict[str, Entry]], ops: list[Op],
+        self,
+        new: Mapping[str, Entry],
+        pages: dict[int, dict[str, Entry]],
+        ops: list[Op],
         delete_old: int | None = _OLD_BYTES_PER_WRITE,
-    ) -> PageChanges:  # fmt: skip
+    ) -> PageChanges:
         greatest = self._greatest
         for chunk in _chunks(new):
             greatest += 1

@@ -140,9 +140,12 @@ class Committer(Protocol):
     """Writes manifests and publishes them."""
 
     def prepare(
-        self, attempt: TransactionAttempt, parent: TransactionAttempt | None, processed: ProcessedBatch,
+        self,
+        attempt: TransactionAttempt,
+        parent: TransactionAttempt | None,
+        processed: ProcessedBatch,
         record: GroupRecord,
-    ) -> PreparedBatch:  # fmt: skip
+    ) -> PreparedBatch:
         """Checks the tables and makes the manifest durable.
 
         Raises:
@@ -172,6 +175,13 @@ class Observer(Protocol):
 
 
 __all__: Sequence[str] = [
-    "BatchRunner", "Beginning", "Committer", "Initialized", "Observer", "PreparedBatch", "ProcessedBatch",
-    "Published", "SpoutHost",
-]  # fmt: skip
+    "BatchRunner",
+    "Beginning",
+    "Committer",
+    "Initialized",
+    "Observer",
+    "PreparedBatch",
+    "ProcessedBatch",
+    "Published",
+    "SpoutHost",
+]

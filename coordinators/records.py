@@ -219,9 +219,10 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
     fields = _fields(path, data, what)
     # The defaults of a record are for Python code; stored, every key is there.
     missing = [
-        known.name for known in dataclasses.fields(kind)  # type: ignore[arg-type]
+        known.name
+        for known in dataclasses.fields(kind)  # type: ignore[arg-type]
         if known.name not in fields and not known.metadata.get(MAY_BE_MISSING)
-    ]  # fmt: skip
+    ]
     if missing:
         raise CorruptZnode(path, found=_shown(data), expected=f"a {what} with the key `{missing[0]}`")
     try:
@@ -242,10 +243,12 @@ def _refuse_a_streams(path: str, data: bytes, what: str) -> None:
     parts = path.split("/")
     if data == b"" and parts[-1] in RESERVED_NAMES:
         raise CorruptZnode(
-            path, found=_shown(data), expected=f"a {what}",
+            path,
+            found=_shown(data),
+            expected=f"a {what}",
             action=f"an earlier version of this framework has made it for a stream named {parts[-1]!r}: give the "
             f"stream another name, then `trident reset {parts[-2]}` clears the znode",
-        )  # fmt: skip
+        )
 
 
 def encode_value(value: Any, owner: str) -> bytes:

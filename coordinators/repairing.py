@@ -62,9 +62,15 @@ class RepairStore(GroupStore):
         return self._record is not None
 
     def rebuild(
-        self, incarnation: str, identity: Mapping[str, Any], record: GroupRecord, decision: Decision | None,
-        pins: Mapping[str, Mapping[int, Any]], opaque: Mapping[str, Mapping[str, Any]], opaque_txid: int,
-    ) -> None:  # fmt: skip
+        self,
+        incarnation: str,
+        identity: Mapping[str, Any],
+        record: GroupRecord,
+        decision: Decision | None,
+        pins: Mapping[str, Mapping[int, Any]],
+        opaque: Mapping[str, Mapping[str, Any]],
+        opaque_txid: int,
+    ) -> None:
         """Replaces all that is stored of the group, and the topology's incarnation and identity, in one multi.
 
         Doing the same again changes nothing but znode versions.

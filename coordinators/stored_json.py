@@ -14,9 +14,12 @@ import stat
 from typing import Any
 
 _KINDS = (
-    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
-)  # fmt: skip
+)
 _SHOWN = 200
 
 

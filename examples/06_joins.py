@@ -41,9 +41,12 @@ order.join(payment, [["order_id"], ["order"]]).partition_persist(DeltaAppend("pa
 
 # Three, in Trident's: a type per side. An order stays without payment and parcel; a payment without order goes.
 everything = topology.join(
-    order, payment, parcel, keys=["order_id", "order", "order"],
+    order,
+    payment,
+    parcel,
+    keys=["order_id", "order", "order"],
     type=JoinType.mixed(JoinType.INNER, JoinType.OUTER, JoinType.OUTER),
-)  # fmt: skip
+)
 everything.partition_persist(DeltaAppend("joined_orders"))
 
 
@@ -76,9 +79,10 @@ class Pair:
 
 # Both streams in one form, one state by the id; what has met goes on, in the transaction in which it met.
 sides = order.with_column("method", expr("cast(null as string)")).merge(
-    payment.select(expr("order as order_id"), expr("cast(null as string) as who"),
-                   expr("cast(null as double) as amount"), "method")
-)  # fmt: skip
+    payment.select(
+        expr("order as order_id"), expr("cast(null as string) as who"), expr("cast(null as double) as amount"), "method"
+    )
+)
 pairs = sides.group_by("order_id").persistent_aggregate(
     DeltaMapState("pairs"), "who, amount, method", Pair(), "who string, amount double, method string, met boolean"
 )

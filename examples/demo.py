@@ -68,8 +68,10 @@ def main() -> int:
     print(f"\nInput:         {size / 1e6:.1f} MB, {lines:,} lines, {FILES} files")
     print(f"Transactions:  {transactions}, {IN_FLIGHT} in flight; {words:,} words counted")
     print(f"Crashes:       {killed} times SIGKILL, {killed} survived")
-    print(f"Rate:          {result['rate']:,.0f} words/s while running; {answer:.0f} s in all, "
-          f"with {len(LIVES)} starts of Spark")  # fmt: skip
+    print(
+        f"Rate:          {result['rate']:,.0f} words/s while running; {answer:.0f} s in all, "
+        f"with {len(LIVES)} starts of Spark"
+    )
     print(f"Tables:        {WAREHOUSE / 'word_counts'} and {WAREHOUSE / 'package_lines'}")
     for name, difference in result["differences"].items():
         print(f"Compared:      {name}: " + (difference or "identical to one plain Spark job over the same files"))

@@ -51,9 +51,13 @@ class Group:
     spark: Any = None
 
     def __init__(
-        self, make: Callable[[], Any], folder: Path, rng: random.Random, cancels: bool,
+        self,
+        make: Callable[[], Any],
+        folder: Path,
+        rng: random.Random,
+        cancels: bool,
         rows_of: Callable[[Any], list] = list,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.make, self.folder, self.rng, self.cancels, self.rows_of = make, folder, rng, cancels, rows_of
         self.table: list[tuple[int, Any]] = []  # (txid, row), of published transactions
         self.current, self.begun_to = 1, 0

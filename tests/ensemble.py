@@ -78,12 +78,20 @@ class Ensemble:
     def start(self, *servers: str) -> None:
         for server in servers or SERVERS:
             java = [
-                find_java()[0], "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+                find_java()[0],
+                "-Xmx96m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:-UsePerfData",
                 f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
-                "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.admin.enableServer=false",
-                "-Dzookeeper.cnxTimeout=1000", "-cp", _class_path(),
-                "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._folder / server / "zoo.cfg"),
-            ]  # fmt: skip
+                "-Dzookeeper.jmx.log4j.disable=true",
+                "-Dzookeeper.admin.enableServer=false",
+                "-Dzookeeper.cnxTimeout=1000",
+                "-cp",
+                _class_path(),
+                "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+                str(self._folder / server / "zoo.cfg"),
+            ]
             with (self._folder / f"{server}.log").open("ab") as log:
                 self._processes[server] = subprocess.Popen(
                     self.network.command(server, java), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -108,7 +116,7 @@ class Ensemble:
             self._paused.discard(server)
 
     def mode(self, server: str) -> str | None:
-        """"leader" or "follower"; None while it does not serve. Asked at the server's own endpoint."""
+        """ "leader" or "follower"; None while it does not serve. Asked at the server's own endpoint."""
         if server not in self._processes or server in self._paused:
             return None
         address, client, _, _ = self.network.ports(server)
@@ -175,5 +183,3 @@ def _srvr(address: str, port: int) -> str:
     with socket.create_connection((address, port), timeout=1.0) as probe:
         probe.sendall(b"srvr")
         return b"".join(iter(lambda: probe.recv(4096), b"")).decode("ascii", "replace")
-
-

@@ -220,22 +220,34 @@ def main(settings: Mapping[str, Any]) -> None:
     logging.getLogger("trident").setLevel(logging.INFO)
     threading.Thread(target=_watch_clock, daemon=True).start()
     say_attempts(log, bool(settings.get("late")))
-    spark = make_session("failover", {
-        "spark.master": settings.get("master", "local[2]"), "spark.driver.memory": "700m",
-        "spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": cold_options(), **settings.get("spark", {}),
-    })  # fmt: skip
+    spark = make_session(
+        "failover",
+        {
+            "spark.master": settings.get("master", "local[2]"),
+            "spark.driver.memory": "700m",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.driver.extraJavaOptions": cold_options(),
+            **settings.get("spark", {}),
+        },
+    )
     log("has a session")
     while "wait_for" in settings and not os.path.exists(settings["wait_for"]):
         time.sleep(0.02)
     query = topology(settings).start(
-        spark, warehouse=settings["warehouse"], zookeeper=settings["zookeeper"],
-        zookeeper_root=settings["zookeeper_root"], max_spout_pending=settings.get("max_spout_pending", 3),
+        spark,
+        warehouse=settings["warehouse"],
+        zookeeper=settings["zookeeper"],
+        zookeeper_root=settings["zookeeper_root"],
+        max_spout_pending=settings.get("max_spout_pending", 3),
         zookeeper_session_timeout_secs=settings.get("session_secs", 4),
-        zookeeper_connect_timeout_secs=60, message_timeout_secs=120, max_attempts=1000,
+        zookeeper_connect_timeout_secs=60,
+        message_timeout_secs=120,
+        max_attempts=1000,
         batch_emit_interval_secs=settings.get("interval_secs", 0.3),
-    )  # fmt: skip
+    )
     log("started")
     _say_progress(query, log)
 

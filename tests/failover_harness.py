@@ -50,9 +50,14 @@ class Coordinator:
         self.name, self._log, self.own_host = name, folder / f"{name}.jsonl", own_host
         self._out = folder / f"{name}.out"
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "TRIDENT_FAULTS": faults,
-            "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "TRIDENT_FAULTS": faults,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_HOSTNAME": "localhost",
+        }
         environment.pop("TRIDENT_FAILOVER", None)
         environment.pop("TRIDENT_FAILOVER_NETWORK", None)
         with self._out.open("ab") as output:
@@ -75,9 +80,10 @@ class Coordinator:
 
     def said(self, what: str, since: float = 0.0, **details: Any) -> list[dict[str, Any]]:
         return [
-            line for line in self.lines
+            line
+            for line in self.lines
             if line["what"] == what and line["at"] >= since and details.items() <= line.items()
-        ]  # fmt: skip
+        ]
 
     def advanced(self, since: float = 0.0, **details: Any) -> list[dict[str, Any]]:
         return self.said("advanced", since, **details)
@@ -182,10 +188,16 @@ class Cluster:
 
     def start(self, name: str, faults: str = "", own_host: bool = False, **settings: Any) -> Coordinator:
         given = {
-            "warehouse": str(self.warehouse), "zookeeper": self.network.hosts(name), "zookeeper_root": self.root,
-            "log": str(self.folder / f"{name}.jsonl"), "end": str(self._end), "rows": 20,
-            "map": str(self.folder / "map.db"), **self._settings, **settings,
-        }  # fmt: skip
+            "warehouse": str(self.warehouse),
+            "zookeeper": self.network.hosts(name),
+            "zookeeper_root": self.root,
+            "log": str(self.folder / f"{name}.jsonl"),
+            "end": str(self._end),
+            "rows": 20,
+            "map": str(self.folder / "map.db"),
+            **self._settings,
+            **settings,
+        }
         (self.folder / f"{name}.jsonl").unlink(missing_ok=True)
         child = [sys.executable, str(ROOT / "tests" / "failover_child.py"), json.dumps(given)]
         command = self.network.command(name, child, own_host)
@@ -296,8 +308,6 @@ class Cluster:
         with sqlite3.connect(self.folder / "map.db") as connection:
             rows = connection.execute("SELECT key, value FROM totals").fetchall()
         return Counter({json.loads(key)["tuple"][0]: json.loads(value)["opaque"][1] for key, value in rows})
-
-
 
 
 def commits_of(table: Path) -> Iterator[dict[str, Any]]:

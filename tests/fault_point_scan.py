@@ -16,22 +16,65 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinators", "states", "trident")
 
 FUNCTIONS = {
-    "os.replace", "os.rename", "os.link", "os.symlink", "os.unlink", "os.remove", "os.rmdir", "os.fsync",
-    "os.makedirs", "os.mkdir", "os.truncate", "os.write", "shutil.rmtree", "shutil.move", "shutil.copy",
-    "shutil.copy2", "shutil.copyfile", "shutil.copyfileobj", "shutil.copytree", "pq.write_table", "guard",
-    "guard_commit", "fsync",
-}  # fmt: skip
+    "os.replace",
+    "os.rename",
+    "os.link",
+    "os.symlink",
+    "os.unlink",
+    "os.remove",
+    "os.rmdir",
+    "os.fsync",
+    "os.makedirs",
+    "os.mkdir",
+    "os.truncate",
+    "os.write",
+    "shutil.rmtree",
+    "shutil.move",
+    "shutil.copy",
+    "shutil.copy2",
+    "shutil.copyfile",
+    "shutil.copyfileobj",
+    "shutil.copytree",
+    "pq.write_table",
+    "guard",
+    "guard_commit",
+    "fsync",
+}
 METHODS = {
     # files
-    "write_text", "write_bytes", "mkdir", "unlink", "rmdir", "touch", "symlink_to", "hardlink_to", "write_table",
+    "write_text",
+    "write_bytes",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "touch",
+    "symlink_to",
+    "hardlink_to",
+    "write_table",
     "executescript",
     # Spark
-    "collect", "toPandas", "toArrow", "toLocalIterator", "foreachPartition", "save", "saveAsTable", "insertInto",
-    "localCheckpoint", "foreachBatch",
+    "collect",
+    "toPandas",
+    "toArrow",
+    "toLocalIterator",
+    "foreachPartition",
+    "save",
+    "saveAsTable",
+    "insertInto",
+    "localCheckpoint",
+    "foreachBatch",
     # kazoo: its requests end so
-    "start_async", "get_async", "exists_async", "get_children_async", "sync_async", "ensure_path_async",
-    "commit_async", "create_async", "set_async", "delete_async",
-}  # fmt: skip
+    "start_async",
+    "get_async",
+    "exists_async",
+    "get_children_async",
+    "sync_async",
+    "ensure_path_async",
+    "commit_async",
+    "create_async",
+    "set_async",
+    "delete_async",
+}
 WRITE_MODES = ("w", "a", "x", "+")
 
 

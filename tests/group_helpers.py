@@ -38,15 +38,20 @@ class Group:
     """One coordinator of topology "top", group "g"; several over one warehouse are its successive lives."""
 
     def __init__(
-        self, engine: KernelEngine, warehouse: Path, bindings: list[StateBinding] | None = None, epoch: int = 1,
-        record: GroupRecord | None = None, fence=lambda: None, incarnation: str = "inc", topology: str = "top",
-    ) -> None:  # fmt: skip
+        self,
+        engine: KernelEngine,
+        warehouse: Path,
+        bindings: list[StateBinding] | None = None,
+        epoch: int = 1,
+        record: GroupRecord | None = None,
+        fence=lambda: None,
+        incarnation: str = "inc",
+        topology: str = "top",
+    ) -> None:
         self.warehouse, self.incarnation = warehouse, incarnation
         self.record = record or GroupRecord(incarnation, 1)
         self.bindings = [append_binding(), map_binding()] if bindings is None else bindings
-        self.committer = DeltaCommitter(
-            engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence
-        )
+        self.committer = DeltaCommitter(engine, warehouse, topology, "g", incarnation, epoch, self.bindings, fence)
 
     def open(self) -> Group:
         self.committer.open(self.record)
@@ -70,9 +75,12 @@ class Group:
     def advance(self, decision, marks) -> None:
         marker = Marker(decision.txid, decision.attempt_id, decision.sha256)
         self.record = replace(
-            self.record, current_txid=decision.txid + 1, last=marker, last_published=marker,
+            self.record,
+            current_txid=decision.txid + 1,
+            last=marker,
+            last_published=marker,
             tables={**self.record.tables, **marks.marks},
-        )  # fmt: skip
+        )
 
     def commit(self, txid: int, words: list[str], attempt_id: int = 0):
         decision = self.prepare(TransactionAttempt(txid, attempt_id), words)

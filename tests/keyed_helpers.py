@@ -53,8 +53,14 @@ class Concat:
         return a + b
 
 
-def keyed(name: str = "counts", schema: str = COUNT_SCHEMA, keys: Sequence[str] = ("word",),
-          aggregator: Any = None, merging: str = "combine", **settings: Any) -> StateBinding:  # fmt: skip
+def keyed(
+    name: str = "counts",
+    schema: str = COUNT_SCHEMA,
+    keys: Sequence[str] = ("word",),
+    aggregator: Any = None,
+    merging: str = "combine",
+    **settings: Any,
+) -> StateBinding:
     """The binding of a keyed state; counts words unless told.
 
     With merging "last" a published row has, after keys and values, whether its key is deleted.
@@ -80,9 +86,16 @@ class Group:
     """
 
     def __init__(
-        self, spark: SparkSession, engine: KernelEngine, warehouse: Path, *bindings: StateBinding,
-        topology: str = "top", group: str = "g", incarnation: str = "inc1", starts_at: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        engine: KernelEngine,
+        warehouse: Path,
+        *bindings: StateBinding,
+        topology: str = "top",
+        group: str = "g",
+        incarnation: str = "inc1",
+        starts_at: int = 1,
+    ) -> None:
         self.spark, self.engine, self.warehouse = spark, engine, Path(warehouse)
         self.topology, self.group, self.incarnation = topology, group, incarnation
         self.bindings: dict[str, StateBinding] = {}
@@ -100,9 +113,13 @@ class Group:
         for spec in (published_table(binding), plain_table(binding)):
             if spec is not None:
                 made = self.engine.create_table(
-                    str(self.warehouse / spec.path), spec.schema_json, spec.partition_columns, spec.properties,
-                    {DOMAIN: control.encode()}, f"trident/{self.incarnation}",
-                )  # fmt: skip
+                    str(self.warehouse / spec.path),
+                    spec.schema_json,
+                    spec.partition_columns,
+                    spec.properties,
+                    {DOMAIN: control.encode()},
+                    f"trident/{self.incarnation}",
+                )
                 self.snapshots.setdefault(name, made)
         self.bindings[name], self.rows[name] = binding, []
         descriptor = StateDescriptor.of(binding, self.topology, self.group, self.incarnation, starts_at)
@@ -126,9 +143,12 @@ class Group:
         control = json.loads(snapshot.control(DOMAIN) or "{}")
         control.update(txid=txid, attempt_id=0, digest=f"d{txid}")
         self.snapshots[name] = self.engine.commit_files(
-            snapshot, self.write(name, txid, rows), (f"trident/{self.topology}/{self.group}", txid),
-            {DOMAIN: json.dumps(control)}, f"trident/{self.incarnation}",
-        )  # fmt: skip
+            snapshot,
+            self.write(name, txid, rows),
+            (f"trident/{self.topology}/{self.group}", txid),
+            {DOMAIN: json.dumps(control)},
+            f"trident/{self.incarnation}",
+        )
 
     def write(self, name: str, txid: int, rows: Sequence[tuple]) -> list[StagedFile]:
         """Stages rows in one file, none for no rows."""
@@ -139,9 +159,12 @@ class Group:
         columns = list(zip(*rows)) if rows else [[] for _ in schema]
         batch = pa.RecordBatch.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
         target = FileTarget(
-            name, str(self.warehouse / spec.path), f"data/{self.incarnation}/{txid}-0-x",
-            spec.partition_columns, {spec.txid_column: txid} if spec.txid_column else {},
-        )  # fmt: skip
+            name,
+            str(self.warehouse / spec.path),
+            f"data/{self.incarnation}/{txid}-0-x",
+            spec.partition_columns,
+            {spec.txid_column: txid} if spec.txid_column else {},
+        )
         return [
             StagedFile(**{**report, "partition_values": json.loads(report["partition_values"])})
             for report in ({k: v for k, v in r.items() if k != "target"} for r in write_partition(target, [batch]))

@@ -195,9 +195,7 @@ class Proxies:
     def __init__(self, servers: Sequence[str], clients: Sequence[str]) -> None:
         self._ports = {server: (_free_port(), _free_port(), _free_port()) for server in servers}
         self._clients = list(clients)
-        self._proxies = {
-            (client, server): Proxy(self._ports[server][0]) for client in clients for server in servers
-        }
+        self._proxies = {(client, server): Proxy(self._ports[server][0]) for client in clients for server in servers}
 
     def ports(self, server: str) -> tuple[str, int, int, int]:
         return ("127.0.0.1", *self._ports[server])

@@ -34,9 +34,15 @@ class RedisServer:
         import redis
 
         settings = {
-            "port": self.port, "bind": "127.0.0.1", "dir": self._folder, "save": "", "appendonly": "yes",
-            "appendfsync": "always", "requirepass": PASSWORD, "logfile": self._folder / "redis.log",
-        }  # fmt: skip
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self._folder,
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "requirepass": PASSWORD,
+            "logfile": self._folder / "redis.log",
+        }
         arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
         self._process = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL)
         with redis.Redis.from_url(self.url) as client:

@@ -55,18 +55,32 @@ def topology(settings: dict[str, Any]) -> TridentTopology:
 
 
 def main(settings: dict[str, Any]) -> None:
-    spark = make_session("life", {
-        "spark.master": settings["master"], "spark.driver.memory": "700m", "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "1", "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.executor.extraJavaOptions": cold_options(), "spark.sql.session.timeZone": "UTC",
-    })  # fmt: skip
+    spark = make_session(
+        "life",
+        {
+            "spark.master": settings["master"],
+            "spark.driver.memory": "700m",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.executor.extraJavaOptions": cold_options(),
+            "spark.sql.session.timeZone": "UTC",
+        },
+    )
     query = topology(settings).start(
-        spark, warehouse=settings["warehouse"], zookeeper=settings["zookeeper"],
-        zookeeper_root=settings["zookeeper_root"], zookeeper_session_timeout_secs=4, max_replays=1,
-        replay_backoff_secs=0.01, max_pending_messages=16, max_spout_pending=2, message_timeout_secs=120,
+        spark,
+        warehouse=settings["warehouse"],
+        zookeeper=settings["zookeeper"],
+        zookeeper_root=settings["zookeeper_root"],
+        zookeeper_session_timeout_secs=4,
+        max_replays=1,
+        replay_backoff_secs=0.01,
+        max_pending_messages=16,
+        max_spout_pending=2,
+        message_timeout_secs=120,
         batch_partitions=settings.get("batch_partitions"),
-    )  # fmt: skip
+    )
     print("started", flush=True)
     query.process_all_available(WAIT_SECS)
     counts = {row.word: row["count"] for row in query.snapshot("counts").collect()}

@@ -64,9 +64,12 @@ class World:
     @property
     def config(self) -> TridentConfig:
         return TridentConfig(
-            warehouse=str(self.warehouse), zookeeper=self.hosts, zookeeper_root=self.root,
-            zookeeper_session_timeout_secs=4, **IN_ONE_PROCESS,
-        )  # fmt: skip
+            warehouse=str(self.warehouse),
+            zookeeper=self.hosts,
+            zookeeper_root=self.root,
+            zookeeper_session_timeout_secs=4,
+            **IN_ONE_PROCESS,
+        )
 
     def start(self, batches: int, made: TridentTopology | None = None, **settings: Any) -> TopologyQuery:
         query = start_topology(
@@ -118,8 +121,11 @@ class World:
         """Every znode with its value and version; every file of the warehouse but ZooKeeper's own."""
         with connected(self.hosts, self.root) as zk:
             znodes = dict(znodes_below(zk, self.root))
-        files = {str(path): path.stat().st_mtime_ns for path in self.warehouse.rglob("*")
-                 if path.is_file() and ".trident" not in path.name}  # fmt: skip
+        files = {
+            str(path): path.stat().st_mtime_ns
+            for path in self.warehouse.rglob("*")
+            if path.is_file() and ".trident" not in path.name
+        }
         return znodes, files
 
     def copy(self, warehouse: Path, root: str) -> World:

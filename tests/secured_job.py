@@ -99,10 +99,14 @@ def topology(folder: Path) -> TridentTopology:
 def main(folder: Path) -> None:
     logging.basicConfig(level=1, stream=sys.stderr)
     logging.getLogger("trident.coordinators.zookeeper.kazoo").propagate = True
-    spark = make_session("life", {
-        "spark.master": "local[2]", "spark.driver.memory": "700m",
-        "spark.executorEnv.SECURED_JOB_PROBE": "of the conf",
-    })  # fmt: skip
+    spark = make_session(
+        "life",
+        {
+            "spark.master": "local[2]",
+            "spark.driver.memory": "700m",
+            "spark.executorEnv.SECURED_JOB_PROBE": "of the conf",
+        },
+    )
     config = TridentConfig()
     query: TopologyQuery = topology(folder).start(spark, config)
     while faults.unfired() and query.is_active:

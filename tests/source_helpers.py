@@ -36,9 +36,13 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, warehouse: Path) ->
         topology = TridentTopology(name)
         topology.new_stream("rows", spout).partition_persist(DeltaAppend("out"))
         given = {
-            "warehouse": str(warehouse), "zookeeper": zk_server, "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4, **IN_ONE_PROCESS, **settings,
-        }  # fmt: skip
+            "warehouse": str(warehouse),
+            "zookeeper": zk_server,
+            "zookeeper_root": zk_root,
+            "zookeeper_session_timeout_secs": 4,
+            **IN_ONE_PROCESS,
+            **settings,
+        }
         query = start_topology(topology, spark, **{"standby": True, **given})
         queries.append(query)
         return query

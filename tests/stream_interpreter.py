@@ -51,6 +51,7 @@ class Batch:
 
     def each(self, inputs: Sequence[str], function: Callable[..., Any], outputs: Sequence[str]) -> "Batch":
         """A function: what it returns is none, one or many rows, beside the row that it was called for."""
+
         def extend(row: Row) -> list[Row]:
             values = results_of(function(*[row[name] for name in inputs]), len(outputs))
             return [{**row, **dict(zip(outputs, value))} for value in values]
@@ -72,9 +73,7 @@ class Batch:
         return self._row_by_row(outputs, replace)
 
     def filter(self, inputs: Sequence[str], function: Callable[..., Any]) -> "Batch":
-        return self._row_by_row(
-            self.fields, lambda row: [row] if function(*[row[name] for name in inputs]) else []
-        )  # fmt: skip
+        return self._row_by_row(self.fields, lambda row: [row] if function(*[row[name] for name in inputs]) else [])
 
     def with_column(self, name: str, inputs: Sequence[str], function: Callable[..., Any]) -> "Batch":
         fields = self.fields if name in self.fields else (*self.fields, name)
@@ -158,9 +157,7 @@ def source(fields: Sequence[str], rows: Sequence[tuple], partitions: int) -> Bat
     return Batch(fields, cut)
 
 
-def join(
-    sides: Sequence[Batch], keys: Sequence[Sequence[str]], outer: Sequence[bool], outputs: Sequence[str]
-) -> Batch:
+def join(sides: Sequence[Batch], keys: Sequence[Sequence[str]], outer: Sequence[bool], outputs: Sequence[str]) -> Batch:
     """Every combination of the sides' rows with equal keys; null equals null."""
     grouped = [groups(batch.rows, names) for batch, names in zip(sides, keys)]
     others = [[name for name in batch.fields if name not in names] for batch, names in zip(sides, keys)]
@@ -182,9 +179,12 @@ def join(
 
 
 def multi_reduce(
-    sides: Sequence[Batch], keys: Sequence[Sequence[str]], inputs: Sequence[Sequence[str]], reducer: Any,
+    sides: Sequence[Batch],
+    keys: Sequence[Sequence[str]],
+    inputs: Sequence[Sequence[str]],
+    reducer: Any,
     outputs: Sequence[str],
-) -> Batch:  # fmt: skip
+) -> Batch:
     """One reducer over the rows of several batches, per group where there are keys."""
     grouped = [groups(batch.rows, names) for batch, names in zip(sides, keys)]
     found: dict[tuple, tuple] = {} if keys[0] else {(): ()}

@@ -87,8 +87,10 @@ class Rows:
 def test_the_kinds_are_told_by_their_methods() -> None:
     assert kind_of(Count(), "x") == "native"
     for thing, kind, protocol in (
-        (Longest(), "combiner", Combiner), (Joined(), "reducer", Reducer), (Distinct(), "aggregator", Aggregator)
-    ):  # fmt: skip
+        (Longest(), "combiner", Combiner),
+        (Joined(), "reducer", Reducer),
+        (Distinct(), "aggregator", Aggregator),
+    ):
         assert kind_of(thing, "x") == kind and isinstance(thing, protocol)
     for wrong in (None, "count", object(), len):
         with pytest.raises(TopologyError, match="needs an aggregator"):
@@ -122,8 +124,11 @@ def test_result_types() -> None:
 
     assert result(Count()) == result(Count(), "string", "int") == "bigint"
     assert [result(Sum(), text) for text in ("int", "float", "decimal(12,2)", "decimal(35,2)")] == [
-        "bigint", "double", "decimal(22,2)", "decimal(38,2)",
-    ]  # fmt: skip
+        "bigint",
+        "double",
+        "decimal(22,2)",
+        "decimal(38,2)",
+    ]
     assert result(Min(), "string") == "string" and result(Max(), "array<date>") == "array<date>"
     for aggregator, text in ((Sum(), "string"), (Min(), "map<string,int>"), (Max(), "array<map<string,int>>")):
         with pytest.raises(OutputTypeError):
@@ -179,9 +184,11 @@ def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partiti
         (source.aggregate("word", Longest(), "longest"), [("ccc",)] if full else [("",)]),
         (source.aggregate("word", Joined(), "letters"), [("aabbccc",)] if full else [("",)]),
         (source.each("word", lambda word: 1, "n long").aggregate(Rows(), "n"), [(5,)] if full else [(0,)]),
-        (source.aggregate("word", Distinct(), "word, batch"),
-         [(word, seven_two) for word in ("a", "bb", "ccc", None)] if full else []),
-    ]  # fmt: skip
+        (
+            source.aggregate("word", Distinct(), "word, batch"),
+            [(word, seven_two) for word in ("a", "bb", "ccc", None)] if full else [],
+        ),
+    ]
     for stream, result in expected:
         fresh = stream_of("word string")
         stream._topology = fresh._topology
@@ -228,11 +235,13 @@ def test_groups_of_odd_keys(spark) -> None:
 def test_an_aggregators_outputs_follow_the_keys_and_operations_go_on(spark) -> None:
     stream = (
         stream_of("key string, word string")
-        .group_by("key").aggregate("word", Distinct(), "word, batch")
+        .group_by("key")
+        .aggregate("word", Distinct(), "word, batch")
         .each("word", str.upper, "upper string")
-        .group_by("upper").aggregate(Count(), "n")
+        .group_by("upper")
+        .aggregate(Count(), "n")
         .filter("n", lambda n: n > 1)
-    )  # fmt: skip
+    )
     rows = [("x", "a"), ("x", "a"), ("y", "a"), ("y", "b")]
     assert run(spark, stream, rows, partitions=2) == [("A", 2)]
 
@@ -267,9 +276,10 @@ def test_partial_values_combine_to_the_whole(spark, partitions: int) -> None:
 def test_a_persistent_aggregate_of_everything_always_has_its_row(spark, partitions: int) -> None:
     rows = WORDS if partitions else []
     cases: list[tuple[Any, Any, Any]] = [
-        ((), Count(), 5 if rows else 0), ("word", Longest(), "ccc" if rows else ""),
+        ((), Count(), 5 if rows else 0),
+        ("word", Longest(), "ccc" if rows else ""),
         ("word", Min(), "a" if rows else None),
-    ]  # fmt: skip
+    ]
     for inputs, aggregator, value in cases:
         stream = stream_of("word string")
         stream.persistent_aggregate(MemoryMapState("s"), inputs, aggregator, "v")

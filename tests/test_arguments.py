@@ -55,10 +55,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 # What these take of the above.
 FINE: dict[str, list[Any]] = {
-    "with_overrides": [[]], "DeltaAppend.adopt": [True], "DeltaAppend.partition_columns": [[]],
-    "RedisMap.durable": [True], "skip_replays": [True], "opaque.cache_size": [0], "first_n(by=)": [None],
+    "with_overrides": [[]],
+    "DeltaAppend.adopt": [True],
+    "DeltaAppend.partition_columns": [[]],
+    "RedisMap.durable": [True],
+    "skip_replays": [True],
+    "opaque.cache_size": [0],
+    "first_n(by=)": [None],
     "rename, a name": ["\0"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", sorted(CALLS))

@@ -291,8 +291,9 @@ def test_sqlite_rolls_back_a_put_that_fails_in_the_middle(tmp_path):
     store = SqliteMap(tmp_path / "maps.db", "counts")
     store.multi_put([("a",)], [1], epoch=1)
     with sqlite3.connect(tmp_path / "maps.db") as connection:
-        connection.execute("CREATE TRIGGER no BEFORE INSERT ON counts WHEN new.value = '13' "
-                           "BEGIN SELECT RAISE(ABORT, 'unlucky'); END")  # fmt: skip
+        connection.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON counts WHEN new.value = '13' BEGIN SELECT RAISE(ABORT, 'unlucky'); END"
+        )
     with pytest.raises(TridentError, match="unlucky"):
         store.multi_put([("a",), ("b",)], [2, 13], epoch=9)
     # Neither the row nor the epoch; and the connection goes on.
@@ -331,9 +332,10 @@ def test_redis_that_could_forget_is_refused(own_redis):
 
     client = redis.Redis.from_url(own_redis.url)
     for setting, bad, good in [
-        ("appendonly", "no", "yes"), ("appendfsync", "everysec", "always"),
+        ("appendonly", "no", "yes"),
+        ("appendfsync", "everysec", "always"),
         ("maxmemory-policy", "allkeys-lru", "noeviction"),
-    ]:  # fmt: skip
+    ]:
         client.config_set(setting, bad)
         with pytest.raises(EnvironmentProblem, match=f"found: {setting} {bad}; expected: appendonly yes"):
             RedisMap(own_redis.url, "counts").multi_put([("k",)], [1])
@@ -347,11 +349,16 @@ def test_no_credential_of_redis_is_shown(redis_server, monkeypatch):  # noqa: F8
     assert RedisMap(redis_server.url, "a").multi_get([("k",)]) == [None]
     port = redis_server.port
     urls = [
-        f"redis://someone:wr0ng@127.0.0.1:{port}/0", f"redis://127.0.0.1:{port}/0?username=someone&password=wr0ng",
-        "redis://someone:wr0ng@127.0.0.1:1/0", "redis://someone:wr0ng@127.0.0.1:wr0ng/0", "http://someone:wr0ng@host",
-        "redis://someone:wr0ng@127.0.0.1/0?socket_timeout=wr0ng", "redis://someone:wr0ng@[127.0.0.1/0", None,
+        f"redis://someone:wr0ng@127.0.0.1:{port}/0",
+        f"redis://127.0.0.1:{port}/0?username=someone&password=wr0ng",
+        "redis://someone:wr0ng@127.0.0.1:1/0",
+        "redis://someone:wr0ng@127.0.0.1:wr0ng/0",
+        "http://someone:wr0ng@host",
+        "redis://someone:wr0ng@127.0.0.1/0?socket_timeout=wr0ng",
+        "redis://someone:wr0ng@[127.0.0.1/0",
+        None,
         f"redis://127.0.0.1:{port}/0?wr0ng=someone",
-    ]  # fmt: skip
+    ]
     for url in urls:
         with pytest.raises(TridentError) as caught:
             found = RedisMap(url, "counts")

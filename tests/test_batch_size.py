@@ -72,9 +72,11 @@ def test_timeouts_can_go_below_the_least_size():
 
 
 @given(
-    st.integers(1, 10_000), st.integers(0, 10**6), st.integers(1, 16),
+    st.integers(1, 10_000),
+    st.integers(0, 10**6),
+    st.integers(1, 16),
     st.lists(st.tuples(st.sampled_from("nst"), st.integers(0, 10**9), st.floats(0, 100))),
-)  # fmt: skip
+)
 def test_whatever_happens_the_size_is_within_its_bounds(least, more, in_flight, events):
     size = AdaptiveBatchSize(least, least + more, in_flight)
     for kind, rows, secs in events:

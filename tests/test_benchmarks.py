@@ -22,8 +22,12 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(_ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=_ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_BENCH") != "all", reason="make bench runs it, before the benchmarks")

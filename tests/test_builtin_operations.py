@@ -23,14 +23,25 @@ NAN = float("nan")
 NASTY = [("a b",), ("",), (None,), ("  a  b ",), ("äö ü",), ("a|b\\c",), (" ",), ("a.b*c",), ("x--y-",), ("'\n'",)]
 FIELDS = "`a b` long, `c``d` long, d double, e double, s string, t string"
 ROWS = [
-    (1, 1, 0.0, -0.0, "a", "a"), (1, 2, NAN, NAN, "a", "A"), (None, None, None, None, None, None),
-    (None, 2, NAN, None, "", None), (3, None, 1.5, 1.5, "", ""), (2**62, 2**62, NAN, 1.0, "ä", "ä"),
-]  # fmt: skip
+    (1, 1, 0.0, -0.0, "a", "a"),
+    (1, 2, NAN, NAN, "a", "A"),
+    (None, None, None, None, None, None),
+    (None, 2, NAN, None, "", None),
+    (3, None, 1.5, 1.5, "", ""),
+    (2**62, 2**62, NAN, 1.0, "ä", "ä"),
+]
 FILTERS = [
-    ("a b", FilterNull()), ("a b, c`d", FilterNull()), ("a b, c`d", Equals()), ("d, e", Equals()),
-    ("s, t", Equals()), ("s, t", Negate(Equals())), ("s", Negate(FilterNull())),
-    ("a b, c`d", Negate(Negate(Equals()))), ("s", TrueFilter()), ("s", Negate(TrueFilter())),
-]  # fmt: skip
+    ("a b", FilterNull()),
+    ("a b, c`d", FilterNull()),
+    ("a b, c`d", Equals()),
+    ("d, e", Equals()),
+    ("s, t", Equals()),
+    ("s, t", Negate(Equals())),
+    ("s", Negate(FilterNull())),
+    ("a b, c`d", Negate(Negate(Equals()))),
+    ("s", TrueFilter()),
+    ("s", Negate(TrueFilter())),
+]
 
 
 def in_python(fields: str) -> Stream:
@@ -95,7 +106,7 @@ PAIRS = [
     ("a long, b double", False, [((1, 1.0), True), ((2**53 + 1, float(2**53)), False)]),
     ("a string, b long", False, [(("1", 1), False), ((None, None), True)]),
     ("a array<double>, b array<double>", False, [(([1.0], [1.0]), True), (([1.0], []), False)]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "native", "rows"), PAIRS, ids=[fields for fields, _, _ in PAIRS])
@@ -103,8 +114,9 @@ def test_equals_compares_values_of_all_types(spark, fields, native, rows) -> Non
     values = [given for given, _ in rows]
     stream = stream_of(fields).filter(Equals())
     assert isinstance(stream._node, NativeNode) is native
-    assert run_pass(in_python(fields).each(["a", "b", "c"][: len(values[0])], Equals(), "same").project("same"),
-                    values) == [(same,) for _, same in rows]  # fmt: skip
+    assert run_pass(
+        in_python(fields).each(["a", "b", "c"][: len(values[0])], Equals(), "same").project("same"), values
+    ) == [(same,) for _, same in rows]
     if native:
         text = as_expression_text(stream)
         frame = spark.createDataFrame(values, stream._node.schema)
@@ -185,9 +197,11 @@ def test_wrong_uses_are_errors_when_the_topology_is_built() -> None:
         (lambda: source.filter("n", Equals()), "cannot be called with the fields"),
         (lambda: source.filter("n", Negate(Equals())), "cannot be called with the fields"),
         (lambda: source.each("s, t", Split(), "word"), "cannot be called with the fields"),
-        (lambda: Split(""), "needs a separator"), (lambda: Split(3), "needs a separator"),
-        (lambda: Negate(3), "needs a function"), (lambda: source.each("s", Split(), "word long"), "two types"),
-    ):  # fmt: skip
+        (lambda: Split(""), "needs a separator"),
+        (lambda: Split(3), "needs a separator"),
+        (lambda: Negate(3), "needs a function"),
+        (lambda: source.each("s", Split(), "word long"), "two types"),
+    ):
         with pytest.raises(TopologyError, match=problem):
             build()
     with pytest.raises(OutputTypeError, match="cannot split field 'n'"):

@@ -78,7 +78,7 @@ def test_several_topologies_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", 'job.py has no topology; expected: a TridentTopology at module level'),
+        ("x = 1\n", "job.py has no topology; expected: a TridentTopology at module level"),
         ("x = 1\n\nraise RuntimeError('broken')\n", "job.py:3: RuntimeError: broken"),
         ("def f():\n    return 1 / 0\n\nf()\n", "job.py:2: ZeroDivisionError"),
         ("import sys\nsys.exit(3)\n", "job.py:2: SystemExit: 3"),
@@ -131,9 +131,13 @@ def test_functions_of_the_file_and_of_its_neighbours_reach_a_process_that_cannot
     pickled = cloudpickle.dumps(sys.modules["trident_user_file.job"].job)
     script = "import pickle, sys; print(pickle.load(sys.stdin.buffer)())"
     done = subprocess.run(
-        [sys.executable, "-c", script], input=pickled, cwd="/", capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        input=pickled,
+        cwd="/",
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
     assert done.stdout.decode() == "hello!\n", done.stderr.decode()
 
 
@@ -180,8 +184,12 @@ def test_plan_prints_the_topology_and_starts_nothing(tmp_path):
     with_java_broken = {"JAVA_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-m", "trident.cli", "plan", file],
-        cwd=tmp_path, env=with_java_broken, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=with_java_broken,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     for name in ("word-count", "lines", "raw", "counts", "split"):
         assert name in done.stdout
@@ -263,8 +271,12 @@ def test_a_reset_that_is_declined_changes_nothing(tmp_path):
     os.write(primary, b"n\n")
     done = subprocess.run(
         [sys.executable, "-m", "trident.cli", "reset", "word-count", "--set", f"warehouse={tmp_path}"],
-        cwd=ROOT, stdin=secondary, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=secondary,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     os.close(primary)
     os.close(secondary)
     assert done.returncode == 0 and "Delete its transactions: word-count" in done.stdout

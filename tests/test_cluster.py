@@ -21,10 +21,16 @@ from trident.spark import cluster_files
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTER = "local-cluster[2,1,1024]"
 FOUND = {
-    "number": 0, "host": "node1", "python": list(sys.version_info[:3]), "executable": "/usr/bin/python3", "missing": {},
-    "framework": "/tmp/spark/trident-framework-abc.zip/trident/__init__.py", "read": "nonce", "wrote": "t",
+    "number": 0,
+    "host": "node1",
+    "python": list(sys.version_info[:3]),
+    "executable": "/usr/bin/python3",
+    "missing": {},
+    "framework": "/tmp/spark/trident-framework-abc.zip/trident/__init__.py",
+    "read": "nonce",
+    "wrote": "t",
     "error": None,
-}  # fmt: skip
+}
 
 
 class Context:
@@ -116,9 +122,7 @@ def test_a_package_that_is_too_large_is_named(
 # --- what is asked --------------------------------------------------------------------------------
 
 
-def test_the_probe_asks_spark_and_sees_files_both_ways(
-    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nonce, folder = "n1", tmp_path / "probe"
     folder.mkdir()
     (folder / "driver").write_text(nonce)
@@ -162,7 +166,7 @@ def test_a_file_of_the_same_name_on_another_disk_is_not_the_drivers(tmp_path: Pa
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("x\nCaused by: java.io.IOException: Cannot run program \"/no/python\": error=2", "cannot start Python: /p"),
+        ('x\nCaused by: java.io.IOException: Cannot run program "/no/python": error=2', "cannot start Python: /p"),
         ("pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.8", "another version of Python"),
         ("Job aborted", "cannot run Python"),
     ],
@@ -254,10 +258,14 @@ def test_hosts_that_have_neither_the_framework_nor_the_users_modules(
     job = tmp_path / "job"
     (job / "cluster_rules").mkdir(parents=True)
     for name, text in {
-        "job.py": JOB, "helpers.py": HELPERS, "lazily.py": "def lower(word):\n    return word.lower()\n",
-        "states.py": "MINE = True\n", "coordinators.py": "MINE = True\n", "cluster_rules/__init__.py": "",
+        "job.py": JOB,
+        "helpers.py": HELPERS,
+        "lazily.py": "def lower(word):\n    return word.lower()\n",
+        "states.py": "MINE = True\n",
+        "coordinators.py": "MINE = True\n",
+        "cluster_rules/__init__.py": "",
         "cluster_rules/deep.py": "END = '!'\n",
-    }.items():  # fmt: skip
+    }.items():
         (job / name).write_text(text)
     # The executors of this cluster would have the driver's PYTHONPATH: what they have is what Spark gives them.
     node = tmp_path / "node-python"
@@ -268,14 +276,24 @@ def test_hosts_that_have_neither_the_framework_nor_the_users_modules(
     node.chmod(0o755)
     (tmp_path / "disk").mkdir()
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(node), "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "TRIDENT_ZOOKEEPER": zk_server, "TRIDENT_ZOOKEEPER_ROOT": zk_root, "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "TRIDENT_TEST_HIDDEN": str(tmp_path / "other"), "TRIDENT_TEST_DISK": str(tmp_path / "disk"),
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": str(node),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "TRIDENT_TEST_HIDDEN": str(tmp_path / "other"),
+        "TRIDENT_TEST_DISK": str(tmp_path / "disk"),
+    }
     done = subprocess.run(
         [sys.executable, str(job / "job.py"), str(tmp_path / "warehouse"), str(tmp_path / "other")],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     told = {line.partition(" ")[0]: line for line in done.stdout.splitlines()}
     said = [line for line in done.stderr.splitlines() if not line.startswith(("\tat", "java.", "io.netty"))]
     assert "COUNTS" in told, "\n".join(line[:500] for line in said[:60])

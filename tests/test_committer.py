@@ -198,7 +198,9 @@ def test_a_manifest_that_was_changed_after_the_decision_halts(group: Group) -> N
         group.committer.publish(decision, group.record)
 
 
-def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(engine, group: Group) -> None:
+def test_a_deposed_coordinator_whose_successor_has_cleaned_up_is_deposed_and_does_not_halt(
+    engine, group: Group
+) -> None:
     """It was paused between its decision and the manifest: a person has nothing to mend here."""
 
     def deposed() -> None:

@@ -27,7 +27,7 @@ from trident.states.keyed.compaction import (
     plan_drop,
     plan_live_read,
     plan_merge,
-)  # fmt: skip
+)
 
 TWO = {1: "a", 2: "ab"}
 THREE = {1: "a", 2: "ab", 3: "b"}
@@ -96,7 +96,16 @@ def test_two_merges_of_one_snapshot_are_kept_apart_by_delta_alone():
         (LogView(9, 11, 0), TableView(4, 10), 15, 1, False, MergePlan(10, 11, 9, 4)),
         (LogView(9, 11, 0), TableView(4, 10), 9, 1, True, None),
     ],
-    ids=["due", "not due", "forced", "nothing waits", "floor at P", "published, not advanced", "empty batches", "stale"],
+    ids=[
+        "due",
+        "not due",
+        "forced",
+        "nothing waits",
+        "floor at P",
+        "published, not advanced",
+        "empty batches",
+        "stale",
+    ],
 )
 def test_a_merge_goes_from_p_to_the_last_that_advanced_and_is_in_the_log(log, table, advanced, every, force, plan):
     assert plan_merge(log, table, advanced, every, force) == plan

@@ -402,8 +402,9 @@ def test_the_background_merges_when_due_and_stopping_brings_the_table_up_to_the_
     merges = []
     background = BackgroundCompactor(
         [compactor_of(group, merge_every_txids=4, merge_interval_secs=3600.0)],
-        on_merge=lambda name, report: merges.append((name, report.p_new)), poll_secs=0.05,
-    )  # fmt: skip
+        on_merge=lambda name, report: merges.append((name, report.p_new)),
+        poll_secs=0.05,
+    )
     background.start(advanced=3)
     time.sleep(0.3)
     assert merges == []
@@ -420,8 +421,9 @@ def test_an_error_in_the_background_is_told_and_tried_again(counts):
     told = []
     background = BackgroundCompactor(
         [compactor_of(counts, merge_every_txids=1)],
-        on_error=lambda name, error: told.append((name, type(error))), poll_secs=0.05,
-    )  # fmt: skip
+        on_error=lambda name, error: told.append((name, type(error))),
+        poll_secs=0.05,
+    )
     faults.arm("compact.merge:fail_before")
     background.start(advanced=1)
     wait_for(lambda: counts.engine.load(str(counts.warehouse / "counts")).version == 1)

@@ -53,8 +53,11 @@ def test_overrides_keep_the_other_settings_and_their_origin(monkeypatch):
     monkeypatch.setenv("TRIDENT_WAREHOUSE", "changed-later")
     copy = config.with_overrides(["max_attempts=2"]).replace(progress="none")
     assert (copy.warehouse, copy.max_spout_pending, copy.max_attempts, copy.progress) == (
-        "from-environment", 1, 2, "none",
-    )  # fmt: skip
+        "from-environment",
+        1,
+        2,
+        "none",
+    )
     assert copy.origin("warehouse") == "TRIDENT_WAREHOUSE"
 
 
@@ -195,9 +198,11 @@ def test_spark_settings_reach_the_session_that_is_made():
 
     config = TridentConfig(driver_memory="3g", shuffle_partitions=7, spark_conf={"spark.ui.enabled": True})
     assert spark_settings(config) == {
-        "spark.master": "local[*]", "spark.driver.memory": "3g", "spark.sql.shuffle.partitions": "7",
+        "spark.master": "local[*]",
+        "spark.driver.memory": "3g",
+        "spark.sql.shuffle.partitions": "7",
         "spark.ui.enabled": "true",
-    }  # fmt: skip
+    }
     assert "spark.master" not in asked_spark_settings(config), "the file's own settings may say another"
     assert asked_spark_settings(config.replace(spark_master="local[1]"))["spark.master"] == "local[1]"
 

@@ -228,10 +228,14 @@ class Broken(Parts):
 
 @pytest.mark.parametrize(
     "how, message",
-    [("unpicklable", "cannot be sent to Spark's tasks"), ("read", "stream 'rows' raised ZeroDivisionError"),
-     ("rows", "do not fit its schema"), ("latest", "latestOffset .* gave no offset"),
-     ("partitions", "gave something else")],
-)  # fmt: skip
+    [
+        ("unpicklable", "cannot be sent to Spark's tasks"),
+        ("read", "stream 'rows' raised ZeroDivisionError"),
+        ("rows", "do not fit its schema"),
+        ("latest", "latestOffset .* gave no offset"),
+        ("partitions", "gave something else"),
+    ],
+)
 def test_what_a_source_does_wrong_ends_the_topology_and_says_so(start, folder, how, message, warehouse):
     query = start(DataSourceSpout(Broken, {"folder": folder, "how": how}), max_attempts=1)
     with pytest.raises((AttemptCapReached, SourceError), match=message):

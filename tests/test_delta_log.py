@@ -57,8 +57,11 @@ def template(spark: SparkSession, engine: KernelEngine, tmp_path_factory) -> str
         spark.range(txid * 10, txid * 10 + 2).coalesce(1).write.parquet(str(folder))
         file = next(folder.glob("*.parquet"))
         stats = {
-            "numRecords": 2, "minValues": {"id": txid * 10}, "maxValues": {"id": txid * 10 + 1}, "nullCount": {"id": 0},
-        }  # fmt: skip
+            "numRecords": 2,
+            "minValues": {"id": txid * 10},
+            "maxValues": {"id": txid * 10 + 1},
+            "nullCount": {"id": 0},
+        }
         staged = StagedFile(f"data/{txid}/{file.name}", file.stat().st_size, 1, 2, json.dumps(stats))
         snapshot = engine.commit_files(snapshot, [staged], (APP, txid), control(txid), f"trident/{INCARNATION}")
     return path
@@ -98,7 +101,9 @@ def test_user_metadata_is_read(spark, table):
     assert read_commit(table, 3).user_metadata == '{"upto": 7}'
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]\n", b'{"txn": {"appId": "a"}}\n', b'{"add": {}}\n', b"3\n"])
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", b"[]\n", b'{"txn": {"appId": "a"}}\n', b'{"add": {}}\n', b"3\n"]
+)
 def test_a_damaged_entry_is_an_error_and_never_an_empty_commit(table, content):
     Path(table, "_delta_log", f"{2:020d}.json").write_bytes(content)
     with pytest.raises(TableError):
@@ -172,10 +177,18 @@ def test_another_topology_on_the_table_is_foreign(engine, table):
 
 
 HARMLESS = {
-    "version": 9, "operation": "OPTIMIZE", "engine_info": "Apache-Spark", "user_metadata": None, "control": {},
-    "txns": {}, "added": (), "removes": ("b",), "metadata_changed": False, "protocol_changed": False,
+    "version": 9,
+    "operation": "OPTIMIZE",
+    "engine_info": "Apache-Spark",
+    "user_metadata": None,
+    "control": {},
+    "txns": {},
+    "added": (),
+    "removes": ("b",),
+    "metadata_changed": False,
+    "protocol_changed": False,
     "data_change": False,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +273,9 @@ def test_an_adopted_table_is_searched_in_its_present_life_only(tmp_path, cleaned
 def test_few_entries_are_read_and_none_twice(long_log, tmp_path, monkeypatch):
     path = str(shutil.copytree(long_log[0], tmp_path / "t"))
     read: list[int] = []
-    monkeypatch.setattr(delta_log, "read_commit", lambda path, version: read.append(version) or read_commit(path, version))
+    monkeypatch.setattr(
+        delta_log, "read_commit", lambda path, version: read.append(version) or read_commit(path, version)
+    )
     found = find_version_by_control(path, "trident", 50)
     assert len(read) < 30
     first = list(read)

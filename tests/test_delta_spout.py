@@ -84,9 +84,11 @@ class Run:
 def table(spark, tmp_path_factory) -> Table:
     """Partitions with odd names, column mapping, deletion vectors, OPTIMIZE; six versions with rows."""
     table = Table(
-        spark, tmp_path_factory.mktemp("delta") / "a table%20",
-        "TBLPROPERTIES ('delta.columnMapping.mode'='name', 'delta.enableDeletionVectors'='true')", "PARTITIONED BY (p)",
-    )  # fmt: skip
+        spark,
+        tmp_path_factory.mktemp("delta") / "a table%20",
+        "TBLPROPERTIES ('delta.columnMapping.mode'='name', 'delta.enableDeletionVectors'='true')",
+        "PARTITIONED BY (p)",
+    )
     table.add(*range(10), files=3)
     table.sql("ALTER TABLE {t} RENAME COLUMN n TO m")
     table.sql("ALTER TABLE {t} RENAME COLUMN m TO n")
@@ -280,12 +282,17 @@ def added(path: str, rows: int | None = 1, **more) -> dict:
 
 def test_what_a_version_changes(tmp_path, monkeypatch):
     table = write_log(
-        tmp_path, [{"protocol": {}}, {"metaData": {"id": "i", "schemaString": "{}"}}],
-        [added("a", 5, deletionVector={"cardinality": 2}), added("b", None), added("c", dataChange=False),
-         {"commitInfo": {"operation": "W"}}],
+        tmp_path,
+        [{"protocol": {}}, {"metaData": {"id": "i", "schemaString": "{}"}}],
+        [
+            added("a", 5, deletionVector={"cardinality": 2}),
+            added("b", None),
+            added("c", dataChange=False),
+            {"commitInfo": {"operation": "W"}},
+        ],
         [{"remove": {"path": "c", "dataChange": False}}, {"txn": {"appId": "x", "version": 1}}, {"cdc": {}}],
         [{"remove": {"path": "a", "dataChange": True}}, added("d")],
-    )  # fmt: skip
+    )
     log = DeltaChanges(table)
     assert log.newest() == log.newest(1) == 3 and log.read(0).reads_differently and not log.read(1).reads_differently
     assert [(file.size, file.rows, json.loads(file.action)["path"]) for file in log.read(1).added] == [
@@ -321,10 +328,16 @@ def test_a_long_row_of_versions_without_rows_does_not_hide_what_follows(tmp_path
 
 def test_impossible_arguments_and_foreign_metadata_are_refused(tmp_path):
     for make in (
-        lambda: DeltaSpout(""), lambda: DeltaSpout("s3://bucket/t"), lambda: DeltaSpout(3), lambda: DeltaSpout("t", -1),
-        lambda: DeltaSpout("t", "first"), lambda: DeltaSpout("t", max_files=0), lambda: DeltaSpout("t", max_bytes=0.5),
-        lambda: DeltaSpout("t", poll_interval_secs=-1), lambda: DeltaSpout("t", schema="n"),
-    ):  # fmt: skip
+        lambda: DeltaSpout(""),
+        lambda: DeltaSpout("s3://bucket/t"),
+        lambda: DeltaSpout(3),
+        lambda: DeltaSpout("t", -1),
+        lambda: DeltaSpout("t", "first"),
+        lambda: DeltaSpout("t", max_files=0),
+        lambda: DeltaSpout("t", max_bytes=0.5),
+        lambda: DeltaSpout("t", poll_interval_secs=-1),
+        lambda: DeltaSpout("t", schema="n"),
+    ):
         with pytest.raises(TopologyError):
             make()
     with pytest.raises(SourceError, match="there is no Delta table at .*nowhere.*DESCRIBE DETAIL"):

@@ -18,9 +18,17 @@ SCHEMA = '{"type":"struct","fields":[{"name":"word","type":"string","nullable":t
 
 def descriptor(name: str = "counts", **changes: object) -> StateDescriptor:
     values: dict = {
-        "name": name, "kind": "keyed", "topology": "top", "group": "lines", "incarnation": "i1", "keys": ("word",),
-        "value_fields": ("count",), "schema_json": SCHEMA, "aggregator": "count", "starts_at": 3,
-    }  # fmt: skip
+        "name": name,
+        "kind": "keyed",
+        "topology": "top",
+        "group": "lines",
+        "incarnation": "i1",
+        "keys": ("word",),
+        "value_fields": ("count",),
+        "schema_json": SCHEMA,
+        "aggregator": "count",
+        "starts_at": 3,
+    }
     return StateDescriptor(**{**values, **changes})
 
 
@@ -30,7 +38,13 @@ def file_of(warehouse: Path, name: str = "counts") -> Path:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"kind": "append", "keys": (), "aggregator": None}, {"keys": ("a b", "ключ")}, {"ends_at": 17}, {"merging": "last"}],
+    [
+        {},
+        {"kind": "append", "keys": (), "aggregator": None},
+        {"keys": ("a b", "ключ")},
+        {"ends_at": 17},
+        {"merging": "last"},
+    ],
     ids=["keyed", "append", "odd names", "detached", "whole values"],
 )
 def test_is_read_back_as_written(tmp_path, changes):
@@ -89,11 +103,24 @@ def _with(**changes: object) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", '{"schema": 1}', _with(schema=2), _with(more=1), _with(keys="word"), _with(keys=[1]),
-        _with(starts_at="3"), _with(starts_at=True), _with(kind="other"), _with(aggregator=1), _with(name="__x"),
-        _with(merging="first"), _with(merging=None),
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": 1}',
+        _with(schema=2),
+        _with(more=1),
+        _with(keys="word"),
+        _with(keys=[1]),
+        _with(starts_at="3"),
+        _with(starts_at=True),
+        _with(kind="other"),
+        _with(aggregator=1),
+        _with(name="__x"),
+        _with(merging="first"),
+        _with(merging=None),
     ],
-)  # fmt: skip
+)
 def test_garbage_is_an_error_that_names_the_file_and_never_no_state(tmp_path, text):
     file_of(tmp_path).parent.mkdir(parents=True)
     file_of(tmp_path).write_text(text)
@@ -152,11 +179,16 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"merge_every_txids": 0}, {"merge_every_txids": 1.5}, {"merge_every_txids": True},
-        {"merge_interval_secs": -1}, {"merge_interval_secs": float("nan")}, {"merge_interval_secs": "30"},
-        {"snapshot_retention_txids": -1}, {"snapshot_retention_txids": None},
+        {"merge_every_txids": 0},
+        {"merge_every_txids": 1.5},
+        {"merge_every_txids": True},
+        {"merge_interval_secs": -1},
+        {"merge_interval_secs": float("nan")},
+        {"merge_interval_secs": "30"},
+        {"snapshot_retention_txids": -1},
+        {"snapshot_retention_txids": None},
     ],
-)  # fmt: skip
+)
 def test_an_impossible_setting_of_a_map_state_is_named(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         DeltaMapState("counts", **setting)

@@ -99,9 +99,11 @@ def test_random_runs_count_each_message_once_and_lose_none(folder, no_spark, rng
     """Files are added, replaced, changed in place and taken back, while attempts fail and processes die."""
     monkeypatch.setattr(directory_queue, "TIME_STEP_SECS", 0)  # each version has its own size
     group = SessionGroup(
-        lambda: DirectoryQueueSpout(folder, max_files=rng.choice([1, 3]), done="move"), folder.parent / "state", rng,
+        lambda: DirectoryQueueSpout(folder, max_files=rng.choice([1, 3]), done="move"),
+        folder.parent / "state",
+        rng,
         cancels=rng.random() < 0.5,
-    )  # fmt: skip
+    )
     versions = 0
     withdrawn: set[str] = set()  # versions that their owner took back or changed
 
@@ -264,8 +266,15 @@ def test_a_file_replaced_in_the_last_moment_of_the_commit_is_put_back(folder: Pa
 
 
 @pytest.mark.parametrize("done", ["delete", "move"])
-@pytest.mark.parametrize("fault", ["directory.claim:fail_before", "directory.claim:do_then_fail",
-                                   "directory.remove:fail_before", "directory.remove:do_then_fail"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "directory.claim:fail_before",
+        "directory.claim:do_then_fail",
+        "directory.remove:fail_before",
+        "directory.remove:do_then_fail",
+    ],
+)
 def test_a_commit_that_was_cut_off_is_finished_by_another_process(folder, no_spark, fault: str, done: str) -> None:
     for name in "ab":
         put(folder, name, name)
@@ -319,8 +328,12 @@ def test_readiness_limits_and_age(folder: Path, no_spark) -> None:
     metadata = parts.coordinator.initialize_transaction(1, None, None)
     assert metadata == {"max_files": 2} and parts.coordinator.is_ready(2)
     assert [list(parts.emit(txid, most=2).data) for txid in (1, 2, 3, 4, 5)] == [
-        ["1234"], ["1234567"], ["12345678901"], ["1", "2"], ["3"]
-    ]  # fmt: skip
+        ["1234"],
+        ["1234567"],
+        ["12345678901"],
+        ["1", "2"],
+        ["3"],
+    ]
     assert not parts.coordinator.is_ready(6)
     assert not Parts(folder, min_age_secs=500).coordinator.is_ready(1)
     assert Parts(folder, min_age_secs=50).coordinator.is_ready(1)
@@ -328,9 +341,12 @@ def test_readiness_limits_and_age(folder: Path, no_spark) -> None:
 
 def test_impossible_arguments_and_directories_are_refused(folder: Path) -> None:
     for arguments, match in [
-        ({"format": "xml"}, "xml"), ({"format": "json"}, "schema"), ({"done": "keep"}, "keep"),
-        ({"max_files": 0}, "max_files=0"), ({"schema": "n long"}, "text has one field"),
-    ]:  # fmt: skip
+        ({"format": "xml"}, "xml"),
+        ({"format": "json"}, "schema"),
+        ({"done": "keep"}, "keep"),
+        ({"max_files": 0}, "max_files=0"),
+        ({"schema": "n long"}, "text has one field"),
+    ]:
         with pytest.raises(TopologyError, match=match):
             DirectoryQueueSpout(folder, **arguments)
     with pytest.raises(SourceError, match="nowhere"):

@@ -166,10 +166,23 @@ def test_arguments_become_what_their_types_say(kind: str, given: Any, wanted: An
 
 @pytest.mark.parametrize(
     ("kind", "given"),
-    [("string", 5), ("int", True), ("byte", 128), ("int", 1.0), ("double", "x"), ("boolean", 1), ("decimal(3,2)", "10"),
-     ("decimal(3,2)", "1.234"), ("date", "2024-02-30"), ("binary", "?"), ("struct<a: int>", {"b": 1}), ("date", "x"),
-     ("array<int>", "12"), ("timestamp_ntz", "2024-01-01T00:00:00Z")],
-)  # fmt: skip
+    [
+        ("string", 5),
+        ("int", True),
+        ("byte", 128),
+        ("int", 1.0),
+        ("double", "x"),
+        ("boolean", 1),
+        ("decimal(3,2)", "10"),
+        ("decimal(3,2)", "1.234"),
+        ("date", "2024-02-30"),
+        ("binary", "?"),
+        ("struct<a: int>", {"b": 1}),
+        ("date", "x"),
+        ("array<int>", "12"),
+        ("timestamp_ntz", "2024-01-01T00:00:00Z"),
+    ],
+)
 def test_arguments_of_other_types_are_refused(kind: str, given: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, ArithmeticError)):
         converted(given, parse_type(kind))
@@ -177,11 +190,20 @@ def test_arguments_of_other_types_are_refused(kind: str, given: Any) -> None:
 
 def test_what_json_lacks_is_text() -> None:
     kind = parse_type("struct<d: decimal(5,2), b: binary, n: timestamp_ntz, x: array<double>, m: map<int,date>>")
-    row = (Decimal("1.50"), bytearray(b"\0\1"), datetime.datetime(2024, 1, 1), [float("inf"), 1.5],
-           {1: datetime.date(2024, 1, 2)})  # fmt: skip
+    row = (
+        Decimal("1.50"),
+        bytearray(b"\0\1"),
+        datetime.datetime(2024, 1, 1),
+        [float("inf"), 1.5],
+        {1: datetime.date(2024, 1, 2)},
+    )
     assert json.loads(json.dumps(as_json(row, kind), allow_nan=False)) == {
-        "d": "1.50", "b": "AAE=", "n": "2024-01-01T00:00:00", "x": ["Infinity", 1.5], "m": {"1": "2024-01-02"},
-    }  # fmt: skip
+        "d": "1.50",
+        "b": "AAE=",
+        "n": "2024-01-01T00:00:00",
+        "x": ["Infinity", 1.5],
+        "m": {"1": "2024-01-02"},
+    }
     local = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.timezone.utc).astimezone().replace(tzinfo=None)
     assert as_json(local, parse_type("timestamp")) == "2024-01-01T12:00:00+00:00"
 

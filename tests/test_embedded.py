@@ -44,8 +44,7 @@ def gone(pid):
 def test_one_server_for_all_who_ask_at_once_which_survives_them_and_stops_when_told(folder):
     program = f"from trident.coordinators.embedded import EmbeddedZooKeeper as E; print(E.ensure({str(folder)!r}))"
     askers = [
-        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
     answers = {asker.communicate(timeout=60)[0].strip() for asker in askers}
     assert len(answers) == 1
@@ -116,8 +115,13 @@ def test_a_stale_or_foreign_endpoint_kills_nobody(folder):
     """endpoint.json names a process that is not the server: pids are reused."""
     folder.mkdir()
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    stale = {"port": 1, "supervisor_pid": bystander.pid, "supervisor_started": "1",
-             "server_pid": bystander.pid, "server_started": "1"}  # fmt: skip
+    stale = {
+        "port": 1,
+        "supervisor_pid": bystander.pid,
+        "supervisor_started": "1",
+        "server_pid": bystander.pid,
+        "server_started": "1",
+    }
     (folder / "endpoint.json").write_text(json.dumps(stale))
     connected(EmbeddedZooKeeper.ensure(folder)).close()
     assert bystander.poll() is None

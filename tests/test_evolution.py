@@ -186,9 +186,16 @@ def test_adding_again_does_nothing_and_conflicts_are_tried_again(spark, engine, 
 
 @pytest.mark.parametrize(
     "schema",
-    ["line bigint, n int", "line string, Line string", "line string, `a b` int", "line string, n struct<`a,b`:int>",
-     "line string, t timestamp_ntz", "line string, t array<timestamp_ntz>", "line string, _deleted boolean"],
-)  # fmt: skip
+    [
+        "line bigint, n int",
+        "line string, Line string",
+        "line string, `a b` int",
+        "line string, n struct<`a,b`:int>",
+        "line string, t timestamp_ntz",
+        "line string, t array<timestamp_ntz>",
+        "line string, _deleted boolean",
+    ],
+)
 def test_what_cannot_be_added_is_refused_and_changes_nothing(spark, engine, template, schema):
     path = str(template.warehouse / "lines")
     version = engine.load(path).version
@@ -248,9 +255,7 @@ def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spa
         (tmp_path / "lines/_delta_log" / f"{version:020d}.json").unlink()
     (commit,) = commits_since(path, newest.version)
     assert commit.only_adds_columns
-    assert columns_only_added(
-        path, commit.version, hashlib.sha256(newest.schema_json.encode()).hexdigest()
-    )  # fmt: skip
+    assert columns_only_added(path, commit.version, hashlib.sha256(newest.schema_json.encode()).hexdigest())
     assert not columns_only_added(path, commit.version, schema_hash), "not known any more: halt"
 
 
@@ -277,12 +282,20 @@ def test_a_start_with_further_columns_after_any_crash_finds_what_was_decided_and
 
 
 META = {
-    "id": "1", "format": {"provider": "parquet"}, "partitionColumns": [], "configuration": {"a": "b"},
-    "schemaString": json.dumps({"type": "struct", "fields": [
-        {"name": "x", "type": "integer", "nullable": True, "metadata": {}},
-        {"name": "y", "type": "string", "nullable": True, "metadata": {}},
-    ]}),
-}  # fmt: skip
+    "id": "1",
+    "format": {"provider": "parquet"},
+    "partitionColumns": [],
+    "configuration": {"a": "b"},
+    "schemaString": json.dumps(
+        {
+            "type": "struct",
+            "fields": [
+                {"name": "x", "type": "integer", "nullable": True, "metadata": {}},
+                {"name": "y", "type": "string", "nullable": True, "metadata": {}},
+            ],
+        }
+    ),
+}
 
 
 def schema_of(*fields):
@@ -308,22 +321,39 @@ X, Y, Z = {"name": "x"}, {"name": "y", "type": "string"}, {"name": "z"}
         ({**schema_of(X, Y, Z), "id": "2"}, False),
         ({**schema_of(X, Y, Z), "partitionColumns": ["x"]}, False),
     ],
-)  # fmt: skip
+)
 def test_only_further_nullable_columns_are_nothing_but_columns(change, good):
     assert delta_log.only_adds_columns(META, {**META, **change}) is good
 
 
 @pytest.mark.parametrize(
     ("change", "good"),
-    [({}, True), ({"only_adds_columns": False}, False), ({"data_change": True}, False), ({"txns": {"a": 1}}, False),
-     ({"control": {"trident": {}}}, False), ({"protocol_changed": True}, False), ({"operation": "OPTIMIZE"}, False)],
-)  # fmt: skip
+    [
+        ({}, True),
+        ({"only_adds_columns": False}, False),
+        ({"data_change": True}, False),
+        ({"txns": {"a": 1}}, False),
+        ({"control": {"trident": {}}}, False),
+        ({"protocol_changed": True}, False),
+        ({"operation": "OPTIMIZE"}, False),
+    ],
+)
 def test_a_commit_of_others_that_adds_columns_does_only_that(change, good):
     commit = delta_log.Commit(
         **{
-            "version": 3, "operation": "ADD COLUMNS", "engine_info": "Spark", "user_metadata": None, "control": {},
-            "txns": {}, "added": (), "removes": (), "metadata_changed": True, "protocol_changed": False,
-            "data_change": False, "only_adds_columns": True, **change,
+            "version": 3,
+            "operation": "ADD COLUMNS",
+            "engine_info": "Spark",
+            "user_metadata": None,
+            "control": {},
+            "txns": {},
+            "added": (),
+            "removes": (),
+            "metadata_changed": True,
+            "protocol_changed": False,
+            "data_change": False,
+            "only_adds_columns": True,
+            **change,
         }
-    )  # fmt: skip
+    )
     assert (foreign(commit, lambda _: False) is None) is good

@@ -32,9 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def run(
-    spark: SparkSession, folder: tuple[Path, str], zk_server: str, monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+    folder: tuple[Path, str],
+    zk_server: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Run:  # fmt: skip
+) -> Run:
     """Runs an example, and gives what it prints."""
     monkeypatch.chdir(folder[0])
     monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)

@@ -57,9 +57,7 @@ WIDE = {
     "three-in-flight-zombie": Scenario(3, Budget(failures=1, takeovers=1), THREE),
     "four-transactions": Scenario(4, Budget(failures=1, crashes=1), THREE),
     "two-crashes-and-a-zombie": Scenario(2, Budget(failures=0, crashes=2, takeovers=1)),
-    "cap-crash-stop": Scenario(
-        2, Budget(failures=3, crashes=1, stops=1), Limits(max_spout_pending=2, max_attempts=2)
-    ),
+    "cap-crash-stop": Scenario(2, Budget(failures=3, crashes=1, stops=1), Limits(max_spout_pending=2, max_attempts=2)),
 }
 
 

@@ -36,8 +36,12 @@ expr functions non_transactional opaque pandas_function read transactional
 def run(script: str, *, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", script],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_the_public_names_are_these():

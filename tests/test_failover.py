@@ -104,9 +104,7 @@ def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
         zombies.succeeded_by(a, zombie=b)
         zombies.goes_on(b)
     print(f"stopped at {zombies.stopped_at}; attempted and refused: {dict(zombies.outcomes)}")
-    assert sorted(zombies.stopped_at) == sorted(
-        [fault.split(":")[0] for fault in (of_a + "," + of_b).split(",")]
-    )  # fmt: skip
+    assert sorted(zombies.stopped_at) == sorted([fault.split(":")[0] for fault in (of_a + "," + of_b).split(",")])
     assert zombies.attempted["commit"] >= 2 and zombies.attempted["multi"] >= 3
     assert zombies.outcomes["multi", "Deposed"] >= 2, "sent over a living session: ZooKeeper's own check has refused it"
     cluster.check(cluster.finish())

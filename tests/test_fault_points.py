@@ -47,7 +47,10 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "coordinators/zookeeper.py:ZooKeeper.children": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.sync": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.ensure_path": (1, _READ),
-    "states/publishing/committer.py:DeltaCommitter._detached_paths": (1, "saves a descriptor, which is descriptor.write"),
+    "states/publishing/committer.py:DeltaCommitter._detached_paths": (
+        1,
+        "saves a descriptor, which is descriptor.write",
+    ),
     "states/publishing/committer.py:DeltaCommitter._open_table": (1, "saves a descriptor, which is descriptor.write"),
     "states/publishing/committer.py:DeltaCommitter._drop_published_rows": (1, _INSIDE + ": clean.staged"),
     "states/publishing/committer.py:DeltaCommitter._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
@@ -60,7 +63,10 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/kernel.py:TableSnapshot.txn_version": (1, _LOOKS),
     "states/delta/kernel.py:KernelEngine.create_table": (1, "guard builds, guard_commit is delta.commit"),
     "states/delta/kernel.py:KernelEngine._commit": (2, "guard builds, guard_commit is delta.commit"),
-    "states/delta/kernel.py:KernelEngine._publish": (3, "guard asks which thread this is, guard_commit is delta.commit"),
+    "states/delta/kernel.py:KernelEngine._publish": (
+        3,
+        "guard asks which thread this is, guard_commit is delta.commit",
+    ),
     "states/delta/kernel_errors.py:_drafted": (1, _INSIDE + ": delta.commit"),
     "states/delta/log_commit.py:publish_draft": (3, _INSIDE + ": delta.commit"),
     "states/delta/log_commit.py:_link": (1, _INSIDE + ": delta.commit"),
@@ -78,7 +84,10 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/parquet_files.py:fsync": (1, _INSIDE),
     "states/maps/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
     "states/delta/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
-    "states/delta/torn_entries.py:set_aside_torn_entry": (1, "renames a file that nobody can read; done again if it was not done"),
+    "states/delta/torn_entries.py:set_aside_torn_entry": (
+        1,
+        "renames a file that nobody can read; done again if it was not done",
+    ),
     "states/publishing/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
     "trident/running/cluster_probe.py:_ask": (1, _PROBE),
     "trident/running/cluster_probe.py:look": (1, _PROBE),
@@ -86,10 +95,19 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/workers/tracking.py:Ledger.write": (2, _TASK),
     "trident/commands/dead_letters.py:dead_letters": (1, _NO_BATCH),
     "trident/commands/dead_letters.py:_replays": (1, _NO_BATCH),
-    "trident/spouts/delta/frames.py:DeltaFrames.sizes": (1, "reads a source's table while a batch is planned: not pinned yet"),
+    "trident/spouts/delta/frames.py:DeltaFrames.sizes": (
+        1,
+        "reads a source's table while a batch is planned: not pinned yet",
+    ),
     "trident/spouts/delta/frames.py:DeltaFrames.listed": (1, "reads a source's table: a failure fails the attempt"),
-    "trident/spouts/queues/directory.py:DirectoryQueue._identify": (4, "names the directory once, when a queue is opened"),
-    "trident/spouts/queues/directory.py:DirectoryQueue.copy": (3, "a copy of a consumed file, inside of the attempt's own folder"),
+    "trident/spouts/queues/directory.py:DirectoryQueue._identify": (
+        4,
+        "names the directory once, when a queue is opened",
+    ),
+    "trident/spouts/queues/directory.py:DirectoryQueue.copy": (
+        3,
+        "a copy of a consumed file, inside of the attempt's own folder",
+    ),
     "trident/spouts/queues/directory.py:_move": (2, _INSIDE + ": directory.remove"),
     "trident/spouts/queues/directory_spout.py:_Intake._folder": (1, _FOLDER),
     "trident/spouts/queues/directory_spout.py:_Intake.close": (1, _SPACE),
@@ -122,16 +140,25 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spark/session.py:_locked": (1, "makes a session; no batch"),
     "trident/running/status.py:StatusWriter._write": (4, "status.json, which is never read for correctness"),
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
-    "trident/spouts/structured_stream.py:StreamingRun._start": (1, "starts a streaming query; its batches return in stream.return"),
+    "trident/spouts/structured_stream.py:StreamingRun._start": (
+        1,
+        "starts a streaming query; its batches return in stream.return",
+    ),
     "trident/messages/batches.py:TrackedBatches._discard": (1, _SPACE),
     "trident/tuples/query.py:TupleQuery._spout_context": (1, _FOLDER),
     "trident/tuples/rounds.py:RoundRunner._level": (2, "at least once: a round that fails replays its messages"),
     "trident/running/warm_up.py:WarmUp._clean": (2, _REHEARSED),
     "trident/running/warm_up.py:WarmUp._drop_left_over": (1, _REHEARSED),
     "trident/running/warm_up.py:WarmUp._store": (2, _REHEARSED),
-    "trident/operations/window_ops.py:_Windows._numbered": (1, "reads states within resolve: its failure fails the attempt"),
-    "trident/operations/window_ops.py:_Windows._turn": (1, "reads states within resolve: its failure fails the attempt"),
-}  # fmt: skip
+    "trident/operations/window_ops.py:_Windows._numbered": (
+        1,
+        "reads states within resolve: its failure fails the attempt",
+    ),
+    "trident/operations/window_ops.py:_Windows._turn": (
+        1,
+        "reads states within resolve: its failure fails the attempt",
+    ),
+}
 
 
 def uncovered() -> dict[str, list[tuple[int, str]]]:
@@ -141,13 +168,15 @@ def uncovered() -> dict[str, list[tuple[int, str]]]:
 def test_every_io_of_the_production_code_passes_a_fault_point_or_says_why_not() -> None:
     found = uncovered()
     problems = [
-        f"{name}, line {line}: {what} is in no fault point" for name in found.keys() - EXEMPT.keys()
+        f"{name}, line {line}: {what} is in no fault point"
+        for name in found.keys() - EXEMPT.keys()
         for line, what in found[name]
-    ]  # fmt: skip
+    ]
     problems += [
         f"{name} has {len(sites)} calls outside of fault points, {EXEMPT[name][0]} are accounted for: {sites}"
-        for name, sites in found.items() if name in EXEMPT and len(sites) != EXEMPT[name][0]
-    ]  # fmt: skip
+        for name, sites in found.items()
+        if name in EXEMPT and len(sites) != EXEMPT[name][0]
+    ]
     assert not problems, "\n".join(sorted(problems))
 
 
@@ -186,22 +215,32 @@ def test_a_method_called_only_inside_a_fault_point_is_so() -> None:
         function = next(one for one in functions if one.name == name)
         inside = {other for other, (_, why) in EXEMPT.items() if why.startswith(_INSIDE) or why == _TASK}
         outside = [
-            other.name for other in functions
+            other.name
+            for other in functions
             if other.module == function.module and other.name not in inside and other.calls.get(function.short)
-        ]  # fmt: skip
+        ]
         assert not outside, f"{name} is called outside of any fault point by {outside}"
 
 
 # Points that the crash sweep does not arm, and the test file that does.
 ELSEWHERE = {
-    "spout.ledger": "test_file_ledger.py", "queue.put": "test_queue_spout.py", "queue.take": "test_queue_spout.py",
-    "queue.hold": "test_queue_spout.py", "queue.acknowledge": "test_queue_spout.py",
-    "queue.give_back": "test_queue_spout.py", "queue.take_over": "test_queue_spout.py",
-    "directory.claim": "test_directory_spout.py", "directory.remove": "test_directory_spout.py",
-    "stream.return": "test_stream_spout.py", "ledger.sum": "test_reliability_faults.py",
-    "publish.memory": "test_query.py", "standby.stage": "test_warm_up.py", "repair.step": "test_contradictions.py",
-    "repair.restore": "test_contradictions.py", "repair.ledger": "test_file_spout.py",
-}  # fmt: skip
+    "spout.ledger": "test_file_ledger.py",
+    "queue.put": "test_queue_spout.py",
+    "queue.take": "test_queue_spout.py",
+    "queue.hold": "test_queue_spout.py",
+    "queue.acknowledge": "test_queue_spout.py",
+    "queue.give_back": "test_queue_spout.py",
+    "queue.take_over": "test_queue_spout.py",
+    "directory.claim": "test_directory_spout.py",
+    "directory.remove": "test_directory_spout.py",
+    "stream.return": "test_stream_spout.py",
+    "ledger.sum": "test_reliability_faults.py",
+    "publish.memory": "test_query.py",
+    "standby.stage": "test_warm_up.py",
+    "repair.step": "test_contradictions.py",
+    "repair.restore": "test_contradictions.py",
+    "repair.ledger": "test_file_spout.py",
+}
 
 
 def declared() -> dict[str, str]:

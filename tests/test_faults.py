@@ -127,7 +127,9 @@ def test_the_entries_of_a_chained_fault_count_from_when_the_one_before_has_fired
     assert faults.unfired() == []
 
 
-@pytest.mark.parametrize("text", ["t.x", "t.x:hang>", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"])
+@pytest.mark.parametrize(
+    "text", ["t.x", "t.x:hang>", "t.x:explode", "t.x:hang:0", "t.x:hang:x", ":hang", "t.x:hang:-1"]
+)
 def test_a_fault_that_cannot_be_read_is_an_error_and_arms_nothing(text):
     with pytest.raises(ConfigError, match="point:outcome"):
         faults.arm(f"t.y:fail_before,{text}")
@@ -173,9 +175,12 @@ def test_a_process_stops_itself_before_or_behind_the_io_and_goes_on_where_it_was
         "with fault_point('t.x'): print('again', flush=True)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, "TRIDENT_FAULTS": f"t.x:{outcome}"}, cwd=ROOT,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={**os.environ, "TRIDENT_FAULTS": f"t.x:{outcome}"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
     os.set_blocking(child.stdout.fileno(), False)
     assert child.stdout.read().split() == (["begun", "done"] if outcome == "do_then_stop" else ["begun"])
@@ -184,6 +189,8 @@ def test_a_process_stops_itself_before_or_behind_the_io_and_goes_on_where_it_was
     rest, _ = child.communicate(timeout=30)
     assert rest.split() == (["again"] if outcome == "do_then_stop" else ["done", "again"])
     assert child.returncode == 0
+
+
 def test_slow_io_is_done_late_from_its_entry_on_and_disarming_ends_the_wait(monkeypatch):
     monkeypatch.setattr(faults, "SLOW_SECS", 0.2)
     faults.arm("test.point:slow:2")

@@ -187,7 +187,9 @@ def test_topologies_are_fed_over_failures_and_a_restart(spark, zk_server: str, z
 
     with starter(spark, zk_server, zk_root, tmp_path) as start:
         for life in range(2):
-            faults.arm("stage.write:fail_before:3,zk.decide:do_then_fail,spout.commit:do_then_fail,zk.begin:fail_before:2")
+            faults.arm(
+                "stage.write:fail_before:3,zk.decide:do_then_fail,spout.commit:do_then_fail,zk.begin:fail_before:2"
+            )
             queries = [start(topology) for topology in topologies()]
             for n in range(3):
                 batches.feed([(10 * life + n,)])

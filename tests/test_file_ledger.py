@@ -75,11 +75,17 @@ def test_every_prefix_of_a_ledger_is_a_ledger(tmp_path, keep):
 @pytest.mark.parametrize(
     ("line", "bad"),
     [
-        (1, b"garbage"), (2, b"garbage"), (2, b"[]"), (2, b"\xff\xfe"), (2, b'{"n": 3, "path": "/x", "size": 1}'),
-        (2, b'{"n": 1, "path": "/x", "size": -1, "mtime_ns": 1, "rows": null}'), (2, b'{"skip": 1}'),
-        (3, b'{"skip": 9}'), (3, b'{"n": 2, "path": "/in/a", "size": 1, "mtime_ns": 1, "rows": null}'),
+        (1, b"garbage"),
+        (2, b"garbage"),
+        (2, b"[]"),
+        (2, b"\xff\xfe"),
+        (2, b'{"n": 3, "path": "/x", "size": 1}'),
+        (2, b'{"n": 1, "path": "/x", "size": -1, "mtime_ns": 1, "rows": null}'),
+        (2, b'{"skip": 1}'),
+        (3, b'{"skip": 9}'),
+        (3, b'{"n": 2, "path": "/in/a", "size": 1, "mtime_ns": 1, "rows": null}'),
     ],
-)  # fmt: skip
+)
 def test_a_corrupt_line_is_an_error_that_names_file_and_line(tmp_path, line, bad):
     path = tmp_path / "l"
     FileLedger(path, "bytes").append(found("a", "b"))
@@ -162,8 +168,10 @@ def test_a_process_killed_right_after_an_append_leaves_a_good_ledger(tmp_path):
         "for n in 'abc': ledger.append([FoundFile('/in/' + n, 1, 1)])\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "TRIDENT_FAULTS": "spout.ledger:do_then_die:2"},
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "TRIDENT_FAULTS": "spout.ledger:do_then_die:2"},
+    )
     assert ended.returncode == -9
     ledger = FileLedger(tmp_path / "l", "bytes")
     ledger.append(found("c"))

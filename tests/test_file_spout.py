@@ -113,10 +113,28 @@ def numbered(count: int, begin: int = 0) -> str:
 # --- every row once, the same at each replay ----------------------------------------------
 
 NASTY = st.lists(
-    st.sampled_from([b"a", b"word two", b"\n", b"\n", b"\n", b"\r", b"\r\n", b"\x00", b"\xef\xbb\xbf", b"\xff", b"\xe2\x82",
-                     "grüße €".encode(), "\u2028\u0085".encode(), b"x" * 200, b"\xed\xa0\x80", b"\xf0\x9f\x98"]),
+    st.sampled_from(
+        [
+            b"a",
+            b"word two",
+            b"\n",
+            b"\n",
+            b"\n",
+            b"\r",
+            b"\r\n",
+            b"\x00",
+            b"\xef\xbb\xbf",
+            b"\xff",
+            b"\xe2\x82",
+            "grüße €".encode(),
+            "\u2028\u0085".encode(),
+            b"x" * 200,
+            b"\xed\xa0\x80",
+            b"\xf0\x9f\x98",
+        ]
+    ),
     max_size=40,
-).map(b"".join)  # fmt: skip
+).map(b"".join)
 
 
 @given(st.lists(NASTY, min_size=1, max_size=5), st.integers(1, 60), st.integers(1, 5))
@@ -141,7 +159,9 @@ def test_tasks_read_each_line_once_however_files_are_cut_into_pieces(tmp_path_fa
 
 @given(st.lists(NASTY, min_size=1, max_size=4), st.integers(1, 12), st.data())
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(spark, tmp_path_factory, files, rows, data):
+def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(
+    spark, tmp_path_factory, files, rows, data
+):
     folder = tmp_path_factory.mktemp("any")
     (folder / "in").mkdir()
     for number, content in enumerate(files):
@@ -155,7 +175,9 @@ def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(sp
         txid = run.begin()
         if txid in restarts:  # killed after the pin: the new process is given the pin
             run.restart()
-            assert run.coordinator.initialize_transaction(txid, run.pins.get(txid - 1), run.pins[txid]) == run.pins[txid]
+            assert (
+                run.coordinator.initialize_transaction(txid, run.pins.get(txid - 1), run.pins[txid]) == run.pins[txid]
+            )
         got[txid] = Counter(run.rows(txid))
         assert len(got) <= len(expected) + len(files)  # a file may be no more than a byte order mark
     # Batches in order hold consecutive parts of the lines.
@@ -172,11 +194,20 @@ def test_batches_of_any_size_hold_every_line_once_in_order_also_over_restarts(sp
 
 def test_spark_and_the_tasks_give_the_same_rows(inputs, new_run, monkeypatch):
     contents = [
-        b"", b"\n", b"\n\n\na", b"a\r\nb\r\n\r\n\r\r\nlone\rcr\nlast", b"\xef\xbb\xbfbom\nx", b"\xef\xbb\xbf",
+        b"",
+        b"\n",
+        b"\n\n\na",
+        b"a\r\nb\r\n\r\n\r\r\nlone\rcr\nlast",
+        b"\xef\xbb\xbfbom\nx",
+        b"\xef\xbb\xbf",
         b"\xef\xbb\xbf\n",
-        b"\n\xef\xbb\xbfx\n", b"\xef\xbb", b"bad \xff\xfe\xe2\x82 \xed\xa0\x80 \xc0\xaf \xf5\x80\r\n", b"nul\x00byte\n",
-        "ü €\u2028x\u0085y\n".encode(), b"x" * 30_000 + b"\n" + b"y" * 90_000,
-    ]  # fmt: skip
+        b"\n\xef\xbb\xbfx\n",
+        b"\xef\xbb",
+        b"bad \xff\xfe\xe2\x82 \xed\xa0\x80 \xc0\xaf \xf5\x80\r\n",
+        b"nul\x00byte\n",
+        "ü €\u2028x\u0085y\n".encode(),
+        b"x" * 30_000 + b"\n" + b"y" * 90_000,
+    ]
     expected = Counter(line for content in contents for line in lines_of(content))
     for number, content in enumerate(contents):
         put(inputs, f"{number:02}", content)
@@ -193,7 +224,23 @@ def test_spark_and_the_tasks_give_the_same_rows(inputs, new_run, monkeypatch):
 @pytest.mark.parametrize("native_files", [30, 0])
 def test_names_that_mean_something_to_spark_are_only_names(inputs, new_run, monkeypatch, native_files):
     monkeypatch.setattr(file_reading, "NATIVE_FILES_MAX", native_files)
-    names = ["a b", "c[1]", "d{x,y}", "e*", "f?", "g%20", "h#1", "k,l", "m\\n", "o'p\"`", "ü", "q\nr", "s=t", "c1", "ee"]
+    names = [
+        "a b",
+        "c[1]",
+        "d{x,y}",
+        "e*",
+        "f?",
+        "g%20",
+        "h#1",
+        "k,l",
+        "m\\n",
+        "o'p\"`",
+        "ü",
+        "q\nr",
+        "s=t",
+        "c1",
+        "ee",
+    ]
     names += ["~", "$x"]
     for name in names:
         put(inputs, name, f"in {name!r}\n")
@@ -403,7 +450,9 @@ def test_a_changed_file_fails_the_batch_and_says_what_was_found_and_expected(inp
     run = two_batches(inputs, new_run)
     CHANGES[change](inputs / "b")
     found = "no file" if change == "removed" else r"\d+ bytes, modified at"
-    with pytest.raises(SourceError, match=rf"in/b changed.*found: {found}.*expected: 1100 bytes, modified at 2000000000"):
+    with pytest.raises(
+        SourceError, match=rf"in/b changed.*found: {found}.*expected: 1100 bytes, modified at 2000000000"
+    ):
         for txid in run.pins:
             run.rows(txid)
 
@@ -788,11 +837,11 @@ def test_csv_rows_are_those_of_sparks_own_reader(inputs, new_run, spark):
     [
         ("csv", "1,a\n", "2,b\nnot a number,c\n", "not a number,c"),
         ("csv", "1,a\n", "2\n", "found: 2"),
-        ("json", '{"k": 1, "v": "a"}\n', '{"k": "x"}\n', "{\"k\": \"x\"}"),
-        ("json", '{"k": 1, "v": "a"}\n', '{"k": 2\n', "{\"k\": 2"),
+        ("json", '{"k": 1, "v": "a"}\n', '{"k": "x"}\n', '{"k": "x"}'),
+        ("json", '{"k": 1, "v": "a"}\n', '{"k": 2\n', '{"k": 2'),
         ("json", '{"k": 1, "v": "a"}\n', "null\n", "null"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_row_fails_the_batch_and_names_its_file(
     inputs, new_run, monkeypatch, format, good, bad, shown, native_files
 ):
@@ -867,19 +916,21 @@ def typed_table(begin: int, count: int) -> pa.Table:
     at = [dt.datetime(2026, 1, 1) + dt.timedelta(microseconds=i) for i in number]
     return pa.table(
         {
-            "i": pa.array(number, pa.int32()), "n": pa.array([i if i % 3 else None for i in number], pa.int64()),
-            "d": pa.array([i / 7 for i in number]), "s": [f"ü {i}" if i % 5 else "" for i in number],
-            "b": [bytes([i % 256, 255]) for i in number], "t": [i % 2 == 0 for i in number],
+            "i": pa.array(number, pa.int32()),
+            "n": pa.array([i if i % 3 else None for i in number], pa.int64()),
+            "d": pa.array([i / 7 for i in number]),
+            "s": [f"ü {i}" if i % 5 else "" for i in number],
+            "b": [bytes([i % 256, 255]) for i in number],
+            "t": [i % 2 == 0 for i in number],
             "c": pa.array([Decimal(i) / 100 for i in number], pa.decimal128(12, 2)),
             "date": [dt.date(1960, 1, 1) + dt.timedelta(days=i) for i in number],
-            "at": pa.array(at, pa.timestamp("us", tz="UTC")), "ntz": pa.array(at, pa.timestamp("us")),
+            "at": pa.array(at, pa.timestamp("us", tz="UTC")),
+            "ntz": pa.array(at, pa.timestamp("us")),
         }
-    )  # fmt: skip
+    )
 
 
-TYPED = (
-    "i int, n bigint, d double, s string, b binary, t boolean, c decimal(12,2), date date, at timestamp, ntz timestamp_ntz"
-)
+TYPED = "i int, n bigint, d double, s string, b binary, t boolean, c decimal(12,2), date date, at timestamp, ntz timestamp_ntz"
 # What Arrow would read otherwise: wider or nested types, old times, names in another case, columns that are missing.
 CONVERTED = "I int, wide bigint, old timestamp, list array<int>, missing string"
 
@@ -956,17 +1007,24 @@ def test_a_parquet_ledger_is_not_taken_for_one_of_bytes(inputs, new_run):
 @pytest.mark.parametrize(
     ("format", "more", "message"),
     [
-        ("avro", {}, "format"), ("csv", {}, "schema"), ("json", {}, "schema"), ("parquet", {}, "schema"),
-        ("text", {"schema": "k int"}, "one field"), ("text", {"schema": "a string, b string"}, "one field"),
-        ("csv", {"schema": "k"}, "without a type"), ("text", {"on_changed": "ignore"}, "on_changed"),
-        ("text", {"min_rows": 0}, "min_rows"), ("text", {"min_rows": 9, "max_rows": 3}, "bounds"),
-        ("text", {"poll_interval_secs": -1}, "poll_interval_secs"), ("text", {"max_bytes": 0}, "max_bytes"),
+        ("avro", {}, "format"),
+        ("csv", {}, "schema"),
+        ("json", {}, "schema"),
+        ("parquet", {}, "schema"),
+        ("text", {"schema": "k int"}, "one field"),
+        ("text", {"schema": "a string, b string"}, "one field"),
+        ("csv", {"schema": "k"}, "without a type"),
+        ("text", {"on_changed": "ignore"}, "on_changed"),
+        ("text", {"min_rows": 0}, "min_rows"),
+        ("text", {"min_rows": 9, "max_rows": 3}, "bounds"),
+        ("text", {"poll_interval_secs": -1}, "poll_interval_secs"),
+        ("text", {"max_bytes": 0}, "max_bytes"),
         ("csv", {"schema": SCHEMA, "options": {"multiLine": True}}, "multiLine"),
         ("csv", {"schema": SCHEMA, "options": {"mode": "LENIENT"}}, "mode"),
         ("csv", {"schema": SCHEMA, "options": {"encoding": "latin1"}}, "encoding"),
         ("parquet", {"schema": SCHEMA, "options": {"ignoreCorruptFiles": "true"}}, "ignoreCorruptFiles"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused_when_built(tmp_path, format, more, message):
     with pytest.raises(TopologyError, match=message):
         FileSpout(tmp_path, format, **more)

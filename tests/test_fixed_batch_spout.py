@@ -100,9 +100,7 @@ def test_it_fits_the_contracts():
     spout = FixedBatchSpout("word string, n int", BATCHES)
     assert spout.kind is SpoutKind.TRANSACTIONAL
     assert isinstance(spout, TridentSpout)
-    assert spout.output_schema == StructType(
-        [StructField("word", StringType()), StructField("n", IntegerType())]
-    )
+    assert spout.output_schema == StructType([StructField("word", StringType()), StructField("n", IntegerType())])
     coordinator, emitter = parts(spout)
     assert isinstance(coordinator, ReportsBacklog) and hasattr(emitter, "emit_batch") and Emitter
 
@@ -135,7 +133,15 @@ def test_rows_arrow_tables_and_dataframes_give_the_same(spark):
     rows = [("a", 1), ("b", None), (None, 3)]
     table = pa.table({"n": pa.array([1, None, 3], pa.int32()), "word": ["a", "b", None]})
     frame = spark.createDataFrame(rows, "word string, n long")
-    for data in (rows, iter(rows), [Row(*row) for row in rows], table, table.to_batches()[0], frame, frame.select("n", "word")):
+    for data in (
+        rows,
+        iter(rows),
+        [Row(*row) for row in rows],
+        table,
+        table.to_batches()[0],
+        frame,
+        frame.select("n", "word"),
+    ):
         result = to_dataframe(spark, data, SCHEMA)
         assert result.columns == ["word", "n"]
         assert sorted(map(tuple, result.collect()), key=str) == sorted(rows, key=str)
@@ -147,7 +153,9 @@ def test_a_dataframe_that_fits_is_used_as_it_is(spark):
     assert to_dataframe(spark, frame, SCHEMA) is frame
 
 
-@pytest.mark.parametrize("empty", [[], (), pa.table({"word": pa.array([], pa.string()), "n": pa.array([], pa.int64())})])
+@pytest.mark.parametrize(
+    "empty", [[], (), pa.table({"word": pa.array([], pa.string()), "n": pa.array([], pa.int64())})]
+)
 def test_no_rows_keep_the_schema(spark, empty):
     result = to_dataframe(spark, empty, SCHEMA)
     assert result.collect() == [] and result.columns == ["word", "n"]
@@ -156,8 +164,9 @@ def test_no_rows_keep_the_schema(spark, empty):
 def test_every_type_goes_through(spark):
     schema = as_schema(
         "b boolean, i int, d double, c decimal(10,2), t date, s timestamp, x binary, a array<int>, "
-        "m map<string,int>, r struct<p: int, q: string>", "test",
-    )  # fmt: skip
+        "m map<string,int>, r struct<p: int, q: string>",
+        "test",
+    )
     at = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
     flat = (True, 1, 1.5, Decimal("1.25"), datetime.date(2026, 1, 2), at, b"\x00\xff")
     row = (*flat, [1, None], {"k": 1}, (1, "q"))

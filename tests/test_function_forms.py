@@ -110,8 +110,11 @@ def test_each_spark_task_has_its_own_copy_prepared_once_and_cleaned_up(spark, tm
     log.unlink()
     run_batch(stream, rows, spark=spark)
     assert [line.split()[:2] for line in notes(log)] == [
-        ["prepare", "f"], ["prepare", "g"], ["cleanup", "g"], ["cleanup", "f"]
-    ]  # fmt: skip
+        ["prepare", "f"],
+        ["prepare", "g"],
+        ["cleanup", "g"],
+        ["cleanup", "f"],
+    ]
 
 
 def test_a_failed_task_is_cleaned_up_and_its_own_failure_is_told(spark, tmp_path) -> None:
@@ -307,8 +310,9 @@ def test_several_outputs_come_as_a_tuple_or_a_table() -> None:
 
     for function in (pair, frame, numbered, table):
         assert run_pass(stream_of("n long").each("n", function, "m long, s string"), [(1,), (2,)]) == [
-            (1, 2, "1"), (2, 3, "2")
-        ], function  # fmt: skip
+            (1, 2, "1"),
+            (2, 3, "2"),
+        ], function
 
 
 def test_all_inputs_can_come_as_one_table() -> None:
@@ -383,13 +387,20 @@ def test_steps_over_columns_and_over_rows_are_one_pass() -> None:
 ZONE = datetime.timezone.utc
 AT = datetime.datetime(2024, 5, 1, 12, 30, 0, 123456)
 VALUES = [
-    ("boolean", [True, None, False]), ("long", [2**53 + 1, None, -(2**63)]), ("byte", [1, None, -128]),
-    ("double", [0.1, None, 3.0]), ("string", ["ä", None, ""]), ("binary", [b"x", None, b""]),
-    ("decimal(10,2)", [decimal.Decimal("1.50"), None]), ("date", [AT.date(), None]),
-    ("timestamp", [AT.replace(tzinfo=ZONE), None]), ("timestamp_ntz", [AT, None]),
-    ("array<long>", [[1, None], None, []]), ("map<string,long>", [{"a": 1}, None, {}]),
+    ("boolean", [True, None, False]),
+    ("long", [2**53 + 1, None, -(2**63)]),
+    ("byte", [1, None, -128]),
+    ("double", [0.1, None, 3.0]),
+    ("string", ["ä", None, ""]),
+    ("binary", [b"x", None, b""]),
+    ("decimal(10,2)", [decimal.Decimal("1.50"), None]),
+    ("date", [AT.date(), None]),
+    ("timestamp", [AT.replace(tzinfo=ZONE), None]),
+    ("timestamp_ntz", [AT, None]),
+    ("array<long>", [[1, None], None, []]),
+    ("map<string,long>", [{"a": 1}, None, {}]),
     ("struct<a: long, b: string>", [{"a": 1, "b": None}, None]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "values"), VALUES, ids=[kind for kind, _ in VALUES])
@@ -405,17 +416,27 @@ def test_values_of_every_type_come_through_unchanged(kind: str, values: list) ->
 
 @pytest.mark.parametrize(
     ("made", "kind", "found", "expected"),
-    [(pa.array([1, 2]), "string", "int64", "string"), (pa.array(["1", "2"]), "long", "string", "bigint"),
-     (pa.array([1.5, 2]), "long", "double", "bigint"), (pa.array([1, 300]), "byte", "int64", "tinyint"),
-     (pa.array([b"a", b"b"]), "string", "binary", "string"), (pa.array([1, 0]), "boolean", "int64", "boolean"),
-     (pa.array([AT, AT]), "timestamp", "timestamp[us]", "with a time zone"),
-     (pd.Series(["a", 1]), "string", "object", "string"), (pd.Series([1.5, 2.0]), "long", "double", "bigint"),
-     (pd.Series([AT, AT]), "date", "timestamp[ns]", "date"), (pa.array([1]), "long", "1 rows", "2 rows"),
-     (pd.Series([1, 2, 3]), "long", "3 rows", "2 rows"), (7, "long", "7 (int)", "a Series or an Array"),
-     ([1, 2], "long", "[1, 2] (list)", "a Series or an Array"), (None, "long", "None", "DataFrame or Table with v"),
-     (pd.DataFrame({"w": [1, 2]}), "long", "w", "v"), (pa.table({"v": [1, 2], "w": [1, 2]}), "long", "v, w", "v"),
-     (np.zeros((2, 2)), "long", "ndarray", "a Series")],
-)  # fmt: skip
+    [
+        (pa.array([1, 2]), "string", "int64", "string"),
+        (pa.array(["1", "2"]), "long", "string", "bigint"),
+        (pa.array([1.5, 2]), "long", "double", "bigint"),
+        (pa.array([1, 300]), "byte", "int64", "tinyint"),
+        (pa.array([b"a", b"b"]), "string", "binary", "string"),
+        (pa.array([1, 0]), "boolean", "int64", "boolean"),
+        (pa.array([AT, AT]), "timestamp", "timestamp[us]", "with a time zone"),
+        (pd.Series(["a", 1]), "string", "object", "string"),
+        (pd.Series([1.5, 2.0]), "long", "double", "bigint"),
+        (pd.Series([AT, AT]), "date", "timestamp[ns]", "date"),
+        (pa.array([1]), "long", "1 rows", "2 rows"),
+        (pd.Series([1, 2, 3]), "long", "3 rows", "2 rows"),
+        (7, "long", "7 (int)", "a Series or an Array"),
+        ([1, 2], "long", "[1, 2] (list)", "a Series or an Array"),
+        (None, "long", "None", "DataFrame or Table with v"),
+        (pd.DataFrame({"w": [1, 2]}), "long", "w", "v"),
+        (pa.table({"v": [1, 2], "w": [1, 2]}), "long", "v, w", "v"),
+        (np.zeros((2, 2)), "long", "ndarray", "a Series"),
+    ],
+)
 def test_columns_that_do_not_fit_are_told_with_output_and_types(made, kind, found, expected) -> None:
     function = trident.arrow_function(lambda n: made)
     error = failure(stream_of("n long").each("n", function, f"v {kind}"), [(1,), (2,)])
@@ -427,13 +448,17 @@ def test_columns_that_do_not_fit_are_told_with_output_and_types(made, kind, foun
 def test_values_that_fit_are_cast_where_nothing_is_lost() -> None:
     source = stream_of("n long")
     for made, kind, expected in (
-        (pa.array([1, 2], pa.int8()), "long", [1, 2]), (pd.Series([1.0, None]), "int", [1, None]),
-        (pa.array([1, 2]), "double", [1.0, 2.0]), (pa.nulls(2), "string", [None, None]),
+        (pa.array([1, 2], pa.int8()), "long", [1, 2]),
+        (pd.Series([1.0, None]), "int", [1, None]),
+        (pa.array([1, 2]), "double", [1.0, 2.0]),
+        (pa.nulls(2), "string", [None, None]),
         (pd.Series(["a", "b"], dtype="category"), "string", ["a", "b"]),
         (pd.Series(["a", None], dtype="string[pyarrow]"), "string", ["a", None]),
-        (pa.array(["x", None], pa.large_string()), "string", ["x", None]), (np.array([1, 2]), "long", [1, 2]),
-        (pa.chunked_array([[1], [2]]), "long", [1, 2]), (pd.Series([AT, AT]), "timestamp_ntz", [AT, AT]),
-    ):  # fmt: skip
+        (pa.array(["x", None], pa.large_string()), "string", ["x", None]),
+        (np.array([1, 2]), "long", [1, 2]),
+        (pa.chunked_array([[1], [2]]), "long", [1, 2]),
+        (pd.Series([AT, AT]), "timestamp_ntz", [AT, AT]),
+    ):
         stream = source.map(trident.arrow_function(lambda n, made=made: made), f"v {kind}")
         assert run_pass(stream, [(1,), (2,)]) == [(value,) for value in expected]
 
@@ -561,11 +586,16 @@ def test_what_cannot_be_pickled_is_named_by_the_way_to_it() -> None:
 
     slotted = Slotted()
     for function, path in (
-        (uses_helper, "helper → lock"), (uses_client, "client → lock"), (Serves(), "self.client → lock"),
-        (Serves().__call__, "self.client → lock"), (inside, "settings → ['limits'] → [1] → lock"),
-        (functools.partial(uses_helper), "uses_helper → helper → lock"), (wrapped(lambda n: n), "lock"),
-        (keyword, "a default value"), (lambda n: slotted and n, "slotted → inner → lock"),
-    ):  # fmt: skip
+        (uses_helper, "helper → lock"),
+        (uses_client, "client → lock"),
+        (Serves(), "self.client → lock"),
+        (Serves().__call__, "self.client → lock"),
+        (inside, "settings → ['limits'] → [1] → lock"),
+        (functools.partial(uses_helper), "uses_helper → helper → lock"),
+        (wrapped(lambda n: n), "lock"),
+        (keyword, "a default value"),
+        (lambda n: slotted and n, "slotted → inner → lock"),
+    ):
         with pytest.raises(TopologyError) as caught:
             stream_of("n long").each("n", function, "x long")
         assert f"it uses {path}; found" in str(caught.value)

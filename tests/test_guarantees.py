@@ -141,7 +141,8 @@ STATES: dict[StateKind, tuple[Any, Callable[[Any, Any], int]]] = {
     StateKind.USER: (OwnState(), _updated),
     StateKind.NON_TRANSACTIONAL: (non_transactional("plain", MemoryBackingMap("m")), _counted),
     StateKind.NON_TRANSACTIONAL_SKIPPING: (
-        non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True), _counted,
+        non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True),
+        _counted,
     ),
     StateKind.UNFENCED: (opaque("unfenced", UnfencedMap()), _counted),
     StateKind.TRANSACTIONAL: (transactional("txid", MemoryBackingMap("m")), _counted),
@@ -149,7 +150,7 @@ STATES: dict[StateKind, tuple[Any, Callable[[Any, Any], int]]] = {
     StateKind.MEMORY: (MemoryMapState("memory"), _counted),
     StateKind.KEYED: (DeltaMapState("keyed"), _counted),
     StateKind.APPEND: (DeltaAppend("rows"), _appended),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("state", StateKind, ids=lambda kind: kind.name)

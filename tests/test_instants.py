@@ -71,9 +71,10 @@ def test_the_later_one_is_greater(berlin, spark) -> None:
     stream, rows = stream_of("at timestamp, n long"), [(A_BIT_EARLIER, 1), (LATER, 2)]
     for made in (
         stream.partition_aggregate("at", Max(), "most").select(F.unix_timestamp("most")),
-        stream.max_by("at").select(F.unix_timestamp("at")), stream.max_by("at", scope="batch").select(F.unix_timestamp("at")),
+        stream.max_by("at").select(F.unix_timestamp("at")),
+        stream.max_by("at", scope="batch").select(F.unix_timestamp("at")),
         stream.max_by("at", lambda a, b: (a > b) - (a < b)).select(F.unix_timestamp("at")),
-    ):  # fmt: skip
+    ):
         assert run_batch(made, rows, spark=spark) == [(int(LATER.timestamp()),)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import os, signal, sys, threading, time
 from trident import Count, DeltaMapState, RateSpout, TridentTopology
 
@@ -35,7 +35,7 @@ again.spark.range(10).count()
 sys.stdout.flush()
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 again.process_all_available()  # never: there is always more
-'''
+"""
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="two JVM sessions: make kills runs it")

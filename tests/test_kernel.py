@@ -83,9 +83,13 @@ def stage(path: str, name: str, ids: list[int], partition: Mapping[str, str | No
             isinstance(values, dict) and values.pop("word")
     found = file.stat()
     return StagedFile(
-        f"data/{name}/part-0.parquet", found.st_size, found.st_mtime_ns // 10**6, len(ids), json.dumps(stats),
+        f"data/{name}/part-0.parquet",
+        found.st_size,
+        found.st_mtime_ns // 10**6,
+        len(ids),
+        json.dumps(stats),
         partition or {},
-    )  # fmt: skip
+    )
 
 
 def commit(engine: KernelEngine, on: TableSnapshot, txid: int, ids: list[int]) -> TableSnapshot:
@@ -103,10 +107,16 @@ def log_names(path: str) -> list[str]:
 
 def facts(snapshot: TableSnapshot) -> tuple:
     return (
-        snapshot.version, snapshot.table_id, snapshot.schema_json, snapshot.partition_columns,
-        dict(snapshot.properties), snapshot.control("trident"), snapshot.control("other"),
-        snapshot.txn_version(APP), snapshot.txn_version("other"),
-    )  # fmt: skip
+        snapshot.version,
+        snapshot.table_id,
+        snapshot.schema_json,
+        snapshot.partition_columns,
+        dict(snapshot.properties),
+        snapshot.control("trident"),
+        snapshot.control("other"),
+        snapshot.txn_version(APP),
+        snapshot.txn_version("other"),
+    )
 
 
 # --- what a commit is ---------------------------------------------------------------------------
@@ -158,7 +168,9 @@ def test_a_commit_on_an_old_snapshot_is_refused_and_changes_nothing(engine, tabl
     with pytest.raises(CommitConflict):
         commit(engine, table, 2, [2])
     with pytest.raises(CommitConflict):
-        engine.drop_files(engine.load_version(table.path, 1), lambda _: True, {}, "x") and commit(engine, newest, 2, [2])
+        engine.drop_files(engine.load_version(table.path, 1), lambda _: True, {}, "x") and commit(
+            engine, newest, 2, [2]
+        )
     assert log_names(table.path)[: len(before)] == before
     assert engine.load(table.path).txn_version(APP) == 1
 
@@ -518,9 +530,14 @@ def start_worker(*arguments: str) -> subprocess.Popen[str]:
     """A process of its own, with its own JVM, in a process group that can be killed as one."""
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return worker
 
 

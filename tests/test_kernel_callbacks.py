@@ -47,7 +47,11 @@ except TableError as error:
 def test_threads_commit_on_when_the_user_starts_a_callback_server(tmp_path: Path) -> None:
     """A stream's foreachBatch in the same session: from then on Java calls threads that were there back on others."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "t")], capture_output=True, text=True, timeout=180, cwd=tmp_path,
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "t")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.stdout.split("\n")[:-1] == ["committed 1", "called 2", "new 3", "main 4"], done.stderr[-3000:]

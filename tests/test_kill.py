@@ -39,7 +39,7 @@ LIVES = [
 ]
 FILES, LINES = 14, 30
 
-PROGRAM = '''
+PROGRAM = """
 import sys
 from pathlib import Path
 from trident import (
@@ -99,7 +99,7 @@ query = topology.start(spark, warehouse=folder + "/w", zookeeper=zookeeper, zook
                        zookeeper_session_timeout_secs=4, max_spout_pending=4)
 query.process_all_available(120)
 query.stop()
-'''
+"""
 
 
 @pytest.fixture

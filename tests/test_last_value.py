@@ -33,9 +33,13 @@ def engine(spark):
 def compactor_of(group, name="s", **settings):
     binding = group.bindings[name]
     return Compactor(
-        group.spark, group.engine, group.warehouse, group.descriptor(name), type(binding.state)(name, **settings),
+        group.spark,
+        group.engine,
+        group.warehouse,
+        group.descriptor(name),
+        type(binding.state)(name, **settings),
         binding.aggregator,
-    )  # fmt: skip
+    )
 
 
 def live(group, txid=None, name="s"):
@@ -83,9 +87,13 @@ def a_decimal(rng):
 def a_key(rng):
     moment = NOW + datetime.timedelta(microseconds=rng.randrange(3))
     return (
-        some(rng, lambda: rng.choice(["", "x", "ключ"])), some(rng, lambda: a_decimal(rng)), some(rng, lambda: moment),
-        some(rng, moment.date), some(rng, lambda: rng.choice([b"", b"\x00\xff"])), some(rng, lambda: rng.randrange(2)),
-    )  # fmt: skip
+        some(rng, lambda: rng.choice(["", "x", "ключ"])),
+        some(rng, lambda: a_decimal(rng)),
+        some(rng, lambda: moment),
+        some(rng, moment.date),
+        some(rng, lambda: rng.choice([b"", b"\x00\xff"])),
+        some(rng, lambda: rng.randrange(2)),
+    )
 
 
 def a_value(rng):
@@ -143,9 +151,11 @@ def sums_by_keys_of_any_name(rng):
         [(*key, some(rng, lambda: rng.randrange(10)), some(rng, lambda: a_decimal(rng) / 10)) for key in keys]
         for _ in range(4)
     ]
-    return keyed("s", schema, KEY_NAMES, Native("sum")), batches, nulls_are_nothing(
-        lambda a, b: EXACT.add(a, b) if isinstance(a, Decimal) else a + b
-    )  # fmt: skip
+    return (
+        keyed("s", schema, KEY_NAMES, Native("sum")),
+        batches,
+        nulls_are_nothing(lambda a, b: EXACT.add(a, b) if isinstance(a, Decimal) else a + b),
+    )
 
 
 def greatest_of_times_texts_and_structs(rng):
@@ -153,13 +163,17 @@ def greatest_of_times_texts_and_structs(rng):
     keys = [(NOW.replace(tzinfo=None),), (None,)]
     batches = [
         [
-            (*key, some(rng, lambda: NOW + datetime.timedelta(microseconds=rng.randrange(99))),
-             some(rng, lambda: rng.choice("abc")), some(rng, lambda: rng.choice([b"", b"\x00", b"\xff"])),
-             some(rng, lambda: {"d": NOW.date() + datetime.timedelta(rng.randrange(3)), "l": [rng.randrange(9)]}))
+            (
+                *key,
+                some(rng, lambda: NOW + datetime.timedelta(microseconds=rng.randrange(99))),
+                some(rng, lambda: rng.choice("abc")),
+                some(rng, lambda: rng.choice([b"", b"\x00", b"\xff"])),
+                some(rng, lambda: {"d": NOW.date() + datetime.timedelta(rng.randrange(3)), "l": [rng.randrange(9)]}),
+            )
             for key in keys
         ]
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     return keyed("s", schema, ("k",), Native("max")), batches, nulls_are_nothing(max)
 
 
@@ -171,8 +185,14 @@ def nulls_are_nothing(fold):
     return lambda a, b: a if b is None else b if a is None else fold(a, b)
 
 
-CASES = [last_by_keys, last_without_keys, maps_by_a_python_combiner, sums_by_keys_of_any_name,
-         greatest_of_times_texts_and_structs, a_global_count]  # fmt: skip
+CASES = [
+    last_by_keys,
+    last_without_keys,
+    maps_by_a_python_combiner,
+    sums_by_keys_of_any_name,
+    greatest_of_times_texts_and_structs,
+    a_global_count,
+]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +299,7 @@ def base(group, keys, txid, pins=None, name="s", aggregator=None):
     asked = None if keys is None else frame_of(group, name, keys)
     frame = base_of(
         group.spark, group.engine, group.warehouse, name, asked, txid, aggregator or binding.aggregator, pins
-    )  # fmt: skip
+    )
     return as_map(binding, frame)
 
 
@@ -320,9 +340,13 @@ def test_lookups_are_exact_while_the_tables_move_on_and_load_neither_anew(spark,
     monkeypatch.setattr(table_files.TableFiles, "refresh", overtaken)
     for txid in range(1, 7):
         keys = rng.sample(names, 4)
-        group.publish(txid, {
-            "s": [(key, f"{txid}", rng.random() < 0.3) for key in keys], "n": [(key, txid) for key in keys],
-        })  # fmt: skip
+        group.publish(
+            txid,
+            {
+                "s": [(key, f"{txid}", rng.random() < 0.3) for key in keys],
+                "n": [(key, txid) for key in keys],
+            },
+        )
         if txid == 3:
             merging["n"].merge_once(txid, force=True)
             assert merging["n"].drop_once(txid) == txid

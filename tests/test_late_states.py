@@ -147,7 +147,9 @@ def late_topology(folder: Path) -> TridentTopology:
     return topology
 
 
-@pytest.mark.skipif(os.environ.get("TRIDENT_MATRIX") != "all", reason="make matrix runs it: each part has tests of its own")
+@pytest.mark.skipif(
+    os.environ.get("TRIDENT_MATRIX") != "all", reason="make matrix runs it: each part has tests of its own"
+)
 def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: Path) -> None:  # noqa: F811
     # One attempt fails after it has read the states: what it read and staged must leave no trace.
     faults.arm("resolve.stage:do_then_fail:2")
@@ -213,53 +215,71 @@ def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> 
         (lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("wrod")), FieldError, "Did you mean 'word'"),
         (
             lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", delete_when="n")),
-            FieldError, "expected: boolean",
+            FieldError,
+            "expected: boolean",
         ),
         (lambda s: s.partition_persist(Lines("x"), "word", Lines("x")), TopologyError, "2 partitions.*partition_by"),
         (
             lambda s: s.partition_persist(Lines("x"), "word", Lines("x"), "a string", partition_by="word"),
-            TopologyError, "cannot emit.*after the decision",
+            TopologyError,
+            "cannot emit.*after the decision",
         ),
         (
             lambda s: s.partition_persist(opaque("x", SqliteMap("f", "t")), "word", Adds(), "word"),
-            OutputTypeError, "type of output 'word'",
+            OutputTypeError,
+            "type of output 'word'",
         ),
         (
             lambda s: s.partition_persist(DeltaAppend("x")).new_values_stream(),
-            TopologyError, "no stream of new values.*appended",
-        ),
-        (
-            lambda s: s.state_query(s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"),
-            TopologyError, "takes 1 fields",
+            TopologyError,
+            "no stream of new values.*appended",
         ),
         (
             lambda s: s.state_query(
-                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "n", MapGet(), "c"),
-            TopologyError, "found: bigint.*expected: string",
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"
+            ),
+            TopologyError,
+            "takes 1 fields",
+        ),
+        (
+            lambda s: s.state_query(
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "n", MapGet(), "c"
+            ),
+            TopologyError,
+            "found: bigint.*expected: string",
         ),
         (
             lambda s: s.state_query(s.persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"),
-            TopologyError, "has no keys.*SnapshotGet",
+            TopologyError,
+            "has no keys.*SnapshotGet",
         ),
         (
             lambda s: s.state_query(
-                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "word", LongerThan(), "c"),
-            TopologyError, "calls no query of yours",
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "word", LongerThan(), "c"
+            ),
+            TopologyError,
+            "calls no query of yours",
         ),
         (
             lambda s: s.state_query(
                 stream_of("word string").group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"),
-                "word", MapGet(), "c"),
-            TopologyError, "of its own topology",
+                "word",
+                MapGet(),
+                "c",
+            ),
+            TopologyError,
+            "of its own topology",
         ),
         (lambda s: s._topology.new_static_state(SqliteMap), TopologyError, "not a static state"),
         (
             lambda s: s.group_by("word").persistent_aggregate(
-                non_transactional("x", SqliteMap("f", "t")), "n", Longest(), "v string"),
-            TopologyError, "updated while it is published",
+                non_transactional("x", SqliteMap("f", "t")), "n", Longest(), "v string"
+            ),
+            TopologyError,
+            "updated while it is published",
         ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore::trident.operations.guarantees.NotExactlyOnceWarning")
 def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
@@ -294,7 +314,9 @@ def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start) 
     counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
     news = counts.new_values_stream()
     news.aggregate(Count(), "rows").partition_persist(DeltaAppend("changed"))
-    words.state_query(counts, "word", MapGet(), "k").agg(expr("count(k) as rows")).partition_persist(DeltaAppend("known"))
+    words.state_query(counts, "word", MapGet(), "k").agg(expr("count(k) as rows")).partition_persist(
+        DeltaAppend("known")
+    )
     # A field that was dropped may be made again by a look-up.
     again = news.project("word").state_query(counts, "word", MapGet(), "n")
     again.partition_persist(DeltaAppend("before"))

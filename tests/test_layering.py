@@ -21,20 +21,48 @@ FORBIDDEN = {
 # `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; and the reader
 # of stored files, which both have.
 STATES_MAY_USE = {
-    "coordinators.backoff", "coordinators.errors", "coordinators.transactions", "coordinators.faults",
-    "coordinators.records", "coordinators.ports", "coordinators.stored_json",
-}  # fmt: skip
+    "coordinators.backoff",
+    "coordinators.errors",
+    "coordinators.transactions",
+    "coordinators.faults",
+    "coordinators.records",
+    "coordinators.ports",
+    "coordinators.stored_json",
+}
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {
-    "asyncio", "concurrent", "io", "kazoo", "logging", "msgspec", "multiprocessing", "os", "pathlib", "queue", "random",
-    "secrets", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", *SPARK_AND_DELTA,
-}  # fmt: skip
+    "asyncio",
+    "concurrent",
+    "io",
+    "kazoo",
+    "logging",
+    "msgspec",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "queue",
+    "random",
+    "secrets",
+    "shutil",
+    "socket",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+    *SPARK_AND_DELTA,
+}
 # `trident repair` decides without I/O, on facts: trident/repair/look.py finds them, trident/repair/apply.py does what is decided.
 REPAIR = ["decided", "diagnose", "facts", "foreign", "positions", "rebuild", "steps", "whole"]
 REPAIR_MAY_USE = {
-    "coordinators.positions", "coordinators.records", "states.core.control", "states.delta.manifest", "states.keyed.plain_watch",
+    "coordinators.positions",
+    "coordinators.records",
+    "states.core.control",
+    "states.delta.manifest",
+    "states.keyed.plain_watch",
     *(f"trident.repair.{name}" for name in REPAIR),
-}  # fmt: skip
+}
 PURE = {
     **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
     "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
@@ -171,8 +199,14 @@ def test_a_planted_violation_is_found(file, source):
         ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
         ("coordinators/driver.py", "from trident.coordinators import faults, master"),
         ("coordinators/master.py", "from trident.coordinators.transactions import TransactionAttempt"),
-        ("states/publishing/committer.py", "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults"),
-        ("trident/running/query.py", "from trident.coordinators.driver import GroupDriver\nfrom trident.states.publishing.committer import x"),
+        (
+            "states/publishing/committer.py",
+            "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults",
+        ),
+        (
+            "trident/running/query.py",
+            "from trident.coordinators.driver import GroupDriver\nfrom trident.states.publishing.committer import x",
+        ),
         ("examples/01_word_count.py", "from trident import TridentTopology"),
     ],
 )

@@ -199,9 +199,11 @@ except log_commit.CommitConflict:
 def test_a_process_that_is_stopped_inside_a_commit_keeps_nobody_waiting(table: str, where: str) -> None:
     """It used to keep a lock: its successor on the same machine waited until a person killed it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, table, where], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", STOPPED, table, where],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     try:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         version = 1 if where == "before" else 2
@@ -271,8 +273,13 @@ def test_a_link_that_is_refused_is_a_failure_and_says_what_to_do(table: str, mon
 
 def test_drafts_of_entries_that_exist_go_and_those_of_the_next_one_and_of_a_running_checkpoint_stay(table: str) -> None:
     log = Path(table, "_delta_log")
-    stale = [f".{0:020d}.json.a.tmp", f"..{0:020d}.json.a.tmp.crc", f".{0:020d}.json.b.trident.tmp",
-             f"..{0:020d}.json.b.trident.tmp.c.tmp", f"...{0:020d}.json.b.trident.tmp.c.tmp.crc"]  # fmt: skip
+    stale = [
+        f".{0:020d}.json.a.tmp",
+        f"..{0:020d}.json.a.tmp.crc",
+        f".{0:020d}.json.b.trident.tmp",
+        f"..{0:020d}.json.b.trident.tmp.c.tmp",
+        f"...{0:020d}.json.b.trident.tmp.c.tmp.crc",
+    ]
     old = f".{0:020d}.checkpoint.parquet.a.tmp"
     stay = [f".{1:020d}.json.a.tmp", f".{0:020d}.checkpoint.parquet.b.tmp", f"{0:020d}.json", f"{0:020d}.crc"]
     for name in [*stale, old, *stay]:

@@ -174,5 +174,3 @@ def test_a_table_that_is_older_than_its_mark_is_looked_at_as_a_whole(log: Entrie
     log.foreign()
     found = looked(log, TableMark(version, txid, 0, "d"))
     assert [change.version for change in found.foreign] == [changed, changed + 1]
-
-

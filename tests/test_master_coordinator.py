@@ -51,7 +51,7 @@ from trident.coordinators.master import (
     TimerKind,
     initial,
     step,
-)  # fmt: skip
+)
 from trident.coordinators.transactions import TransactionAttempt as At
 
 
@@ -308,9 +308,15 @@ def test_a_failure_that_is_the_same_three_times_in_a_row_is_tried_no_more():
     assert run.commit(At(1, 0))[-2:] == [Success(At(1, 0)), End(Mode.GAVE_UP, txid=2)]
 
 
-@pytest.mark.parametrize("fingerprints", [
-    [None] * 8, ["a", "a", None, "a", "a", "b", "a", "a"], ["a", "b"] * 4, ["a", "a", "b", "b", "a", "a", "b", "b"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fingerprints",
+    [
+        [None] * 8,
+        ["a", "a", None, "a", "a", "b", "a", "a"],
+        ["a", "b"] * 4,
+        ["a", "a", "b", "b", "a", "a", "b", "b"],
+    ],
+)
 def test_a_failure_that_may_pass_keeps_all_its_attempts(fingerprints):
     run = Coordinator(max_attempts=8)
     run.begin(1)
@@ -463,9 +469,13 @@ def test_success_is_told_again_after_a_restart():
 # --- any order of events -----------------------------------------------------------------------------------
 
 REPORTS = {
-    Stage.BEGINNING: Began, Stage.PROCESSING: Processed, Stage.PREPARING: Prepared, Stage.DECIDING: Decided,
-    Stage.PUBLISHING: Committed, Stage.ADVANCING: Advanced,
-}  # fmt: skip
+    Stage.BEGINNING: Began,
+    Stage.PROCESSING: Processed,
+    Stage.PREPARING: Prepared,
+    Stage.DECIDING: Decided,
+    Stage.PUBLISHING: Committed,
+    Stage.ADVANCING: Advanced,
+}
 CONTROLS = [Paused(), Resumed(), Suspended(), Reconnected()]
 
 

@@ -34,10 +34,17 @@ def start(spark: SparkSession, zk_server: str, tmp_path: Path) -> Iterator[Calla
 
     def run(topology: TridentTopology) -> TopologyQuery:
         query = start_topology(
-            topology, spark, warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-            zookeeper_session_timeout_secs=4, max_spout_pending=2, batch_emit_interval_secs=0, standby=True,
+            topology,
+            spark,
+            warehouse=str(tmp_path / "warehouse"),
+            zookeeper=zk_server,
+            zookeeper_root=root,
+            zookeeper_session_timeout_secs=4,
+            max_spout_pending=2,
+            batch_emit_interval_secs=0,
+            standby=True,
             **IN_ONE_PROCESS,
-        )  # fmt: skip
+        )
         queries.append(query)
         return query
 

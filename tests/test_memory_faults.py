@@ -71,7 +71,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_tried_smaller_until_it_does(st
 
 # --- a real executor, in a process of its own -----------------------------------------------------
 
-PROGRAM = '''
+PROGRAM = """
 from trident import DeltaAppend, FileSpout, TridentTopology, expr
 
 topology = TridentTopology("greedy")
@@ -79,7 +79,7 @@ stream = topology.new_stream("lines", FileSpout({folder!r} + "/in/*.txt", min_ro
 # 80 million numbers: 640 MB in one array, and none of it in Python.
 greedy = stream.each(expr("size(sequence(1L, 80000000L + length(value)))"), "n int")
 greedy.partition_persist(DeltaAppend("lines"), ["value", "n"])
-'''
+"""
 
 
 def all_committed(warehouse: Path) -> bool:
@@ -104,16 +104,23 @@ def test_an_executor_that_dies_of_it_costs_attempts_and_after_a_restart_with_mor
     def run(memory: str, attempts: int) -> tuple[int, str]:
         """Until it has ended by itself, or has committed all there is; its exit code and what it has said."""
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYSPARK_SUBMIT_ARGS": f"--conf spark.executor.memory={memory} --conf spark.task.maxFailures=1 "
             "pyspark-shell",
-        }  # fmt: skip
+        }
         settings = {
-            "spark_master": "local-cluster[1,1,3000]", "warehouse": str(tmp_path / "w"), "zookeeper": zk_server,
-            "zookeeper_root": zk_root, "max_attempts": str(attempts), "max_spout_pending": "1",
+            "spark_master": "local-cluster[1,1,3000]",
+            "warehouse": str(tmp_path / "w"),
+            "zookeeper": zk_server,
+            "zookeeper_root": zk_root,
+            "max_attempts": str(attempts),
+            "max_spout_pending": "1",
             "message_timeout_secs": "none",
-        }  # fmt: skip
+        }
         command = [sys.executable, "-m", "trident.cli", "run", f"{program}:topology"]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]

@@ -22,9 +22,13 @@ from trident.states.core.stored_values import loads
 from trident.workers.anchors import ANCHORS, read_anchors
 
 OPTIONS: dict[str, Any] = {
-    "max_spout_pending": 2, "ackers": 1, "max_pending_messages": 15, "max_replays": 1, "replay_backoff_secs": 0.0,
+    "max_spout_pending": 2,
+    "ackers": 1,
+    "max_pending_messages": 15,
+    "max_replays": 1,
+    "replay_backoff_secs": 0.0,
     "remember_messages_secs": 60.0,
-}  # fmt: skip
+}
 BROKEN = Failure("each(f)", "f.py:1", "ValueError: broken")
 
 

@@ -303,9 +303,19 @@ def test_values_travel_as_json_and_other_texts_as_they_are(queue):
     made = queue.put_many(values)
     assert len(set(made)) == len(values) and queue.put_many([]) == []
     others = [
-        "", "{", "12", '{"id": 1, "value": 2}', '{"id": "x", "value": 2, "more": 3}', '{"id": "", "value": 1}',
-        '{"id": "x"}', '["id", "value"]', "{" * 2_000, '{"id": NaN', "null", '{"id": {"id": "x"}, "value": 1}',
-    ]  # fmt: skip
+        "",
+        "{",
+        "12",
+        '{"id": 1, "value": 2}',
+        '{"id": "x", "value": 2, "more": 3}',
+        '{"id": "", "value": 1}',
+        '{"id": "x"}',
+        '["id", "value"]',
+        "{" * 2_000,
+        '{"id": NaN',
+        "null",
+        '{"id": {"id": "x"}, "value": 1}',
+    ]
     client_of(queue).lpush(queue.key, *others)
     # Lua and Python need not agree on what is JSON: the value is Python's, and each has an id.
     client_of(queue).lpush(queue.key, '{"id": "\\ud800", "value": "lone"}', '{"id": "hex", "value": 0x10}')
@@ -695,9 +705,13 @@ def test_a_server_that_could_forget_is_refused(own_redis):
 def test_no_credential_is_shown_and_a_missing_client_is_named(redis_server, monkeypatch):  # noqa: F811
     port = redis_server.port
     for url in (
-        f"redis://someone:wr0ng@127.0.0.1:{port}/0", "redis://someone:wr0ng@127.0.0.1:1/0", "http://someone:wr0ng@host",
-        "redis://someone:wr0ng@127.0.0.1:wr0ng/0", "redis://someone:wr0ng@127.0.0.1/0?socket_timeout=wr0ng", None,
-    ):  # fmt: skip
+        f"redis://someone:wr0ng@127.0.0.1:{port}/0",
+        "redis://someone:wr0ng@127.0.0.1:1/0",
+        "http://someone:wr0ng@host",
+        "redis://someone:wr0ng@127.0.0.1:wr0ng/0",
+        "redis://someone:wr0ng@127.0.0.1/0?socket_timeout=wr0ng",
+        None,
+    ):
         with pytest.raises(TridentError) as caught:
             queue = RedisListQueue(url, "work")
             assert "wr0ng" not in repr(queue) + str(queue)
@@ -714,12 +728,18 @@ def test_no_credential_is_shown_and_a_missing_client_is_named(redis_server, monk
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"redeliver_after_secs": 0}, {"redeliver_after_secs": float("inf")}, {"retry_after_secs": -1},
-        {"prefetch": 0}, {"prefetch": True}, {"prefetch": 1.5}, {"consumer": ""},
-        {"consumer": 5}, {"fields": {"a": "x string"}},
+        {"redeliver_after_secs": 0},
+        {"redeliver_after_secs": float("inf")},
+        {"retry_after_secs": -1},
+        {"prefetch": 0},
+        {"prefetch": True},
+        {"prefetch": 1.5},
+        {"consumer": ""},
+        {"consumer": 5},
+        {"fields": {"a": "x string"}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_impossible_argument_is_named(arguments):
     with pytest.raises((ConfigError, TopologyError), match=f"({next(iter(arguments))}|one stream)"):
         RedisListSpout("redis://127.0.0.1/0", "a", **arguments)

@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.message_helpers import Messages
 from tests.topology_helpers import starter
-from trident import (  # fmt: skip
+from trident import (
     Count,
     DeltaAppend,
     DeltaMapState,
@@ -67,17 +67,90 @@ from trident.states.publishing.dead_letters import check_names_apart, tables_bes
 from trident.states.publishing.prior_incarnation import groups_with_manifests
 
 NASTY = [
-    "", " ", ".", "..", "...", "../x", "../../x", "x/..", "a/b", "/etc", "/", "//", "a/", "a\\b", "..\\x", "C:\\x",
-    "a:b", "a\0b", "a\nb", "a\n", "a\tb", "a b", " a", "a ", "`a`", "a`b", "'a'", 'a"b', "a;b", "a;DROP TABLE x",
-    "a--b'", "a%2e", "%2e%2e", "%2e%2e%2fx", "~", "~root", "$HOME", "${x}", "$(id)", "*", "?", "[a]", "{a}", "a|b",
-    "a&b", "a<b", "a>b", "-a", "--yes", "_a", ".a", "_delta_log", "_trident", "1a", "é", "ａ", "а", "a\u0301",
-    "\u202eabc", "a\u200bb", "\ufeffa", "a\u2028b", "\ue000", "\ud800", "😀", "a\u0000", "a" * 101, "a" * 10_000, "a.b",
-    "a,b", "a=b", "a+b", "a@b", "a#b", "a!b",
-]  # fmt: skip
+    "",
+    " ",
+    ".",
+    "..",
+    "...",
+    "../x",
+    "../../x",
+    "x/..",
+    "a/b",
+    "/etc",
+    "/",
+    "//",
+    "a/",
+    "a\\b",
+    "..\\x",
+    "C:\\x",
+    "a:b",
+    "a\0b",
+    "a\nb",
+    "a\n",
+    "a\tb",
+    "a b",
+    " a",
+    "a ",
+    "`a`",
+    "a`b",
+    "'a'",
+    'a"b',
+    "a;b",
+    "a;DROP TABLE x",
+    "a--b'",
+    "a%2e",
+    "%2e%2e",
+    "%2e%2e%2fx",
+    "~",
+    "~root",
+    "$HOME",
+    "${x}",
+    "$(id)",
+    "*",
+    "?",
+    "[a]",
+    "{a}",
+    "a|b",
+    "a&b",
+    "a<b",
+    "a>b",
+    "-a",
+    "--yes",
+    "_a",
+    ".a",
+    "_delta_log",
+    "_trident",
+    "1a",
+    "é",
+    "ａ",
+    "а",
+    "a\u0301",
+    "\u202eabc",
+    "a\u200bb",
+    "\ufeffa",
+    "a\u2028b",
+    "\ue000",
+    "\ud800",
+    "😀",
+    "a\u0000",
+    "a" * 101,
+    "a" * 10_000,
+    "a.b",
+    "a,b",
+    "a=b",
+    "a+b",
+    "a@b",
+    "a#b",
+    "a!b",
+]
 # A state's name is a table's too: no "-", and "__" is the framework's. Two folders are.
 TAKEN = ["states", "zookeeper", "live", "identity", "incarnation"]
-NASTY_FOR = {"topology": [*NASTY, *TAKEN[:2]], "stream": [*NASTY, *TAKEN[2:]], "state": [*NASTY, "a-b", "a__b"],
-             "function": NASTY}  # fmt: skip
+NASTY_FOR = {
+    "topology": [*NASTY, *TAKEN[:2]],
+    "stream": [*NASTY, *TAKEN[2:]],
+    "state": [*NASTY, "a-b", "a__b"],
+    "function": NASTY,
+}
 GOOD = ["a", "A1", "word_count", "a-b", "con", "NUL", "select", "a" * 100]
 
 
@@ -203,10 +276,13 @@ def listed(folder: Path) -> list[str]:
 
 
 COMMANDS = {
-    "status": ["status"], "compact": ["compact"], "skip": ["skip", "--txid", "1"],
-    "reset": ["reset", "--yes", "--drop-tables"], "dead-letters list": ["dead-letters", "list"],
+    "status": ["status"],
+    "compact": ["compact"],
+    "skip": ["skip", "--txid", "1"],
+    "reset": ["reset", "--yes", "--drop-tables"],
+    "dead-letters list": ["dead-letters", "list"],
     "dead-letters replay": ["dead-letters", "replay"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -246,9 +322,15 @@ def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server:
         (outside / folder).mkdir(parents=True)
         (outside / folder / "keep").write_text("keep")
     StateDescriptor(
-        name="counts", kind="keyed", topology="top", group="g", incarnation="i", keys=("k",), value_fields=("n",),
+        name="counts",
+        kind="keyed",
+        topology="top",
+        group="g",
+        incarnation="i",
+        keys=("k",),
+        value_fields=("n",),
         schema_json='{"type":"struct","fields":[]}',
-    ).save(warehouse)  # fmt: skip
+    ).save(warehouse)
     links = {"counts": "counts", "counts__log": "log", "_trident/top": "top"}
     for link, target in links.items():
         (warehouse / link).symlink_to(outside / target)
@@ -328,9 +410,23 @@ def test_a_root_that_leads_elsewhere_is_refused(root: str) -> None:
 # -- paths that are read from ZooKeeper, manifests and tasks ------------------
 
 PATHS = [
-    "", ".", "..", "../x", "a/../../x", "a/..", "/etc/passwd", "//x", "a//b", "a/./b", "./a", "a/", "a\0b", None, 7,
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/../../x",
+    "a/..",
+    "/etc/passwd",
+    "//x",
+    "a//b",
+    "a/./b",
+    "./a",
+    "a/",
+    "a\0b",
+    None,
+    7,
     ["a"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -342,8 +438,15 @@ def test_a_path_that_leads_out_of_its_folder_is_refused(path: Any) -> None:
         StagedFile.from_json(file)
     with pytest.raises(TableError):
         staged_file({**file, "partition_values": "{}"})
-    table = {"state": "s", "kind": "append", "path": path, "table_id": "", "schema_hash": "", "files": [],
-             "details": {}}  # fmt: skip
+    table = {
+        "state": "s",
+        "kind": "append",
+        "path": path,
+        "table_id": "",
+        "schema_hash": "",
+        "files": [],
+        "details": {},
+    }
     with pytest.raises(TableError):
         ManifestTable.from_json(table)
 
@@ -396,9 +499,16 @@ def test_a_decision_cannot_name_another_file_of_the_warehouse(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "change",
-    [{"port": "1;x"}, {"port": 70000}, {"port": True}, {"server_pid": 1}, {"server_pid": -1}, {"supervisor_pid": "x"},
-     {"server_started": None}],
-)  # fmt: skip
+    [
+        {"port": "1;x"},
+        {"port": 70000},
+        {"port": True},
+        {"server_pid": 1},
+        {"server_pid": -1},
+        {"supervisor_pid": "x"},
+        {"server_started": None},
+    ],
+)
 def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
     good = {"port": 2181, "supervisor_pid": 10, "supervisor_started": "1", "server_pid": 11, "server_started": "1"}
     (tmp_path / "endpoint.json").write_text(json.dumps(good))
@@ -410,8 +520,22 @@ def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, chan
 # -- columns, with real tables ------------------------------------------------
 
 COLUMNS = [
-    "a`b", "a.b", "a'b", 'a"b', "a-b", "select", "日本", "é", "../x", "a/b", "--", "%2e%2e", "\u202eabc", "$id", "_a",
-]  # fmt: skip
+    "a`b",
+    "a.b",
+    "a'b",
+    'a"b',
+    "a-b",
+    "select",
+    "日本",
+    "é",
+    "../x",
+    "a/b",
+    "--",
+    "%2e%2e",
+    "\u202eabc",
+    "$id",
+    "_a",
+]
 REFUSED_COLUMNS = ["$(id)", "a b", "a;b", "a,b", "a=b", "a{b", "a(b", "a\nb", "a\tb"]
 
 

@@ -27,7 +27,7 @@ from trident.coordinators.records import (
     LeaderRecord,
     decode,
     decode_value,
-)  # fmt: skip
+)
 from trident.coordinators.registration import Registration
 from trident.coordinators.zookeeper import Create, ZooKeeper
 from trident.messages.replays import ReplayRequests
@@ -56,7 +56,10 @@ ALLOWED = {
     ("trident/tuples/tasks.py", "BoltRun.__init__"): FROM_ITS_OWN_DRIVER,
     ("trident/tuples/tasks.py", "LevelTask._tuple"): "tuples between tasks of one round, in Spark's memory",
     ("trident/tuples/rounds.py", "RoundRunner._level"): FROM_ITS_OWN_TASK,
-    ("trident/spouts/data_source_protocol.py", "copy_of"): "the driver tries, in its own memory, whether a reader can be sent",
+    (
+        "trident/spouts/data_source_protocol.py",
+        "copy_of",
+    ): "the driver tries, in its own memory, whether a reader can be sent",
     ("trident/running/cluster_probe.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/maps/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
@@ -122,20 +125,28 @@ def test_code_that_is_read_is_run_in_the_named_places_only() -> None:
     assert set(ALLOWED) - set(found) == set()  # and none of these is out of date
 
 
-@pytest.mark.parametrize("source", [
-    "import pickle\ndef f(x):\n    return pickle.loads(x)",
-    "from pickle import loads",
-    "from pyspark import cloudpickle\ncloudpickle.loads(b'')",
-    "import cloudpickle as c",
-    "from pyspark.cloudpickle import loads as l",
-    "import marshal\nmarshal.load(f)",
-    "import shelve\nshelve.open('x')",
-    "import yaml\nyaml.load(text)",
-    "pickle.Unpickler(f)",
-    "eval(text)", "exec(text)", "__import__(name)", "importlib.import_module(name)",
-    "pandas.read_pickle(p)", "numpy.load(p, allow_pickle=True)",
-    "subprocess.run(text, shell=True)", "os.system(text)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\ndef f(x):\n    return pickle.loads(x)",
+        "from pickle import loads",
+        "from pyspark import cloudpickle\ncloudpickle.loads(b'')",
+        "import cloudpickle as c",
+        "from pyspark.cloudpickle import loads as l",
+        "import marshal\nmarshal.load(f)",
+        "import shelve\nshelve.open('x')",
+        "import yaml\nyaml.load(text)",
+        "pickle.Unpickler(f)",
+        "eval(text)",
+        "exec(text)",
+        "__import__(name)",
+        "importlib.import_module(name)",
+        "pandas.read_pickle(p)",
+        "numpy.load(p, allow_pickle=True)",
+        "subprocess.run(text, shell=True)",
+        "os.system(text)",
+    ],
+)
 def test_a_planted_danger_is_found(source: str) -> None:
     assert list(dangers(source))
 

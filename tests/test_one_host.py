@@ -23,7 +23,7 @@ from trident import (
     non_transactional,
     opaque,
     transactional,
-)  # fmt: skip
+)
 from trident.coordinators.errors import TopologyError
 from trident.running.one_host import check_topology, check_tuple_topology
 from trident.states.core.host_bound import is_local_master, is_this_host
@@ -111,11 +111,15 @@ def test_sources_of_one_host(tmp_path):
 @pytest.mark.parametrize(
     ("url", "here"),
     [
-        ("redis://localhost:6379/0", True), ("redis://127.0.0.1", True), ("rediss://u:p@[::1]:6379/0", True),
-        ("unix:///run/redis.sock", True), ("redis://", True), ("redis://redis.example:6379/0", False),
+        ("redis://localhost:6379/0", True),
+        ("redis://127.0.0.1", True),
+        ("rediss://u:p@[::1]:6379/0", True),
+        ("unix:///run/redis.sock", True),
+        ("redis://", True),
+        ("redis://redis.example:6379/0", False),
         ("redis://10.0.0.7:6379/0", False),
     ],
-)  # fmt: skip
+)
 def test_a_redis_url_that_each_host_takes_for_its_own_server(url, here):
     assert is_this_host(url) is here
     topology = written_to(transactional("counts", RedisMap(url, "m")))

@@ -68,8 +68,12 @@ def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "JAVA_HOME")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
-        cwd=ROOT, env={**env, **environment}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def java_that_says(folder: Path, version: str) -> str:

@@ -42,7 +42,10 @@ def test_times_that_python_has_not_are_written_without_bounds(tmp_path: Path) ->
         (report,) = written(folder, garbage)
         stats = json.loads(report["stats"])
         assert "at" not in stats["minValues"] and stats["maxValues"] == {"n": 2}
-        assert pq.read_table(folder / report["path"]).column("at").cast(pa.int64()).to_pylist()[0] == 1_700_000_000_000_000_000
+        assert (
+            pq.read_table(folder / report["path"]).column("at").cast(pa.int64()).to_pylist()[0]
+            == 1_700_000_000_000_000_000
+        )
     last = pa.table({"at": pa.array([253_402_300_799_999_999], pa.timestamp("us", "UTC"))})
     (report,) = written(tmp_path / "last", last)
     assert "at" not in json.loads(report["stats"])["maxValues"]

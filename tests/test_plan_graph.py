@@ -42,7 +42,7 @@ def demo() -> TridentTopology:
     counts = short.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "total")
     asked = topology.new_stream("asked", RowsSpout("word string"))
     asked.state_query(counts, "word", MapGet(), "total").partition_persist(DeltaAppend("answers"))
-    odd = topology.new_stream("other", RowsSpout("`a\\b <\"x\"> {y|z}` timestamp"))
+    odd = topology.new_stream("other", RowsSpout('`a\\b <"x"> {y|z}` timestamp'))
     odd.rename({odd.fields[0]: "at"}).partition_persist(DeltaAppend("events"))
     return topology
 
@@ -124,9 +124,12 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch) -> None:
     job.write_text(JOB)
     without_dot = {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "trident.cli", "plan", str(job), "--svg", "x.svg"], cwd=tmp_path, env=without_dot,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "trident.cli", "plan", str(job), "--svg", "x.svg"],
+        cwd=tmp_path,
+        env=without_dot,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == EXIT_BAD_INPUT and not (tmp_path / "x.svg").exists()
     assert "no program `dot`" in done.stderr and "--dot" in done.stderr and "apt-get install graphviz" in done.stderr
     monkeypatch.setitem(sys.modules, "graphviz", None)

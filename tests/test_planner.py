@@ -53,7 +53,9 @@ def text_of(topology: TridentTopology) -> str:
 
 
 def test_word_count_is_one_python_pass() -> None:
-    assert text_of(word_count()) == """\
+    assert (
+        text_of(word_count())
+        == """\
 topology word-count
 
 group lines
@@ -64,6 +66,7 @@ group lines
     Spark: select value
     Python: each(split), count by word -> word, count
     Spark: merge Count() by word -> count [shuffle] (unless the batch is one Spark partition)"""
+    )
 
 
 def test_branches_share_what_is_above_them() -> None:
@@ -73,7 +76,9 @@ def test_branches_share_what_is_above_them() -> None:
     long = words.filter("word", length).each("word", length, "n")
     long.group_by("package").persistent_aggregate(DeltaMapState("letters"), "n", Sum(), "letters")
     long.project("n").aggregate("n", Reduces(), "total").partition_persist(DeltaAppend("totals"))
-    assert text_of(topology).partition("  from ")[1:] == ("  from ", """\
+    assert text_of(topology).partition("  from ")[1:] == (
+        "  from ",
+        """\
 stream lines to 2, which several branches use (computed once):
     Python: each(split) -> package, word
   from 2 to keyed state counts:
@@ -85,7 +90,8 @@ stream lines to 2, which several branches use (computed once):
   from 5 to append state totals:
     Spark: select n
     Spark: into one partition
-    Python: aggregate(Reduces): reduce -> total""")  # fmt: skip
+    Python: aggregate(Reduces): reduce -> total""",
+    )
 
 
 def test_streams_that_do_not_meet_are_groups_of_their_own() -> None:
@@ -94,20 +100,29 @@ def test_streams_that_do_not_meet_are_groups_of_their_own() -> None:
         topology.new_stream(tx_id, RowsSpout("n long")).partition_persist(DeltaAppend(f"t_{tx_id}"))
     groups = plan(topology)
     assert [(group.name, list(group.spouts), [binding.name for binding in group.bindings]) for group in groups] == [
-        ("a", ["a"], ["t_a"]), ("b", ["b"], ["t_b"]),
-    ]  # fmt: skip
+        ("a", ["a"], ["t_a"]),
+        ("b", ["b"], ["t_b"]),
+    ]
     assert topology.identity()["groups"] == {"a": ["a"], "b": ["b"]}
 
 
 def test_the_identity_holds_what_may_not_change_and_no_more() -> None:
     identity = word_count().identity()
-    assert identity == json.loads(json.dumps(identity)) == {
-        "streams": {"lines": "RowsSpout"},
-        "states": {"counts": {
-            "keys": ["word"], "value_schema": "struct<word:string,count:bigint>", "aggregator": "count",
-        }},
-        "groups": {"lines": ["lines"]},
-    }  # fmt: skip
+    assert (
+        identity
+        == json.loads(json.dumps(identity))
+        == {
+            "streams": {"lines": "RowsSpout"},
+            "states": {
+                "counts": {
+                    "keys": ["word"],
+                    "value_schema": "struct<word:string,count:bigint>",
+                    "aggregator": "count",
+                }
+            },
+            "groups": {"lines": ["lines"]},
+        }
+    )
     changed = TridentTopology("word-count")
     changed.new_stream("lines", RowsSpout("value string")).flat_map(split, "word").filter("word", length).group_by(
         "word"
@@ -275,5 +290,3 @@ def test_counting_in_parts_loses_nothing_when_there_are_many_keys() -> None:
         for key in keys.to_pylist():
             expected[key] = expected.get(key, 0) + 1
     assert found == expected
-
-

@@ -115,7 +115,9 @@ def plant(patch: Path, folder: Path) -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.patch"))
+            shutil.copytree(
+                source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.patch")
+            )
         else:
             shutil.copy(source, folder / name)
     changed = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
@@ -139,6 +141,10 @@ def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tup
     options = ("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return ended.returncode, ended.stdout + ended.stderr

@@ -51,12 +51,20 @@ def test_a_record_has_pysparks_keys_in_snake_case(clock):
     )
     assert record.pop("timestamp").endswith("Z")
     assert record == {
-        "name": "word-count", "id": "a1", "run_id": "r1", "group": "lines",
-        "batch_id": 1, "attempt": 2, "num_input_rows": 1000,
-        "input_rows_per_second": 2000.0, "processed_rows_per_second": 5000.0,
+        "name": "word-count",
+        "id": "a1",
+        "run_id": "r1",
+        "group": "lines",
+        "batch_id": 1,
+        "attempt": 2,
+        "num_input_rows": 1000,
+        "input_rows_per_second": 2000.0,
+        "processed_rows_per_second": 5000.0,
         "duration_ms": {"process": 150.0, "total": 200.0},
-        "in_flight": 3, "backlog": {"files": 4}, "states": {"counts": 700},
-    }  # fmt: skip
+        "in_flight": 3,
+        "backlog": {"files": 4},
+        "states": {"counts": 700},
+    }
     assert log.last_progress["batch_id"] == 1
 
 

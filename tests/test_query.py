@@ -89,9 +89,13 @@ def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path):
 
     def run(topology: TridentTopology, **settings) -> TopologyQuery:
         given = {
-            "warehouse": str(tmp_path / "warehouse"), "zookeeper": zk_server, "zookeeper_root": zk_root,
-            "zookeeper_session_timeout_secs": 4, **IN_ONE_PROCESS, **settings,
-        }  # fmt: skip
+            "warehouse": str(tmp_path / "warehouse"),
+            "zookeeper": zk_server,
+            "zookeeper_root": zk_root,
+            "zookeeper_session_timeout_secs": 4,
+            **IN_ONE_PROCESS,
+            **settings,
+        }
         query = start_topology(topology, spark, **{"standby": True, **given})
         queries.append(query)
         return query
@@ -223,12 +227,19 @@ def test_a_batch_that_takes_too_long_is_cancelled_and_has_twice_the_time(start, 
 @pytest.mark.parametrize(
     "fault",
     [
-        "zk.begin:do_then_fail:2", "zk.decide:fail_before:2", "zk.decide:do_then_fail:2", "zk.advance:do_then_fail:2",
-        "publish.table:fail_before:2", "publish.table:do_then_fail:2", "publish.table:do_then_fail:3",
-        "stage.write:do_then_fail:2", "manifest.write:fail_before:2", "manifest.write:do_then_fail:2",
+        "zk.begin:do_then_fail:2",
+        "zk.decide:fail_before:2",
+        "zk.decide:do_then_fail:2",
+        "zk.advance:do_then_fail:2",
+        "publish.table:fail_before:2",
+        "publish.table:do_then_fail:2",
+        "publish.table:do_then_fail:3",
+        "stage.write:do_then_fail:2",
+        "manifest.write:fail_before:2",
+        "manifest.write:do_then_fail:2",
         "spout.success:fail_before:2",
     ],
-)  # fmt: skip
+)
 def test_every_fault_on_the_way_is_survived_in_the_same_process(start, fault: str) -> None:
     faults.arm(fault)
     query = run_to_end(start, word_count())
@@ -398,7 +409,9 @@ def test_an_unknown_state_is_named_with_those_there_are(start) -> None:
 def test_a_map_that_skips_replays_has_each_row_at_most_once(start, tmp_path: Path, outcome: str, found: int) -> None:
     """Whether a publish that failed has written is not known, so it is not done again."""
     topology = TridentTopology("words")
-    words = topology.new_stream("lines", FixedBatchSpout("word string", [[("a",), ("a",)], [("a",), ("b",)], [("c",)] * 3]))
+    words = topology.new_stream(
+        "lines", FixedBatchSpout("word string", [[("a",), ("a",)], [("a",), ("b",)], [("c",)] * 3])
+    )
     state = non_transactional("seen", SqliteMap(str(tmp_path / "maps.db"), "seen"), skip_replays=True)
     with pytest.warns(NotExactlyOnceWarning):
         words.group_by("word").persistent_aggregate(state, Count(), "n")
@@ -436,8 +449,12 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_serve
     query = start(word_count(function=broken), max_attempts=1)
     with pytest.raises(AttemptCapReached):
         query.await_termination(WAIT_SECS)
-    config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root,
-                           zookeeper_session_timeout_secs=4)  # fmt: skip
+    config = TridentConfig(
+        warehouse=str(tmp_path / "warehouse"),
+        zookeeper=zk_server,
+        zookeeper_root=zk_root,
+        zookeeper_session_timeout_secs=4,
+    )
     with pytest.raises(Exception, match="transaction 3 .* cannot be skipped.*current transaction 2"):
         admin.skip("words", 3, config=config)
     assert "transaction 2 is committed as empty" in admin.skip("words", 2, config=config)

@@ -469,9 +469,13 @@ def test_messages_are_put_all_or_none(queue, fault, there) -> None:
 # --- on the whole framework ---------------------------------------------------------------------
 
 FAULTS = (
-    "queue.hold:fail_before:2", "zk.decide:do_then_fail:2", "publish.table:do_then_fail:5",
-    "spout.commit:do_then_fail:2", "spout.commit:fail_before:4", "queue.acknowledge:do_then_fail:5",
-)  # fmt: skip
+    "queue.hold:fail_before:2",
+    "zk.decide:do_then_fail:2",
+    "publish.table:do_then_fail:5",
+    "spout.commit:do_then_fail:2",
+    "spout.commit:fail_before:4",
+    "queue.acknowledge:do_then_fail:5",
+)
 
 
 def word_count(queue: SqliteQueue) -> TridentTopology:
@@ -525,7 +529,7 @@ def test_nothing_is_acknowledged_before_its_tables_are_published(
 # --- processes that are killed -----------------------------------------------------------------
 
 # A process that runs transactions over the queue; its table and its decision are in an SQLite file of their own.
-PROGRAM = '''
+PROGRAM = """
 import json, sqlite3, sys
 from pathlib import Path
 from trident.coordinators.transactions import TransactionAttempt
@@ -565,7 +569,7 @@ while coordinator.is_ready(txid):
     store.execute("COMMIT")
     commit(emitter, txid, epoch, data)
     txid += 1
-'''
+"""
 
 
 def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -573,14 +577,23 @@ def test_a_process_killed_at_any_operation_of_the_queue_loses_and_doubles_nothin
     put = [f"m{number}" for number in range(40)]
     queue.put(put)
     (tmp_path / "program.py").write_text(PROGRAM)
-    deaths = ["queue.take_over:do_then_die", "queue.take:do_then_die:2", "queue.hold:do_then_die:2",
-              "queue.acknowledge:do_then_die:2", "queue.acknowledge:do_then_die", ""]  # fmt: skip
+    deaths = [
+        "queue.take_over:do_then_die",
+        "queue.take:do_then_die:2",
+        "queue.hold:do_then_die:2",
+        "queue.acknowledge:do_then_die:2",
+        "queue.acknowledge:do_then_die",
+        "",
+    ]
     for epoch, fault in enumerate(deaths, 1):
         environment = {**os.environ, "TRIDENT_FAULTS": fault, "PYTHONPATH": str(ROOT)}
         life = subprocess.run(
-            [sys.executable, str(tmp_path / "program.py"), str(tmp_path), str(epoch)], env=environment,
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [sys.executable, str(tmp_path / "program.py"), str(tmp_path), str(epoch)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert life.returncode == (-signal.SIGKILL if fault else 0), f"{fault}: {life.stderr[-2000:]}"
     table = sqlite3.connect(tmp_path / "table.db")
     assert [payload for (payload,) in table.execute("SELECT payload FROM rows ORDER BY txid, rowid")] == put

@@ -40,13 +40,25 @@ from trident.running.query import TopologyQuery, start_topology
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)
 WAIT_SECS = 120.0
 SPOUTS = {
-    "transactional": RangeSpout, "committer": CommittedSpout, "partitioned": PartitionedSpout, "opaque": OpaqueSpout,
-}  # fmt: skip
+    "transactional": RangeSpout,
+    "committer": CommittedSpout,
+    "partitioned": PartitionedSpout,
+    "opaque": OpaqueSpout,
+}
 STORES = ("delta", "memory", "opaque", "transactional")
 POINTS = (
-    "zk.begin", "zk.decide", "zk.advance", "stage.write", "resolve.stage", "manifest.write", "publish.table",
-    "publish.user", "spout.emit", "spout.commit", "spout.success",
-)  # fmt: skip
+    "zk.begin",
+    "zk.decide",
+    "zk.advance",
+    "stage.write",
+    "resolve.stage",
+    "manifest.write",
+    "publish.table",
+    "publish.user",
+    "spout.emit",
+    "spout.commit",
+    "spout.success",
+)
 
 
 def parse(text: str) -> tuple[str | None, int]:
@@ -90,22 +102,26 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
     sinks = draw(
         st.lists(
             st.sampled_from(["count", "total", "keyed total", "spread", "last", "append", "news", "looked"]),
-            min_size=1, max_size=4, unique=True,
-        )  # fmt: skip
+            min_size=1,
+            max_size=4,
+            unique=True,
+        )
     )
     if partitions > 1:
         sinks = [sink for sink in sinks if sink != "last"] or ["count"]
-    failing = st.tuples(
-        st.sampled_from(POINTS), st.sampled_from(["fail_before", "do_then_fail"]), st.integers(1, 6)
-    )
+    failing = st.tuples(st.sampled_from(POINTS), st.sampled_from(["fail_before", "do_then_fail"]), st.integers(1, 6))
     crash = st.tuples(st.sampled_from(POINTS), st.just("hang"), st.integers(1, 6))
     return {
-        "words": words, "spout": spout, "partitions": partitions, "sinks": sinks,
+        "words": words,
+        "spout": spout,
+        "partitions": partitions,
+        "sinks": sinks,
         "stores": {sink: draw(st.sampled_from(STORES)) for sink in sinks},
         "changes": spout in ("committer", "opaque") and draw(st.booleans()),
         "in_flight": draw(st.integers(1, 3)),
-        "faults": draw(st.lists(failing, max_size=2)), "crash": draw(st.none() | crash),
-    }  # fmt: skip
+        "faults": draw(st.lists(failing, max_size=2)),
+        "crash": draw(st.none() | crash),
+    }
 
 
 def rows_of(world: dict[str, Any]) -> dict[str, list[str]]:
@@ -235,9 +251,16 @@ def run(spark: SparkSession, zk_server: str, world: dict[str, Any], folder: Path
     def start() -> tuple[TopologyQuery, dict[str, str]]:
         topology, names = topology_of(world, source, folder)
         query = start_topology(
-            topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-            zookeeper_session_timeout_secs=4, max_spout_pending=world["in_flight"], standby=True, **IN_ONE_PROCESS,
-        )  # fmt: skip
+            topology,
+            spark,
+            warehouse=str(folder / "warehouse"),
+            zookeeper=zk_server,
+            zookeeper_root=root,
+            zookeeper_session_timeout_secs=4,
+            max_spout_pending=world["in_flight"],
+            standby=True,
+            **IN_ONE_PROCESS,
+        )
         queries.append(query)
         return query, names
 

@@ -155,10 +155,15 @@ def test_a_generator_that_fails_says_why(start, generate, message, warehouse):
 
 def test_impossible_arguments_and_foreign_metadata_are_refused():
     for make in (
-        lambda: RateSpout(0), lambda: RateSpout(1.5), lambda: RateSpout(10**10), lambda: RateSpout(1, 0),
-        lambda: RateSpout(1, max_rows=0), lambda: GeneratorSpout("n long", "rows"), lambda: GeneratorSpout("n", list),
+        lambda: RateSpout(0),
+        lambda: RateSpout(1.5),
+        lambda: RateSpout(10**10),
+        lambda: RateSpout(1, 0),
+        lambda: RateSpout(1, max_rows=0),
+        lambda: GeneratorSpout("n long", "rows"),
+        lambda: GeneratorSpout("n", list),
         lambda: GeneratorSpout("n long", list, -1),
-    ):  # fmt: skip
+    ):
         with pytest.raises(TopologyError):
             make()
     for pin in ({"from": 1}, None, {"from": 5, "to": 1, "base": 0, "base_us": 0, "rate": 1}):

@@ -37,9 +37,13 @@ def publish(group, txids, only=None):
 def compactor_of(group, name="counts", **settings):
     binding = group.bindings[name]
     return Compactor(
-        group.spark, group.engine, group.warehouse, group.descriptor(name),
-        type(binding.state)(name, **settings), binding.aggregator,
-    )  # fmt: skip
+        group.spark,
+        group.engine,
+        group.warehouse,
+        group.descriptor(name),
+        type(binding.state)(name, **settings),
+        binding.aggregator,
+    )
 
 
 def read(group, name="counts", txid=None, **more):

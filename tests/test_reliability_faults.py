@@ -42,14 +42,20 @@ class Life:
     def __init__(self, settings: dict[str, Any], log: Path, fault: str = "") -> None:
         self._log = log
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "TRIDENT_FAULTS": fault,
-            "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "TRIDENT_FAULTS": fault,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "tests" / "reliability_child.py"), json.dumps(settings)],
-                env=environment, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         self.pid = self.process.pid
 
     @property
@@ -84,9 +90,14 @@ class Case:
         self.gates.mkdir()
         self.queue = RedisListQueue(redis.url, f"lines of {zookeeper_root[1:]}")
         self.settings = {
-            "warehouse": str(self.warehouse), "redis": redis.url, "list": self.queue.key, "gates": str(self.gates),
-            "zookeeper": zookeeper, "zookeeper_root": zookeeper_root, "master": "local[2]",
-        }  # fmt: skip
+            "warehouse": str(self.warehouse),
+            "redis": redis.url,
+            "list": self.queue.key,
+            "gates": str(self.gates),
+            "zookeeper": zookeeper,
+            "zookeeper_root": zookeeper_root,
+            "master": "local[2]",
+        }
         self.lines: dict[str, str] = {}
         self.lives: list[Life] = []
 
@@ -260,11 +271,17 @@ STAGING, DURABLE = "stage.write:do_then_die:1", "publish.table:do_then_die:2"
 MOMENTS = [DURABLE]
 if os.environ.get("TRIDENT_KILLS") == "all":
     MOMENTS = [
-        STAGING, DURABLE,
-        "ledger.sum:do_then_die:2", "zk.begin:do_then_die:3", "manifest.write:do_then_die:1",
-        "zk.decide:do_then_die:1", "publish.table:do_then_die:1", "publish.table:do_then_die:3",
-        "zk.advance:do_then_die:3", "spout.success:do_then_die:3",
-    ]  # fmt: skip
+        STAGING,
+        DURABLE,
+        "ledger.sum:do_then_die:2",
+        "zk.begin:do_then_die:3",
+        "manifest.write:do_then_die:1",
+        "zk.decide:do_then_die:1",
+        "publish.table:do_then_die:1",
+        "publish.table:do_then_die:3",
+        "zk.advance:do_then_die:3",
+        "spout.success:do_then_die:3",
+    ]
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="make kills runs it")

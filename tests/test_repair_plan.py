@@ -82,9 +82,11 @@ class Model:
             for state, role, path in TABLES
         )
         spout = {
-            "spout": "Spout", "kind": self.spout_kind, "metadata": {"at": txid},
+            "spout": "Spout",
+            "kind": self.spout_kind,
+            "metadata": {"at": txid},
             "commit_data": [txid] if self.queue else None,
-        }  # fmt: skip
+        }
         parent = self.attempt(txid - 1) if txid > 1 else None
         manifest = Manifest("top", "lines", "inc", self.attempt(txid), parent, parts, {"lines": spout})
         return ManifestFacts(self.decision(txid), manifest, {state: ("data/f",) for state in self.gone})
@@ -92,9 +94,7 @@ class Model:
     def record(self) -> GroupRecord | None:
         if self.current is None:
             return None
-        marks = {
-            f"id-{path}": mark for (_, _, path), txid in zip(TABLES, self.marks) if (mark := self.mark(txid))
-        }
+        marks = {f"id-{path}": mark for (_, _, path), txid in zip(TABLES, self.marks) if (mark := self.mark(txid))}
         last = self.marker(self.current - 1)
         attempts = {self.current: self.attempts[self.current - 1]} if self.decided else {}
         parents = {txid: last.attempt_id if last else None for txid in attempts}
@@ -159,9 +159,15 @@ def worlds(draw: st.DrawFn) -> Model:
     known = draw(st.one_of(st.none(), st.integers(0, count - 1)))
     marks = (0, 0) if known is None else (min(known, count), min(known, len(tables[1])))
     return Model(
-        tables, None if known is None else known + 1, False, attempts, draw(st.booleans()), "transactional", marks,
+        tables,
+        None if known is None else known + 1,
+        False,
+        attempts,
+        draw(st.booleans()),
+        "transactional",
+        marks,
         leftovers=draw(st.dictionaries(st.integers(1, count + 3), st.integers(0, 9), max_size=4)),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -288,9 +294,18 @@ def changed(role: str, foreign: tuple[ForeignChange, ...], **more: object) -> To
         facts = model.facts()
         mark = TableMark(3, 2, 0, "")
         table = TableFacts(
-            "counts", PLAIN, "counts", True, "id-plain", 4, model.control(0), merged=2, mark=mark, foreign=foreign,
+            "counts",
+            PLAIN,
+            "counts",
+            True,
+            "id-plain",
+            4,
+            model.control(0),
+            merged=2,
+            mark=mark,
+            foreign=foreign,
             **more,  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
         group = facts.groups[0]
         assert group.record is not None
         record = replace(group.record, tables={**group.record.tables, "id-plain": mark})

@@ -39,9 +39,15 @@ def table(path: Path, incarnation: str, txid: int = 3, attempt_id: int = 0) -> N
 
 def state(warehouse: Path, name: str, kind: str, incarnation: str) -> StateDescriptor:
     descriptor = StateDescriptor(
-        name=name, kind=kind, topology="top", group="lines", incarnation=incarnation, keys=(), value_fields=("n",),
+        name=name,
+        kind=kind,
+        topology="top",
+        group="lines",
+        incarnation=incarnation,
+        keys=(),
+        value_fields=("n",),
         schema_json=SCHEMA,
-    )  # fmt: skip
+    )
     descriptor.save(warehouse)
     for path in {descriptor.published_path, descriptor.plain_path}:
         table(warehouse / path, incarnation)
@@ -92,8 +98,15 @@ def test_a_topology_of_another_zookeeper_is_left_alone(command: str, top: Path, 
     before = listed(top)
     with pytest.raises(CoordinationError) as caught:
         CALLS[command](elsewhere(config, zk_root))
-    for word in ("knows nothing of", "transaction 3", "no topology of this name", "--zookeeper", "trident repair top",
-                 f"`trident {command}` with --force", "nothing was changed"):  # fmt: skip
+    for word in (
+        "knows nothing of",
+        "transaction 3",
+        "no topology of this name",
+        "--zookeeper",
+        "trident repair top",
+        f"`trident {command}` with --force",
+        "nothing was changed",
+    ):
         assert word in str(caught.value)
     assert listed(top) == before
 
@@ -187,8 +200,18 @@ def test_what_could_not_be_deleted_is_said(top: Path, config, zk, monkeypatch) -
         onerror(None, f"{path}/x", (OSError, OSError(13, "Permission denied"), None))
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
-    command = ["reset", "top", "--drop-tables", "--yes", "--warehouse", str(top), "--zookeeper", config.zookeeper,
-               "--set", f"zookeeper_root={config.zookeeper_root}"]  # fmt: skip
+    command = [
+        "reset",
+        "top",
+        "--drop-tables",
+        "--yes",
+        "--warehouse",
+        str(top),
+        "--zookeeper",
+        config.zookeeper,
+        "--set",
+        f"zookeeper_root={config.zookeeper_root}",
+    ]
     done = CliRunner().invoke(cli.main, command)
     assert done.exit_code == cli.EXIT_HALT, done.output
     assert "counts__log is left" in done.output and "Permission denied" in done.output

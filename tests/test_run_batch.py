@@ -88,8 +88,9 @@ def test_a_stream_that_reads_a_state_is_refused() -> None:
     words = stream_of("line string").each("line", split, "word")
     counts = words.group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
     for stream in (
-        words.state_query(counts, "word", MapGet(), "n").filter("n", bool), counts.new_values_stream(),
-    ):  # fmt: skip
+        words.state_query(counts, "word", MapGet(), "n").filter("n", bool),
+        counts.new_values_stream(),
+    ):
         with pytest.raises(TopologyError, match="reads a state") as caught:
             run_batch(stream, [("a",)])
         assert __file__ in str(caught.value.found)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-JOB = '''
+JOB = """
 from trident import Count, DeltaMapState, FileSpout, TridentConfig, TridentTopology
 
 def split(line: str) -> list[str]:
@@ -25,7 +25,7 @@ topology = TridentTopology("job")
 lines = topology.new_stream("lines", FileSpout("in"))
 lines.each("value", split, "word").group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
 config = TridentConfig(spark_master="local[2]", max_attempts=1, zookeeper_session_timeout_secs=4)
-'''
+"""
 
 
 @pytest.fixture
@@ -34,15 +34,22 @@ def job(tmp_path: Path, zk_server: str, zk_root: str):
     (tmp_path / "in" / "1.txt").write_text("a b\nb\n")
     (tmp_path / "job.py").write_text(JOB)
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_ZOOKEEPER": zk_server, "TRIDENT_ZOOKEEPER_ROOT": zk_root,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+    }
     started: list[subprocess.Popen] = []
 
     def command(*arguments: str) -> subprocess.Popen:
         process = subprocess.Popen(
-            [sys.executable, "-m", "trident.cli", *arguments], cwd=tmp_path, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [sys.executable, "-m", "trident.cli", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         started.append(process)
         return process
 

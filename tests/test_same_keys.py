@@ -80,11 +80,14 @@ def classes(values: list[Any]) -> list[list[int]]:
 
 NUMBERS = st.sampled_from([NAN, float("-nan"), 0.0, -0.0, 1.5, math.inf, None])
 LEAVES = [
-    (pa.float64(), NUMBERS), (pa.float32(), NUMBERS), (pa.string(), st.sampled_from(["", "a", None])),
+    (pa.float64(), NUMBERS),
+    (pa.float32(), NUMBERS),
+    (pa.string(), st.sampled_from(["", "a", None])),
     (pa.decimal128(8, 3), st.sampled_from([Decimal("1.500"), Decimal("1.5"), Decimal("0"), Decimal("-0"), None])),
     (pa.timestamp("us", "UTC"), st.sampled_from([AT, AT.replace(microsecond=1), None])),
-    (pa.bool_(), st.sampled_from([True, False, None])), (pa.binary(), st.sampled_from([b"", b"\xff", None])),
-]  # fmt: skip
+    (pa.bool_(), st.sampled_from([True, False, None])),
+    (pa.binary(), st.sampled_from([b"", b"\xff", None])),
+]
 
 
 def listed(kind: tuple[pa.DataType, st.SearchStrategy]) -> tuple[pa.DataType, st.SearchStrategy]:
@@ -97,9 +100,10 @@ def struct_of(kinds: list) -> tuple[pa.DataType, st.SearchStrategy]:
 
 
 KINDS = st.recursive(
-    st.sampled_from(LEAVES), lambda inner: inner.map(listed) | st.lists(inner, min_size=1, max_size=2).map(struct_of),
+    st.sampled_from(LEAVES),
+    lambda inner: inner.map(listed) | st.lists(inner, min_size=1, max_size=2).map(struct_of),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @given(st.data())
@@ -148,11 +152,17 @@ KEYS = [
     [key(NAN), key(float("-nan"))],
     [key(0.0), key(-0.0), key(inner=-0.0, d=0.0, x=-0.0)],
     [key(many=[NAN, 0.0]), key(many=[float("-nan"), -0.0])],
-    [key(many=None)], [key(many=[None])], [key()],
+    [key(many=None)],
+    [key(many=[None])],
+    [key()],
     [key(inner=NAN), key(inner=NAN)],
-    [key(x=NAN), key(x=NAN)], [key(x=None)], [key(m=None, at=None, inner=None)],
-    [({"d": 1.0, "many": [], "part": None}, 0.0)], [({"d": None, "many": None, "part": None}, 0.0)], [(None, 0.0)],
-]  # fmt: skip
+    [key(x=NAN), key(x=NAN)],
+    [key(x=None)],
+    [key(m=None, at=None, inner=None)],
+    [({"d": 1.0, "many": [], "part": None}, 0.0)],
+    [({"d": None, "many": None, "part": None}, 0.0)],
+    [(None, 0.0)],
+]
 TXIDS = 6
 
 

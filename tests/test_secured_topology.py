@@ -48,21 +48,32 @@ def life(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "in").mkdir()
     (folder / "in" / "lines.txt").write_text("".join(f"{line}\n" for line in job.LINES))
     settings = secured.tls_settings(
-        **secured.sasl_settings(zookeeper=secured.tls), zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}",
-        zookeeper_root="/whole", zookeeper_session_timeout_secs=4, warehouse=str(folder / "w"), http="127.0.0.1:0",
+        **secured.sasl_settings(zookeeper=secured.tls),
+        zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}",
+        zookeeper_root="/whole",
+        zookeeper_session_timeout_secs=4,
+        warehouse=str(folder / "w"),
+        http="127.0.0.1:0",
         http_token=TOKEN,
-    )  # fmt: skip
+    )
     environment = {
         # Two groups with two transactions each: at the fourth publish, each has advanced and one is deciding.
-        **os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "publish.table:hang:4",
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRIDENT_FAULTS": "publish.table:hang:4",
         "SECURED_JOB_PROBE": "of the JVM",
         **{f"TRIDENT_{name.upper()}": str(value) for name, value in settings.items()},
-    }  # fmt: skip
+    }
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.secured_job", str(folder)], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.secured_job", str(folder)],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
     try:
         hangs = eventually(lambda: "HANGS" in (folder / "out").read_text() or process.poll() is not None, WAIT_SECS)
         told = (folder / "out").read_text()
@@ -108,11 +119,21 @@ def test_every_znode_is_its_creators(life: Life, own: ZooKeeper) -> None:
     found = tree(own, "/whole")
     # At the moment of a publish there is one of each kind; else this would have looked at too little.
     assert {shape(path) for path in found} >= {
-        "", "secured", "secured/identity", "secured/incarnation", "secured/live",
-        "secured/lines", "secured/lines/leader", "secured/lines/coordinator", "secured/lines/coordinator/N",
-        "secured/numbers", "secured/numbers/leader", "secured/numbers/coordinator", "secured/numbers/partitions",
+        "",
+        "secured",
+        "secured/identity",
+        "secured/incarnation",
+        "secured/live",
+        "secured/lines",
+        "secured/lines/leader",
+        "secured/lines/coordinator",
+        "secured/lines/coordinator/N",
+        "secured/numbers",
+        "secured/numbers/leader",
+        "secured/numbers/coordinator",
+        "secured/numbers/partitions",
         "secured/numbers/partitions/N",
-    }  # fmt: skip
+    }
     assert [path for path in found if path.endswith("/decided")]
     identities = {(31, "sasl", "trident"), (31, "x509", "CN=client")}
     for path, acl in found.items():
@@ -197,8 +218,9 @@ def test_the_variables_that_are_hidden_are_those_of_the_secret_settings() -> Non
     for name, setting in _FIELDS.items():
         assert is_secret(f"TRIDENT_{name.upper()}") is setting.metadata["secret"], name
     assert without_secrets({"TRIDENT_ZOOKEEPER_AUTH": "x", "TRIDENT_ZOOKEEPER": "h:1", "A_TOKEN": "y"}) == {
-        "TRIDENT_ZOOKEEPER": "h:1", "A_TOKEN": "y"
-    }  # fmt: skip
+        "TRIDENT_ZOOKEEPER": "h:1",
+        "A_TOKEN": "y",
+    }
 
 
 def test_a_session_of_the_users_own_does_not_hand_them_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,5 +260,3 @@ def test_the_embedded_server_gets_no_credential(tmp_path: Path, monkeypatch: pyt
                 assert_no_secret(read, TOKEN)
     finally:
         EmbeddedZooKeeper.stop(tmp_path)
-
-

@@ -55,8 +55,11 @@ def opened(tmp_path: Path, zk_root: str) -> Iterator[Open]:
     made: list[ZooKeeper] = []
 
     def connect(**settings: Any) -> ZooKeeper:
-        given = {"zookeeper_root": zk_root, "zookeeper_connect_timeout_secs": CONNECT_SECS,
-                 "zookeeper_session_timeout_secs": 4}  # fmt: skip
+        given = {
+            "zookeeper_root": zk_root,
+            "zookeeper_connect_timeout_secs": CONNECT_SECS,
+            "zookeeper_session_timeout_secs": 4,
+        }
         made.append(open_zookeeper(TridentConfig(**{**given, **settings}), tmp_path))
         return made[-1]
 
@@ -167,9 +170,10 @@ def test_files_that_cannot_be_used_are_an_error_before_anything_is_connected(
     asked: list[Any] = []
     real = ssl.SSLContext.load_cert_chain
     monkeypatch.setattr(
-        ssl.SSLContext, "load_cert_chain",
+        ssl.SSLContext,
+        "load_cert_chain",
         lambda self, certfile, keyfile, password: asked.append(password) or real(self, certfile, keyfile, password),
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError) as caught:
         opened(**secured.tls_settings(**change))
     assert None not in asked  # OpenSSL would ask at the terminal
@@ -258,11 +262,19 @@ def test_an_ensemble_that_wants_sasl_says_so(tmp_path: Path, opened: Open) -> No
         with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_mechanism"):
             opened(zookeeper=hosts)
         with pytest.raises(ZooKeeperRefused, match="zookeeper_sasl_password"):
-            opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
-                   zookeeper_sasl_password=WRONG_PASSWORD)  # fmt: skip
+            opened(
+                zookeeper=hosts,
+                zookeeper_sasl_mechanism="DIGEST-MD5",
+                zookeeper_sasl_username="trident",
+                zookeeper_sasl_password=WRONG_PASSWORD,
+            )
         # A client that was accepted once comes back after the server has not known its password for a while.
-        zk = opened(zookeeper=hosts, zookeeper_sasl_mechanism="DIGEST-MD5", zookeeper_sasl_username="trident",
-                    zookeeper_sasl_password=SASL_USERS["trident"])  # fmt: skip
+        zk = opened(
+            zookeeper=hosts,
+            zookeeper_sasl_mechanism="DIGEST-MD5",
+            zookeeper_sasl_username="trident",
+            zookeeper_sasl_password=SASL_USERS["trident"],
+        )
         server.stop()
         (tmp_path / "jaas.conf").write_text(jaas({"trident": "another-one"}))
         server.start()
@@ -375,9 +387,10 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> str:
 
     real = socket.getaddrinfo
     monkeypatch.setattr(
-        kazoo_connection.socket, "getaddrinfo",
+        kazoo_connection.socket,
+        "getaddrinfo",
         lambda host, *more, **named: real("127.0.0.1" if host == "zoo.example.org" else host, *more, **named),
-    )  # fmt: skip
+    )
     monkeypatch.setattr("trident.running.zookeeper_access._warned", set())
     return "zoo.example.org"
 
@@ -475,10 +488,12 @@ def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
     """The server is made of the guide's blocks too, see tests/zk_security.py."""
     made = secured.certificates
     own = {
-        "/etc/trident/ca.pem": made.ca, "/etc/trident/client.pem": made.client,
-        "/etc/trident/client.key": made.client_locked_key, "the password of that key": KEY_PASSWORD,
+        "/etc/trident/ca.pem": made.ca,
+        "/etc/trident/client.pem": made.client,
+        "/etc/trident/client.key": made.client_locked_key,
+        "the password of that key": KEY_PASSWORD,
         "the password of trident": SASL_USERS["trident"],
-    }  # fmt: skip
+    }
     for variable, value in documented("settings"):
         monkeypatch.setenv(variable, secured.tls if variable == "TRIDENT_ZOOKEEPER" else str(own.get(value, value)))
     zk = open_zookeeper(TridentConfig(zookeeper_root=zk_root), tmp_path)
@@ -546,8 +561,16 @@ def test_a_path_leads_to_no_file_and_to_no_other_function(everything: Logged) ->
     server = HttpServer("127.0.0.1:0", None, Front())
     host, port = server.address.split(":")
     try:
-        for path in ("/drpc/../../etc/passwd", "/drpc/%2e%2e/%2e%2e/etc/passwd", "/../etc/passwd", "/drpc/a%00b/x",
-                     "/drpc/%2fetc%2fpasswd/x", "//etc/passwd", "/drpc/__class__/x", "/static/../http_server.py"):
+        for path in (
+            "/drpc/../../etc/passwd",
+            "/drpc/%2e%2e/%2e%2e/etc/passwd",
+            "/../etc/passwd",
+            "/drpc/a%00b/x",
+            "/drpc/%2fetc%2fpasswd/x",
+            "//etc/passwd",
+            "/drpc/__class__/x",
+            "/static/../http_server.py",
+        ):
             connection = http.client.HTTPConnection(host, int(port), timeout=10)
             connection.request("GET", path)
             answer = connection.getresponse()

@@ -45,8 +45,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 # --- the session of the tests -----------------------------------------------------------------------
@@ -130,8 +132,13 @@ def test_one_interpreter_may_be_written_in_several_ways(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
     one = str(tmp_path / "one")
-    ways = [f"{one}/bin/python", f"{one}/bin/python3", f"{one}/../one/bin/python", "../one/bin/python",
-            str(tmp_path / "linked/bin/python")]  # fmt: skip
+    ways = [
+        f"{one}/bin/python",
+        f"{one}/bin/python3",
+        f"{one}/../one/bin/python",
+        "../one/bin/python",
+        str(tmp_path / "linked/bin/python"),
+    ]
     for found in ways:
         for own in ways:
             monkeypatch.setattr(sys, "executable", own)
@@ -171,10 +178,13 @@ class _View:
 
 def test_what_the_user_set_is_kept_and_lists_are_added_to(cache, resolver):
     given = {
-        "spark.master": "local[4]", "spark.ui.enabled": "true", "spark.sql.shuffle.partitions": "7",
-        "spark.sql.extensions": "org.example.Mine", "spark.driver.extraClassPath": "/mine.jar",
+        "spark.master": "local[4]",
+        "spark.ui.enabled": "true",
+        "spark.sql.shuffle.partitions": "7",
+        "spark.sql.extensions": "org.example.Mine",
+        "spark.driver.extraClassPath": "/mine.jar",
         "spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=mine",
-    }  # fmt: skip
+    }
     confs = session_confs(given)
     assert not {"spark.ui.enabled", "spark.sql.shuffle.partitions", "spark.driver.extraJavaOptions"} & set(confs)
     assert confs["spark.sql.extensions"] == f"org.example.Mine,{session.DELTA_EXTENSION}"
@@ -194,9 +204,17 @@ def test_a_cluster_gets_the_jars_and_none_of_the_settings_for_a_local_disk(cache
 
 @pytest.mark.parametrize(
     ("master", "cores"),
-    [("local", 1), ("local[3]", 3), ("local[2, 4]", 2), ("local[*]", os.cpu_count()), ("local[*,3]", os.cpu_count()),
-     ("local-cluster[2,1,1024]", None), ("yarn", None), (None, None)],
-)  # fmt: skip
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[2, 4]", 2),
+        ("local[*]", os.cpu_count()),
+        ("local[*,3]", os.cpu_count()),
+        ("local-cluster[2,1,1024]", None),
+        ("yarn", None),
+        (None, None),
+    ],
+)
 def test_the_cores_of_a_master(master, cores):
     assert local_cores(master) == cores
 
@@ -239,7 +257,9 @@ def test_jars_are_resolved_once_and_then_taken_by_path(cache, resolver):
     assert len(resolver) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "packages": [], "jars": {}}'])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 1, "packages": [], "jars": {}}']
+)
 def test_a_half_written_list_is_resolved_again(cache, resolver, damage):
     jars = delta_jars({})
     (listed,) = cache.glob("jars-*.json")

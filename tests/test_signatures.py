@@ -67,10 +67,17 @@ def test_types_come_from_all_kinds_of_callables() -> None:
 
 @pytest.mark.parametrize(
     ("returns", "outputs", "problem"),
-    [(None, "x", "not known"), (Any, "x", "not known"), (tuple[int, int], "x, y, z", "number of values"),
-     (str, "x, y", "number of values"), (tuple[int, int], "x", "number of values"), (str, "x long", "two types"),
-     (Iterator[float], "x int", "two types"), (Iterator, "x", "not known")],
-)  # fmt: skip
+    [
+        (None, "x", "not known"),
+        (Any, "x", "not known"),
+        (tuple[int, int], "x, y, z", "number of values"),
+        (str, "x, y", "number of values"),
+        (tuple[int, int], "x", "number of values"),
+        (str, "x long", "two types"),
+        (Iterator[float], "x int", "two types"),
+        (Iterator, "x", "not known"),
+    ],
+)
 def test_outputs_that_do_not_fit_the_annotation_are_errors(returns: Any, outputs: str, problem: str) -> None:
     def function(n):
         return n
@@ -232,16 +239,27 @@ def test_what_fails_again_has_a_fingerprint_and_what_may_pass_has_none() -> None
 
         return local_failure(fails, [(1,), (2,), (3,)]).fingerprint
 
-    for error in (ValueError("no"), RuntimeError("no"), ZeroDivisionError(), KeyError("a"), OfTheUser("no"),
-                  UnicodeDecodeError("utf-8", b"", 0, 1, "no")):  # fmt: skip
+    for error in (
+        ValueError("no"),
+        RuntimeError("no"),
+        ZeroDivisionError(),
+        KeyError("a"),
+        OfTheUser("no"),
+        UnicodeDecodeError("utf-8", b"", 0, 1, "no"),
+    ):
         assert "{n: 2}" in failing(error) and failing(error) == failing(error)
     for error, cause in (
-        (ConnectionError("away"), None), (TimeoutError(), None), (OSError(5, "disk"), None), (MemoryError(), None),
-        (ConnectionLoss(), None), (RuntimeError("the service is away"), ConnectionResetError("reset")),
-        (sqlite3.OperationalError("database is locked"), None), (http.client.BadStatusLine("502"), None),
+        (ConnectionError("away"), None),
+        (TimeoutError(), None),
+        (OSError(5, "disk"), None),
+        (MemoryError(), None),
+        (ConnectionLoss(), None),
+        (RuntimeError("the service is away"), ConnectionResetError("reset")),
+        (sqlite3.OperationalError("database is locked"), None),
+        (http.client.BadStatusLine("502"), None),
         (TridentError("as a SqliteMap says it"), sqlite3.OperationalError("database is locked")),
         (subprocess.TimeoutExpired("curl", 5), None),
-    ):  # fmt: skip
+    ):
         assert failing(error, cause) is None
     found = failing(ValueError(f"{object()}"))
     assert found == failing(ValueError(f"{object()}")), "an address in memory is another one in each process"
@@ -257,8 +275,10 @@ def test_a_source_that_may_leave_the_row_out_keeps_all_its_attempts() -> None:
 
 
 def test_a_value_that_an_expression_of_spark_cannot_take_fails_again(spark) -> None:
-    for query, condition in (("select 1 / id from range(2)", "DIVIDE_BY_ZERO"),
-                             ("select cast('x' as int) / id from range(1)", "CAST_INVALID_INPUT")):  # fmt: skip
+    for query, condition in (
+        ("select 1 / id from range(2)", "DIVIDE_BY_ZERO"),
+        ("select cast('x' as int) / id from range(1)", "CAST_INVALID_INPUT"),
+    ):
         frame = spark.sql(query)
         found = [expression_failure(raised(frame.collect), number) for number in range(2)]
         assert found[0].fingerprint == found[1].fingerprint and condition in found[0].fingerprint
@@ -320,12 +340,17 @@ def test_a_value_of_a_wrong_type_names_its_row() -> None:
 
 @pytest.mark.parametrize(
     ("result", "outputs", "found", "expected"),
-    [((1, 2), "a long, b long, c long", "(1, 2)", "a tuple of 3"),
-     ("ab", "a string, b string", "'ab'", "a tuple of 2"),
-     (1.5, "a long", "1.5 (float)", "bigint"), (True, "a long", "True (bool)", "bigint"),
-     (b"x", "a string", "b'x'", "string"),
-     ("x", "a binary", "'x'", "binary"), (300, "a byte", "300", "tinyint"), (2**63, "a long", str(2**63), "bigint")],
-)  # fmt: skip
+    [
+        ((1, 2), "a long, b long, c long", "(1, 2)", "a tuple of 3"),
+        ("ab", "a string, b string", "'ab'", "a tuple of 2"),
+        (1.5, "a long", "1.5 (float)", "bigint"),
+        (True, "a long", "True (bool)", "bigint"),
+        (b"x", "a string", "b'x'", "string"),
+        ("x", "a binary", "'x'", "binary"),
+        (300, "a byte", "300", "tinyint"),
+        (2**63, "a long", str(2**63), "bigint"),
+    ],
+)
 def test_wrong_results_say_found_and_expected(result: Any, outputs: str, found: str, expected: str) -> None:
     error = local_failure(lambda n: result, [(1,)], outputs)
     assert found in str(error.found) and expected in str(error.expected)

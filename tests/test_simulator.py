@@ -29,10 +29,11 @@ SEEDS = MANY or 400
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
 SEARCHED = 400
 RAREST = {
-    "a lost answer is looked up at a server that lags", "success of the transaction before is not told at a recovery",
+    "a lost answer is looked up at a server that lags",
+    "success of the transaction before is not told at a recovery",
     "what a deposed coordinator reads in two pieces counts as corrupt",
     "a deposed coordinator without its manifest halts",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

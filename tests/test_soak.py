@@ -20,24 +20,41 @@ MINUTES = os.environ.get("TRIDENT_SOAK", "")
 
 def final(**changed: object) -> dict:
     found = {
-        "kills": {"leader": 2}, "state": {"files": 5}, "znodes": 15, "zookeeper": {"mb": 3.0},
-        "orphans": {"lines": 1, "counts__log": 0}, "local": {"files": 3}, "queue_kb": 40, "temporary": 0,
+        "kills": {"leader": 2},
+        "state": {"files": 5},
+        "znodes": 15,
+        "zookeeper": {"mb": 3.0},
+        "orphans": {"lines": 1, "counts__log": 0},
+        "local": {"files": 3},
+        "queue_kb": 40,
+        "temporary": 0,
         "data_files": {"counts__log": 90},
-    }  # fmt: skip
+    }
     return {**found, **changed}
 
 
 def leader(**growth: float) -> list[dict]:
     """Ten minutes of a leader that is flat but for what is said, so much a minute."""
     flat = {
-        "python_mb": 150.0, "heap_mb": 200.0, "jvm_mb": 900.0, "python_files": 30.0, "jvm_files": 350.0,
-        "python_threads": 30.0, "jvm_threads": 120.0,
-    }  # fmt: skip
+        "python_mb": 150.0,
+        "heap_mb": 200.0,
+        "jvm_mb": 900.0,
+        "python_files": 30.0,
+        "jvm_files": 350.0,
+        "python_threads": 30.0,
+        "jvm_threads": 120.0,
+    }
     return [
-        {"kind": "process", "quiet": True, "pid": 1, "at": at, "age": 100.0 + at,
-         **{name: value + growth.get(name, 0.0) * at / 60 for name, value in flat.items()}}
+        {
+            "kind": "process",
+            "quiet": True,
+            "pid": 1,
+            "at": at,
+            "age": 100.0 + at,
+            **{name: value + growth.get(name, 0.0) * at / 60 for name, value in flat.items()},
+        }
         for at in range(0, 600, 10)
-    ]  # fmt: skip
+    ]
 
 
 def test_what_is_bounded_passes(tmp_path: Path) -> None:
@@ -47,18 +64,30 @@ def test_what_is_bounded_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "grown",
     [
-        {"znodes": 500}, {"znodes": -1}, {"state": {"files": 200}}, {"zookeeper": {"mb": 900.0}}, {"temporary": 3},
-        {"orphans": {"lines": 90}}, {"local": {"files": 900}}, {"data_files": {"counts__log": 3_000}},
+        {"znodes": 500},
+        {"znodes": -1},
+        {"state": {"files": 200}},
+        {"zookeeper": {"mb": 900.0}},
+        {"temporary": 3},
+        {"orphans": {"lines": 90}},
+        {"local": {"files": 900}},
+        {"data_files": {"counts__log": 3_000}},
     ],
-)  # fmt: skip
+)
 def test_what_piles_up_on_disk_is_found(tmp_path: Path, grown: dict) -> None:
     assert len(broken_bounds(leader(), final(**grown), tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "each"),
-    [("python_mb", 3.0), ("heap_mb", 10.0), ("python_files", 3.0), ("jvm_files", 8.0), ("python_threads", 2.0),
-     ("jvm_threads", 6.0)],
+    [
+        ("python_mb", 3.0),
+        ("heap_mb", 10.0),
+        ("python_files", 3.0),
+        ("jvm_files", 8.0),
+        ("python_threads", 2.0),
+        ("jvm_threads", 6.0),
+    ],
 )
 def test_what_a_leader_gathers_is_found(tmp_path: Path, name: str, each: float) -> None:
     (found,) = broken_bounds(leader(**{name: each}), final(), tmp_path)
@@ -69,9 +98,10 @@ def test_a_lost_and_a_doubled_one_are_found_and_told_apart() -> None:
     fed = Counter({"a": 2, "b": 1, "c": 1})
     assert _difference("lines", dict(fed), fed) == []
     (lost,), (doubled,), (both,) = (
-        _difference("lines", {"a": 1, "b": 1, "c": 1}, fed), _difference("lines", {"a": 2, "b": 2, "c": 1}, fed),
+        _difference("lines", {"a": 1, "b": 1, "c": 1}, fed),
+        _difference("lines", {"a": 2, "b": 2, "c": 1}, fed),
         _difference("lines", {"a": 3, "b": 1}, fed),
-    )  # fmt: skip
+    )
     assert "1 lost, 0 doubled" in lost and "0 lost, 1 doubled" in doubled and "1 lost, 1 doubled" in both
 
 

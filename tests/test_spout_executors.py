@@ -57,9 +57,10 @@ class Jobs:
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Coordinator, Jobs]:
     coordinator, jobs = Coordinator(), Jobs()
     parts = {
-        "output_schema": StructType(), "get_coordinator": lambda self, context: coordinator,
+        "output_schema": StructType(),
+        "get_coordinator": lambda self, context: coordinator,
         "get_partition_emitter": None,
-    }  # fmt: skip
+    }
     spout = type("Spout", (request.param,), parts)()
     executor = make_executor(spout, SpoutContext(None, "t", "s", tmp_path, "inc"))
     executor._emission = jobs
@@ -115,8 +116,9 @@ def test_a_transactional_replay_asks_for_exactly_what_is_pinned(made) -> None:
     assert executor.initialize(Known(Attempt(1, 1), current=pinned)) == pinned
     executor.emit_batch(Attempt(1, 1), pinned)
     assert [(one.partition, one.mode, one.metadata) for one in jobs.asked] == [
-        ("a", AGAIN, {"to": 3}), ("b", AGAIN, {"to": 3}),
-    ]  # fmt: skip
+        ("a", AGAIN, {"to": 3}),
+        ("b", AGAIN, {"to": 3}),
+    ]
 
 
 @transactional
@@ -147,9 +149,10 @@ def test_an_emitter_may_change_the_metadata_that_it_is_given(tmp_path: Path) -> 
             return [(metadata.pop("from"),)]
 
     parts = {
-        "output_schema": StructType(), "get_coordinator": lambda self, context: Coordinator(),
+        "output_schema": StructType(),
+        "get_coordinator": lambda self, context: Coordinator(),
         "get_emitter": lambda self, context: Emitter(),
-    }  # fmt: skip
+    }
     executor = make_executor(type("Spout", (), parts)(), SpoutContext(None, "t", "s", tmp_path, "inc"))
     metadata = {"from": 3}
     assert executor.emit_batch(Attempt(1, 0), metadata).data == [(3,)]

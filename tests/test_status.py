@@ -176,8 +176,9 @@ time.sleep(60)
 def test_a_killed_process_is_reported_as_gone(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", _WRITE_AND_WAIT, str(tmp_path)],
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     try:
         assert process.stdout.readline() == b"written\n"
         assert read_status(tmp_path, "word-count").process_is_alive() is True

@@ -53,7 +53,9 @@ def test_a_folder_that_may_not_be_written_is_named_and_a_refusal_by_others_is_no
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "counts")
     assert isinstance(explain(error), StorageProblem) and str(tmp_path / "counts") in str(explain(error))
     (tmp_path / "warehouse").mkdir()
-    explain = FailureExplainer([tmp_path / "warehouse", tmp_path])  # as Spark's temporary folder, which may be everybody's
+    explain = FailureExplainer(
+        [tmp_path / "warehouse", tmp_path]
+    )  # as Spark's temporary folder, which may be everybody's
     assert explain(error) is error, "folders of others in it"
 
 

@@ -111,8 +111,13 @@ class Case:
 def case(spark, tmp_path: Path, zk_server: str, zk_root: str, monkeypatch, rng) -> Iterator[Case]:
     with small_disk(tmp_path / "disk", 12) as disk:
         with starter(spark, zk_server, zk_root, disk.folder) as start:
-            made = Case(disk, tmp_path, lambda *a, **s: start(*a, warehouse=str(disk.folder / "w"), **s),
-                        Moments(monkeypatch), rng)  # fmt: skip
+            made = Case(
+                disk,
+                tmp_path,
+                lambda *a, **s: start(*a, warehouse=str(disk.folder / "w"), **s),
+                Moments(monkeypatch),
+                rng,
+            )
             yield made
             disk.make_room()
 
@@ -122,9 +127,14 @@ MOMENTS = [("stage.write", 1, 40_000), ("publish.table", 2, 0)]
 if ALL:
     MOMENTS += [
         ("manifest.write", 1, 0),
-        ("stage.write", 1, 0), ("stage.write", 1, 4096), ("manifest.write", 1, 4096), ("publish.table", 1, 0),
-        ("publish.table", 1, 4096), ("publish.table", 2, 4096), ("spout.ledger", 1, 0),
-    ]  # fmt: skip
+        ("stage.write", 1, 0),
+        ("stage.write", 1, 4096),
+        ("manifest.write", 1, 4096),
+        ("publish.table", 1, 0),
+        ("publish.table", 1, 4096),
+        ("publish.table", 2, 4096),
+        ("spout.ledger", 1, 0),
+    ]
 
 
 def test_a_full_disk_is_named_at_whatever_moment_and_the_same_query_goes_on(case: Case) -> None:

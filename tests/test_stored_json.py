@@ -27,11 +27,19 @@ from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 
 DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 BYTES = {
-    "empty": b"", "not UTF-8": b"\xff\xfe{}", "deep": DEEP, "deep list": b"[" * 100_000, "a list": b"[]",
-    "null": b"null", "a number": b"1" * 6_000,
-    "NaN": b'{"schema": NaN}', "NULs": b"\0" * 100, "a key twice": b'{"schema":1,"schema":1}',
-    "half a pair": b'{"schema":1,"name":"\\ud800"}', "true": b'{"schema":true}',
-}  # fmt: skip
+    "empty": b"",
+    "not UTF-8": b"\xff\xfe{}",
+    "deep": DEEP,
+    "deep list": b"[" * 100_000,
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"1" * 6_000,
+    "NaN": b'{"schema": NaN}',
+    "NULs": b"\0" * 100,
+    "a key twice": b'{"schema":1,"schema":1}',
+    "half a pair": b'{"schema":1,"name":"\\ud800"}',
+    "true": b'{"schema":true}',
+}
 
 
 def put(path: Path, what: str) -> None:
@@ -111,9 +119,15 @@ def test_a_status_with_values_of_other_types_is_shown_or_refused(value: Any, tmp
 
 def a_descriptor(warehouse: Path, **changed: Any) -> Path:
     StateDescriptor(
-        name="counts", kind="keyed", topology="top", group="g", incarnation="i", keys=("k",), value_fields=("n",),
+        name="counts",
+        kind="keyed",
+        topology="top",
+        group="g",
+        incarnation="i",
+        keys=("k",),
+        value_fields=("n",),
         schema_json='{"type":"struct","fields":[]}',
-    ).save(warehouse)  # fmt: skip
+    ).save(warehouse)
     path = warehouse / "_trident/states/counts.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     return path
@@ -129,9 +143,22 @@ def test_a_descriptor_that_cannot_be_read_is_said_with_its_name(what: str, tmp_p
         assert str(path) in str(caught.value) and "move it away and start the topology" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "x", '{"type":"struct"}', '{"type":"struct","fields":[{}]}',
-                                  '{"type":"struct","fields":[{"name":1,"type":"no","nullable":true,"metadata":{}}]}',
-                                  '{"a":' * 50_000, '"string"', '{"type":"struct","fields":7}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "x",
+        '{"type":"struct"}',
+        '{"type":"struct","fields":[{}]}',
+        '{"type":"struct","fields":[{"name":1,"type":"no","nullable":true,"metadata":{}}]}',
+        '{"a":' * 50_000,
+        '"string"',
+        '{"type":"struct","fields":7}',
+    ],
+)
 def test_a_descriptor_whose_schema_is_broken_is_said_with_its_name(text: str, tmp_path: Path) -> None:
     path = a_descriptor(tmp_path, schema_json=text)
     with pytest.raises(TableError) as caught:

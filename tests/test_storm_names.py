@@ -34,11 +34,15 @@ def owners() -> dict[str, Any]:
     stream = stream_of("k string, n long")
     bolts = TupleTopology("t").set_bolt("b", type("B", (), {"execute": lambda self, tuple, collector: None})())
     return {
-        "stream": stream, "grouped": stream.group_by("k"),
-        "topology": TridentTopology("t"), "tuples": TupleTopology("t"),
-        "state": stream.group_by("k").persistent_aggregate(DeltaMapState("s"), Count(), "c"), "bolt": bolts,
-        "query": TopologyQuery.__new__(TopologyQuery), "tuple_query": TupleQuery.__new__(TupleQuery),
-    }  # fmt: skip
+        "stream": stream,
+        "grouped": stream.group_by("k"),
+        "topology": TridentTopology("t"),
+        "tuples": TupleTopology("t"),
+        "state": stream.group_by("k").persistent_aggregate(DeltaMapState("s"), Count(), "c"),
+        "bolt": bolts,
+        "query": TopologyQuery.__new__(TopologyQuery),
+        "tuple_query": TupleQuery.__new__(TupleQuery),
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,9 +151,7 @@ def test_a_join_can_preserve_the_keys_of_every_side(spark: SparkSession, sides: 
     topology, users, points = sides
     assert issubclass(SameBatchOnlyWarning, UserWarning)
     rows = {"users": [(1, "ann"), (2, "bob")], "points": [(2, 20), (3, 30), (2, 21)]}
-    full = topology.join(
-        points, users, keys=["user", "id"], type=JoinType.OUTER, mode=JoinOutFieldsMode.PRESERVE
-    )
+    full = topology.join(points, users, keys=["user", "id"], type=JoinType.OUTER, mode=JoinOutFieldsMode.PRESERVE)
     assert full.fields == ("user", "points", "id", "name")
     assert sorted(run_batch(full, rows, spark=spark), key=repr) == sorted(
         [(None, None, 1, "ann"), (2, 20, 2, "bob"), (2, 21, 2, "bob"), (3, 30, None, None)], key=repr
@@ -157,8 +159,10 @@ def test_a_join_can_preserve_the_keys_of_every_side(spark: SparkSession, sides: 
     other, outputs = points.rename({"user": "id"}), "id, name, theirs, points"
     named = users.join(other, "id", "left", outputs, JoinOutFieldsMode.PRESERVE)
     assert sorted(run_batch(named, rows, spark=spark), key=repr) == [
-        (1, "ann", None, None), (2, "bob", 2, 20), (2, "bob", 2, 21)
-    ]  # fmt: skip
+        (1, "ann", None, None),
+        (2, "bob", 2, 20),
+        (2, "bob", 2, 21),
+    ]
     with pytest.raises(FieldError, match="two fields of one name"):
         users.join(points.rename({"user": "id"}), "id", mode=JoinOutFieldsMode.PRESERVE)
     with pytest.raises(TopologyError, match="does not know the mode"):

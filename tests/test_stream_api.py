@@ -70,19 +70,28 @@ def stream_like(stream: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("result", "expected"),
-    [(lambda n: None, []), (lambda n: [], []), (lambda n: "ab", [(1, "ab")]),
-     (lambda n: ["a", "b"], [(1, "a"), (1, "b")]),
-     (lambda n: (word for word in "xy"), [(1, "x"), (1, "y")]), (lambda n: ["a", None], [(1, "a"), (1, None)])],
-)  # fmt: skip
+    [
+        (lambda n: None, []),
+        (lambda n: [], []),
+        (lambda n: "ab", [(1, "ab")]),
+        (lambda n: ["a", "b"], [(1, "a"), (1, "b")]),
+        (lambda n: (word for word in "xy"), [(1, "x"), (1, "y")]),
+        (lambda n: ["a", None], [(1, "a"), (1, None)]),
+    ],
+)
 def test_an_unannotated_function_is_understood_by_what_it_returns(result: Any, expected: list) -> None:
     assert run_pass(stream_of("n long").each("n", result, "word string"), [(1,)]) == expected
 
 
 @pytest.mark.parametrize(
     ("result", "expected"),
-    [(lambda n: ("a", n), [("a", 1)]), (lambda n: [("a", 1), ["b", 2]], [("a", 1), ("b", 2)]), (lambda n: None, []),
-     (lambda n: iter([("a", None)]), [("a", None)])],
-)  # fmt: skip
+    [
+        (lambda n: ("a", n), [("a", 1)]),
+        (lambda n: [("a", 1), ["b", 2]], [("a", 1), ("b", 2)]),
+        (lambda n: None, []),
+        (lambda n: iter([("a", None)]), [("a", None)]),
+    ],
+)
 def test_several_outputs_come_from_a_tuple_or_an_iterable_of_tuples(result: Any, expected: list) -> None:
     stream = stream_of("n long").each("n", result, "word string, m long").project("word, m")
     assert run_pass(stream, [(1,)]) == expected
@@ -144,10 +153,24 @@ def test_all_types_survive_the_way_through_python(spark) -> None:
     from decimal import Decimal
 
     utc = datetime.timezone.utc
-    row = (True, 5, 1.5, "x", b"y", datetime.date(2024, 5, 1), datetime.datetime(2024, 5, 1, 3, tzinfo=utc),
-           Decimal("1.50"), ["a", None], {"k": 1}, {"a": 1, "b": "z"})  # fmt: skip
-    fields = ("a boolean, b long, c double, d string, e binary, f date, g timestamp, h decimal(5,2), "
-              "i array<string>, j map<string, long>, k struct<a: long, b: string>")  # fmt: skip
+    row = (
+        True,
+        5,
+        1.5,
+        "x",
+        b"y",
+        datetime.date(2024, 5, 1),
+        datetime.datetime(2024, 5, 1, 3, tzinfo=utc),
+        Decimal("1.50"),
+        ["a", None],
+        {"k": 1},
+        {"a": 1, "b": "z"},
+    )
+    fields = (
+        "a boolean, b long, c double, d string, e binary, f date, g timestamp, h decimal(5,2), "
+        "i array<string>, j map<string, long>, k struct<a: long, b: string>"
+    )
+
     def same(*values: Any) -> Any:
         assert values in (row, (None,) * 11), values
         return values
@@ -245,10 +268,14 @@ def test_an_expression_needs_no_session_when_its_type_is_given() -> None:
 def test_an_unknown_field_names_those_there_are_and_the_nearest() -> None:
     stream = stream_of("word string, count long")
     for wrong in (
-        lambda: stream.each("wrd", length, "n"), lambda: stream.filter("wrd", len), lambda: stream.project("wrd"),
-        lambda: stream.group_by("wrd"), lambda: stream.peek("wrd", print), lambda: stream.aggregate("wrd", Sum(), "n"),
+        lambda: stream.each("wrd", length, "n"),
+        lambda: stream.filter("wrd", len),
+        lambda: stream.project("wrd"),
+        lambda: stream.group_by("wrd"),
+        lambda: stream.peek("wrd", print),
+        lambda: stream.aggregate("wrd", Sum(), "n"),
         lambda: stream.partition_persist(DeltaAppend("t"), "wrd"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FieldError, match="'wrd'; expected: one of word, count.*'word'"):
             wrong()
     with pytest.raises(FieldError, match="'Word'.*mean 'word'"):
@@ -258,10 +285,13 @@ def test_an_unknown_field_names_those_there_are_and_the_nearest() -> None:
 def test_a_field_given_twice_is_refused() -> None:
     stream = stream_of("word string, n long")
     for wrong in (
-        lambda: stream.each("word", length, "n"), lambda: stream.each("word", length, "N"),
-        lambda: stream_of("a string").map(with_length, "x, X"), lambda: stream.project("word", "word"),
-        lambda: stream.group_by("word").aggregate(Count(), "word"), lambda: stream_of("a long, A long"),
-    ):  # fmt: skip
+        lambda: stream.each("word", length, "n"),
+        lambda: stream.each("word", length, "N"),
+        lambda: stream_of("a string").map(with_length, "x, X"),
+        lambda: stream.project("word", "word"),
+        lambda: stream.group_by("word").aggregate(Count(), "word"),
+        lambda: stream_of("a long, A long"),
+    ):
         with pytest.raises(FieldError):
             wrong()
 
@@ -269,11 +299,13 @@ def test_a_field_given_twice_is_refused() -> None:
 def test_a_field_named_like_a_column_of_the_framework_is_refused(spark) -> None:
     stream = stream_of("word string, n long")
     for wrong in (
-        lambda: stream_of("__trident_marker long"), lambda: stream.each("word", length, "__Trident_place long"),
-        lambda: stream.with_column("__trident_side0", F.col("n")), lambda: stream.rename({"n": "__trident_chain"}),
+        lambda: stream_of("__trident_marker long"),
+        lambda: stream.each("word", length, "__Trident_place long"),
+        lambda: stream.with_column("__trident_side0", F.col("n")),
+        lambda: stream.rename({"n": "__trident_chain"}),
         lambda: stream.group_by("word").aggregate(Count(), "__trident_key"),
         lambda: stream.project("word").map(length, "__trident_k long"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FieldError, match="does not begin with __trident"):
             wrong()
 
@@ -306,9 +338,11 @@ def test_states_take_only_what_they_hold() -> None:
         (lambda: stream_of("n long").partition_persist(DeltaAppend("t", partition_columns="m")), "partitioned by"),
         (lambda: stream_of("n long").partition_persist(DeltaAppend("t", partition_columns="n")), "every field"),
         (lambda: grouped.persistent_aggregate(DeltaMapState("t"), Count(), "_TXID"), "cannot be written"),
-        (lambda: stream_of("_upto long").group_by("_upto").persistent_aggregate(MemoryMapState("t"), Count(), "n"),
-         "cannot be written"),
-    ):  # fmt: skip
+        (
+            lambda: stream_of("_upto long").group_by("_upto").persistent_aggregate(MemoryMapState("t"), Count(), "n"),
+            "cannot be written",
+        ),
+    ):
         with pytest.raises(TopologyError, match=problem):
             wrong()
 
@@ -350,8 +384,9 @@ def test_streams_and_topologies_check_their_names() -> None:
         (lambda: topology.new_stream("a/b", spout), "stream name"),
         (lambda: topology.new_stream("b", object()), "no spout"),
         (lambda: topology.new_stream("b", type(spout)), "no spout"),
-        (lambda: TridentTopology("1"), "topology name"), (lambda: plan(TridentTopology("empty")), "no stream"),
-    ):  # fmt: skip
+        (lambda: TridentTopology("1"), "topology name"),
+        (lambda: plan(TridentTopology("empty")), "no stream"),
+    ):
         with pytest.raises(TopologyError, match=problem):
             wrong()
 

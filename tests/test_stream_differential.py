@@ -27,9 +27,10 @@ STREAMS = int(os.environ.get("TRIDENT_RANDOM") or 15)
 MOST_ROWS = 40
 NAN = float("nan")
 VALUES = {
-    "long": [None, 0, 1, 2, 3, -1], "string": [None, "", "a", "b", "ab", "ä"],
+    "long": [None, 0, 1, 2, 3, -1],
+    "string": [None, "", "a", "b", "ab", "ä"],
     "double": [None, NAN, 0.0, -0.0, 0.5, 1.5, -2.0],
-}  # fmt: skip
+}
 
 
 # --- functions of a user -------------------------------------------------------------------
@@ -152,9 +153,12 @@ class Sides:
 
 NATIVE = {"count": Count, "sum": Sum, "min": Min, "max": Max}
 USERS = {
-    "PyCount": (PyCount, ("long",)), "Longest": (Longest, ("string",)), "Texts": (Texts, ("string",)),
-    "Distinct": (Distinct, ("string", "long")), "Size": (Size, ("long",)),
-}  # fmt: skip
+    "PyCount": (PyCount, ("long",)),
+    "Longest": (Longest, ("string",)),
+    "Texts": (Texts, ("string",)),
+    "Distinct": (Distinct, ("string", "long")),
+    "Size": (Size, ("long",)),
+}
 
 
 # --- both sides of a stream ------------------------------------------------------------------
@@ -240,9 +244,11 @@ def each(world: World, both: Both) -> Both:
     function, kinds = world.pick([(twice, ["string"]), (name_and_size, ["string", "long"])])
     given, outputs = world.pick(both.kinds), [world.name() for _ in kinds]
     return both.then(
-        f"each({given!r}, {function.__name__}, {outputs})", both.stream.each(given, function, outputs),
-        both.batch.each([given], function, outputs), {**both.kinds, **dict(zip(outputs, kinds))},
-    )  # fmt: skip
+        f"each({given!r}, {function.__name__}, {outputs})",
+        both.stream.each(given, function, outputs),
+        both.batch.each([given], function, outputs),
+        {**both.kinds, **dict(zip(outputs, kinds))},
+    )
 
 
 @step
@@ -255,13 +261,17 @@ def incremented(world: World, both: Both) -> Both | None:
     kinds = {**both.kinds, output: "long"}
     if world.maybe():
         return both.then(
-            f"each({given!r}, next_one, {output!r})", both.stream.each(given, next_one, output),
-            both.batch.each([given], next_one, [output]), kinds,
-        )  # fmt: skip
+            f"each({given!r}, next_one, {output!r})",
+            both.stream.each(given, next_one, output),
+            both.batch.each([given], next_one, [output]),
+            kinds,
+        )
     return both.then(
-        f"each(expr('{given} + 1'), {output!r})", both.stream.each(expr(f"{given} + 1"), output),
-        both.batch.with_column(output, [given], next_one), kinds,
-    )  # fmt: skip
+        f"each(expr('{given} + 1'), {output!r})",
+        both.stream.each(expr(f"{given} + 1"), output),
+        both.batch.with_column(output, [given], next_one),
+        kinds,
+    )
 
 
 @step
@@ -288,9 +298,11 @@ def replaced(world: World, both: Both) -> Both:
         return both.then(f"map(nulls, {output!r})", stream, both.batch.map(nulls, [output]), {output: "long"})
     outputs = [world.name(), world.name()]
     return both.then(
-        f"flat_map(parts, {outputs})", both.stream.flat_map(parts, outputs), both.batch.flat_map(parts, outputs),
+        f"flat_map(parts, {outputs})",
+        both.stream.flat_map(parts, outputs),
+        both.batch.flat_map(parts, outputs),
         dict(zip(outputs, ("long", "string"))),
-    )  # fmt: skip
+    )
 
 
 @step
@@ -331,13 +343,16 @@ def merged(world: World, both: Both) -> Both:
             return both.then(
                 f"project({mine}).merge({other.text}.project({theirs}), outputs={outputs})",
                 both.stream.project(mine).merge(other.stream.project(theirs), outputs=outputs),
-                both.batch.project(mine).merge(other.batch.project(theirs), outputs=outputs), dict(zip(outputs, kinds)),
-            )  # fmt: skip
+                both.batch.project(mine).merge(other.batch.project(theirs), outputs=outputs),
+                dict(zip(outputs, kinds)),
+            )
     others = [world.pick(alike) for _ in range(world.rng.randint(1, 2))]
     return both.then(
-        f"merge({', '.join(one.text for one in others)})", both.stream.merge(*[one.stream for one in others]),
-        both.batch.merge(*[one.batch for one in others]), both.kinds,
-    )  # fmt: skip
+        f"merge({', '.join(one.text for one in others)})",
+        both.stream.merge(*[one.stream for one in others]),
+        both.batch.merge(*[one.batch for one in others]),
+        both.kinds,
+    )
 
 
 @step
@@ -384,7 +399,7 @@ def multi_reduced(world: World, both: Both) -> Both | None:
         meaning.multi_reduce([side.batch for side in sides], keys, inputs, Sides(), [output]),
         {**{name: both.kinds[name] for name in keys[0]}, output: "string"},
         f"multi_reduce({', '.join(side.text for side in sides)}, keys={keys}, inputs={inputs}, output={output!r})",
-    )  # fmt: skip
+    )
 
 
 # --- aggregates ------------------------------------------------------------------------------
@@ -446,9 +461,11 @@ def best(world: World, both: Both) -> Both:
     if both.batch.ordered:
         return both.then(f"{name}_by({by!r}, scope={scope!r})", stream, made, both.kinds)
     return both.then(
-        f"{name}_by({by!r}, scope={scope!r}).project({by!r})", stream.project(by), made.project([by]),
+        f"{name}_by({by!r}, scope={scope!r}).project({by!r})",
+        stream.project(by),
+        made.project([by]),
         {by: both.kinds[by]},
-    )  # fmt: skip
+    )
 
 
 @step
@@ -501,8 +518,10 @@ def counted_in_partitions(world: World, both: Both) -> Both:
     row = dict(zip(outputs, (len(both.batch.rows), count)))
     return both.then(
         f"{how}({names}).parallelism_hint({count}).partition_aggregate(Count), sum and count",
-        made.chain_end(), Batch(outputs, [[row]], placed=True, ordered=True), dict.fromkeys(outputs, "long"),
-    )  # fmt: skip
+        made.chain_end(),
+        Batch(outputs, [[row]], placed=True, ordered=True),
+        dict.fromkeys(outputs, "long"),
+    )
 
 
 @step
@@ -517,7 +536,7 @@ def grouped_by_partition(world: World, both: Both) -> Both:
         stream.group_by(*names).partition_aggregate(inputs, made, outputs).to_stream(),
         both.batch.aggregate([one], names),
         {**{name: both.kinds[name] for name in names}, **kinds},
-    )  # fmt: skip
+    )
 
 
 @step
@@ -527,9 +546,10 @@ def kept_grouping(world: World, both: Both) -> Both:
     batch = both.batch.each([given], twice, [output]).filter([given], is_small)
     return both.then(
         f"group_by({keys}).each({given!r}, twice, {output!r}).filter({given!r}, is_small).aggregate(Texts)",
-        grouped.aggregate(output, Texts(), total), batch.aggregate([(Texts(), [output], [total])], keys),
+        grouped.aggregate(output, Texts(), total),
+        batch.aggregate([(Texts(), [output], [total])], keys),
         {**{name: both.kinds[name] for name in keys}, total: "string"},
-    )  # fmt: skip
+    )
 
 
 # --- the test --------------------------------------------------------------------------------

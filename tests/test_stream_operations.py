@@ -135,30 +135,36 @@ Build = Callable[[TridentTopology, Stream, Stream], Any]
 REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
     "merge of other fields": (lambda t, a, b: a.merge(b), ("other fields", "it lacks points", "rename")),
     "merge of other types": (
-        lambda t, a, b: a.merge(b.rename({"name": "points"})), ("two types", "string in stream 2", "bigint", "cast"),
+        lambda t, a, b: a.merge(b.rename({"name": "points"})),
+        ("two types", "string in stream 2", "bigint", "cast"),
     ),
     "merge of another number of fields": (
-        lambda t, a, b: a.merge(b, outputs="one"), ("another number of outputs", "1: one", "2, for user, points"),
+        lambda t, a, b: a.merge(b, outputs="one"),
+        ("another number of outputs", "1: one", "2, for user, points"),
     ),
     "merge with a name twice": (lambda t, a, b: a.merge(a, outputs="x, X"), ("twice", "'x' and 'X'")),
     "merge of no stream": (lambda t, a, b: t.merge(), ("no streams",)),
     "merge of something else": (lambda t, a, b: t.merge(a, "b"), ("takes streams", "'b'")),
-    "merge of two topologies": (lambda t, a, b: a.merge(stream_of("user long, points long", "other")),
-                                ("two topologies", "'other'", "'two'", "DeltaSpout")),
+    "merge of two topologies": (
+        lambda t, a, b: a.merge(stream_of("user long, points long", "other")),
+        ("two topologies", "'other'", "'two'", "DeltaSpout"),
+    ),
     "join of two topologies": (lambda t, a, b: a.join(stream_of("user long", "other"), "user"), ("two topologies",)),
     "multi_reduce of two topologies": (
         lambda t, a, b: t.multi_reduce(a, stream_of("n long", "other"), reducer=Sides(), outputs="s"),
         ("two topologies",),
     ),
     "join by an unknown field": (
-        lambda t, a, b: a.join(b, "usr"), ("stream 1", "'usr'", "user, points", "id you mean 'user'?"),
+        lambda t, a, b: a.join(b, "usr"),
+        ("stream 1", "'usr'", "user, points", "id you mean 'user'?"),
     ),
     "join by other types": (
         lambda t, a, b: a.join(b, [["points"], ["name"]]),
         ("'name' of stream 2 has another type than 'points'", "string", "bigint", "Cast"),
     ),
     "join by keys of other lengths": (
-        lambda t, a, b: a.join(b, [["user", "points"], ["user"]]), ("different lengths",),
+        lambda t, a, b: a.join(b, [["user", "points"], ["user"]]),
+        ("different lengths",),
     ),
     "join without keys": (lambda t, a, b: a.join(b, [], outputs="a, b, c, d"), ("key",)),
     "join with a name twice": (lambda t, a, b: a.join(a, "user"), ("two fields of one name", "'points'", "rename")),
@@ -168,7 +174,8 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
     ),
     "join with an unknown type": (lambda t, a, b: a.join(b, "user", "lefty"), ("the type", "'lefty'", "'full'")),
     "join of three with 'left'": (
-        lambda t, a, b: t.join(a, b, b.rename({"name": "other"}), keys="user", type="left"), ("JoinType.mixed",),
+        lambda t, a, b: t.join(a, b, b.rename({"name": "other"}), keys="user", type="left"),
+        ("JoinType.mixed",),
     ),
     "join of one stream": (lambda t, a, b: t.join(a, keys="user"), ("several streams", "at least 2")),
     "multi_reduce of some grouped": (
@@ -180,7 +187,8 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("other types", "string", "bigint"),
     ),
     "multi_reduce with no reducer": (
-        lambda t, a, b: t.multi_reduce(a, b, reducer=Sides, outputs="s"), ("multi-reducer", "execute(state, "),
+        lambda t, a, b: t.multi_reduce(a, b, reducer=Sides, outputs="s"),
+        ("multi-reducer", "execute(state, "),
     ),
     "group_by an unknown field": (lambda t, a, b: a.group_by("point"), ("'point'", "id you mean 'points'?")),
     "partition_by an unknown field": (lambda t, a, b: a.partition_by("User"), ("'User'", "id you mean 'user'?")),
@@ -193,14 +201,17 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
     "drop of all fields": (lambda t, a, b: a.drop("user, points"), ("leaves no field",)),
     "with_column of a name": (lambda t, a, b: a.with_column("n", "user"), ("needs a Column", "each")),
     "aggregate into a key": (
-        lambda t, a, b: a.group_by("user").aggregate(Count(), "User"), ("twice", "'user' and 'User'"),
+        lambda t, a, b: a.group_by("user").aggregate(Count(), "User"),
+        ("twice", "'user' and 'User'"),
     ),
     "chained_agg of a name twice": (
         lambda t, a, b: a.chained_agg().aggregate(Count(), "n").aggregate("points", Sum(), "n").chain_end(),
         ("outputs of chained_agg", "'n'"),
     ),
-    "chained_agg ended twice": (lambda t, a, b: [chain := a.chained_agg().aggregate(Count(), "n"), chain.chain_end(),
-                                                 chain.chain_end()], ("ended already", "Count")),
+    "chained_agg ended twice": (
+        lambda t, a, b: [chain := a.chained_agg().aggregate(Count(), "n"), chain.chain_end(), chain.chain_end()],
+        ("ended already", "Count"),
+    ),
     "chained_agg with no link": (lambda t, a, b: a.chained_agg().chain_end(), ("no aggregate",)),
     "chained_agg of both scopes": (
         lambda t, a, b: a.chained_agg().aggregate(Count(), "n").partition_aggregate(Count(), "m"),
@@ -218,45 +229,55 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
     "first_n of a fraction": (lambda t, a, b: a.first_n(1.0), ("FirstN", "1.0")),  # type: ignore[arg-type]
     "max_by in an unknown scope": (lambda t, a, b: a.max_by("user", scope="group"), ("scope", "'group'", "'batch'")),
     "a comparator of one value": (
-        lambda t, a, b: b.max_by("name", len), ("comparator of max_by", "two values"),
+        lambda t, a, b: b.max_by("name", len),
+        ("comparator of max_by", "two values"),
     ),
     "a comparator that is none": (lambda t, a, b: b.min_by("name", "asc"), ("comparator", "'asc'")),  # type: ignore[arg-type]
     "a least row of maps": (lambda t, a, b: stream_of("m map<string,long>").min(), ("'m'", "map<", "comparator")),
     "group_by a map": (lambda t, a, b: stream_of("m map<string,long>").group_by("m"), ("'m'", "map<")),
     "partition by a text": (lambda t, a, b: a.partition("user"), ("partition needs a function", "'user'")),
     "a partitioner of two values": (
-        lambda t, a, b: a.partition("user", lambda one, two: 0), ("partition", "(one, two)", "1 field"),
+        lambda t, a, b: a.partition("user", lambda one, two: 0),
+        ("partition", "(one, two)", "1 field"),
     ),
     "a lambda with a lock": (
-        lambda t, a, b: a.each("user", lambda user: (LOCK, user)[1], "n long"), ("cannot be sent", "LOCK", "prepare"),
+        lambda t, a, b: a.each("user", lambda user: (LOCK, user)[1], "n long"),
+        ("cannot be sent", "LOCK", "prepare"),
     ),
     "a partitioner with a lock": (
-        lambda t, a, b: a.partition("user", lambda user: (LOCK, user)[1]), ("cannot be sent", "LOCK"),
+        lambda t, a, b: a.partition("user", lambda user: (LOCK, user)[1]),
+        ("cannot be sent", "LOCK"),
     ),
     "a comparator with a lock": (
-        lambda t, a, b: a.max_by("user", lambda one, two: (LOCK, one - two)[1]), ("cannot be sent", "LOCK"),
+        lambda t, a, b: a.max_by("user", lambda one, two: (LOCK, one - two)[1]),
+        ("cannot be sent", "LOCK"),
     ),
     "an aggregator with a lock": (
-        lambda t, a, b: a.chained_agg().aggregate(Locked(), "n"), ("aggregate(Locked)", "cannot be sent", "self.lock"),
+        lambda t, a, b: a.chained_agg().aggregate(Locked(), "n"),
+        ("aggregate(Locked)", "cannot be sent", "self.lock"),
     ),
     "two keys of which one side has one": (
         lambda t, a, b: t.new_stream("orders", RowsSpout("user string, country string")).join(
-            t.new_stream("rates", RowsSpout("country string, rate long")), ["user", "country"]),
+            t.new_stream("rates", RowsSpout("country string, rate long")), ["user", "country"]
+        ),
         ("stream 2", "'user'"),
     ),
     "partition_by a map": (lambda t, a, b: stream_of("m map<string,long>").partition_by("m"), ("'m'", "map<")),
     "a partitioner whose prepare takes nothing": (
-        lambda t, a, b: a.partition("user", Unprepared()), ("prepare", "prepare(context)"),
+        lambda t, a, b: a.partition("user", Unprepared()),
+        ("prepare", "prepare(context)"),
     ),
     "a comparator whose prepare takes nothing": (
-        lambda t, a, b: a.max_by("user", Unprepared()), ("prepare", "prepare(context)"),
+        lambda t, a, b: a.max_by("user", Unprepared()),
+        ("prepare", "prepare(context)"),
     ),
     "a multi-reducer whose prepare takes nothing": (
-        lambda t, a, b: t.multi_reduce(a, b, reducer=Unprepared(), outputs="n long"), ("prepare", "prepare(context)"),
+        lambda t, a, b: t.multi_reduce(a, b, reducer=Unprepared(), outputs="n long"),
+        ("prepare", "prepare(context)"),
     ),
     "a window of such a field": (lambda t, a, b: stream_of("`a b` long").tumbling_window(3), ("'a b'",)),
     "an assembly that gives nothing": (lambda t, a, b: a.apply_assembly(lambda stream: None), ("gives no stream",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -270,20 +291,22 @@ def test_refused_when_built(case: str, refused: dict = REFUSED) -> None:
 
 REFUSED_BY_DELTA: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "a column that Delta cannot name": (
-        lambda t, a, b: a.agg(F.expr("count(*)")).partition_persist(DeltaAppend("x")), ("'count(1)'", "'('", "alias"),
+        lambda t, a, b: a.agg(F.expr("count(*)")).partition_persist(DeltaAppend("x")),
+        ("'count(1)'", "'('", "alias"),
     ),
     "a part of a column that Delta cannot name": (
         lambda t, a, b: a.map(F.array(F.struct(F.lit(1).alias("a b"))), "s").partition_persist(DeltaAppend("x")),
         ("'s.a b'", "rename"),
     ),
     "a column without a type": (
-        lambda t, a, b: a.each(F.lit(None), "v").partition_persist(DeltaAppend("x")), ("'v'", "void", "cast"),
+        lambda t, a, b: a.each(F.lit(None), "v").partition_persist(DeltaAppend("x")),
+        ("'v'", "void", "cast"),
     ),
     "a column of intervals": (
         lambda t, a, b: a.map(F.expr("interval '1' day"), "took").partition_persist(DeltaAppend("x")),
         ("'took'", "interval day", "Delta"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_DELTA)
@@ -307,9 +330,13 @@ def asked(
 
 @pytest.mark.parametrize(
     ("how", "expected", "partitions"),
-    [("inner", MATCHED, 1), ("left", [*MATCHED, (1, 10, None)], 2), ("right", [*MATCHED, (3, None, "c")], 3),
-     ("full", [*MATCHED, (1, 10, None), (3, None, "c")], 2)],
-)  # fmt: skip
+    [
+        ("inner", MATCHED, 1),
+        ("left", [*MATCHED, (1, 10, None)], 2),
+        ("right", [*MATCHED, (3, None, "c")], 3),
+        ("full", [*MATCHED, (1, 10, None), (3, None, "c")], 2),
+    ],
+)
 def test_join_by_side_with_null_equal_to_null(spark, how: str, expected: list, partitions: int) -> None:
     _, left, right = two()
     joined = left.join(right, "user", how)
@@ -319,9 +346,13 @@ def test_join_by_side_with_null_equal_to_null(spark, how: str, expected: list, p
 
 @pytest.mark.parametrize(
     ("how", "left", "right", "expected"),
-    [("left", LEFT[:1], [], [(1, 10, None)]), ("inner", LEFT, [], []), ("full", [], RIGHT[2:3], [(3, None, "c")]),
-     ("full", [], [], [])],
-)  # fmt: skip
+    [
+        ("left", LEFT[:1], [], [(1, 10, None)]),
+        ("inner", LEFT, [], []),
+        ("full", [], RIGHT[2:3], [(3, None, "c")]),
+        ("full", [], [], []),
+    ],
+)
 def test_join_with_an_empty_side(spark, how: str, left: list, right: list, expected: list) -> None:
     _, one, other = two()
     asked(spark, one.join(other, "user", how), {"left": left, "right": right}, expected, 2)
@@ -330,11 +361,23 @@ def test_join_with_an_empty_side(spark, how: str, left: list, right: list, expec
 THIRD = [(2, 1.0), (4, NAN), (None, 3.0)]
 THREE = {
     (INNER, INNER, INNER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0)],
-    (OUTER, INNER, OUTER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0),
-                            (3, None, "c", None)],
-    (OUTER, OUTER, OUTER): [(2, 20, "b", 1.0), (2, 21, "b", 1.0), (None, 30, "n", 3.0), (None, 30, None, 3.0),
-                            (3, None, "c", None), (1, 10, None, None), (4, None, None, NAN)],
-}  # fmt: skip
+    (OUTER, INNER, OUTER): [
+        (2, 20, "b", 1.0),
+        (2, 21, "b", 1.0),
+        (None, 30, "n", 3.0),
+        (None, 30, None, 3.0),
+        (3, None, "c", None),
+    ],
+    (OUTER, OUTER, OUTER): [
+        (2, 20, "b", 1.0),
+        (2, 21, "b", 1.0),
+        (None, 30, "n", 3.0),
+        (None, 30, None, 3.0),
+        (3, None, "c", None),
+        (1, 10, None, None),
+        (4, None, None, NAN),
+    ],
+}
 
 
 @pytest.mark.parametrize("types", THREE)
@@ -399,17 +442,28 @@ def numbers() -> Stream:
 
 CHAINS: dict[str, tuple[Callable[[Any], Any], list[tuple], list[tuple]]] = {
     # one row for the batch and the rows of the groups, of which there are none for an empty batch
-    "native": (lambda c: c.aggregate(Count(), "rows").aggregate("n", Sum(), "s").aggregate("n", Min(), "low"),
-               [(6, 8, 1)], [("a", 2, 4, 1), ("b", 2, 0, None), (None, 2, 4, 4)]),
-    "combiners": (lambda c: c.aggregate(Rows(), "rows").aggregate("n", Max(), "top"),
-                  [(6, 4)], [("a", 2, 3), ("b", 2, None), (None, 2, 4)]),
+    "native": (
+        lambda c: c.aggregate(Count(), "rows").aggregate("n", Sum(), "s").aggregate("n", Min(), "low"),
+        [(6, 8, 1)],
+        [("a", 2, 4, 1), ("b", 2, 0, None), (None, 2, 4, 4)],
+    ),
+    "combiners": (
+        lambda c: c.aggregate(Rows(), "rows").aggregate("n", Max(), "top"),
+        [(6, 4)],
+        [("a", 2, 3), ("b", 2, None), (None, 2, 4)],
+    ),
     "every kind": (
         lambda c: c.aggregate("n", Sum(), "s").aggregate("n", Gathers(), "all").aggregate("n", Distinct(), "v, size"),
         [(8, "1 3 4 None None None", value, len(value)) for value in ("1", "3", "4", "None")],
-        [("a", 4, "1 3", "1", 1), ("a", 4, "1 3", "3", 1), ("b", 0, "None None", "None", 4),
-         (None, 4, "4 None", "4", 1), (None, 4, "4 None", "None", 4)],
+        [
+            ("a", 4, "1 3", "1", 1),
+            ("a", 4, "1 3", "3", 1),
+            ("b", 0, "None None", "None", 4),
+            (None, 4, "4 None", "4", 1),
+            (None, 4, "4 None", "None", 4),
+        ],
     ),
-}  # fmt: skip
+}
 OF_NOTHING = {"native": [(0, 0, None)], "combiners": [(0, None)], "every kind": []}
 
 
@@ -472,11 +526,12 @@ REPARTITIONED: dict[str, tuple[Placed, list[int]]] = {
     "all of them": (lambda s: s.filter(F.col("n") < 2).partition("n", lambda n: 3).parallelism_hint(4), [0, 0, 0, 2]),
     "global": (lambda s: s.shuffle().parallelism_hint(3).global_(), [8]),
     "a hint behind it, and an each between": (
-        lambda s: s.partition_by("k").each("n", lambda n: [n, n], "m long").parallelism_hint(3), [0, 8, 8],
+        lambda s: s.partition_by("k").each("n", lambda n: [n, n], "m long").parallelism_hint(3),
+        [0, 8, 8],
     ),
     "the greater hint": (lambda s: s.shuffle().parallelism_hint(2).name("here").parallelism_hint(4), [2, 2, 2, 2]),
     "the spout's hint": (lambda s: s.filter("n", lambda n: True).parallelism_hint(4), [2, 2, 2, 2]),
-}  # fmt: skip
+}
 EIGHT = [("ab"[n % 2], n) for n in range(8)]
 
 
@@ -493,19 +548,28 @@ def test_partition_aggregate_behind_a_repartitioning(spark, case: str) -> None:
 
 
 def test_every_partition_of_an_empty_batch_gives_the_initial_value(spark) -> None:
-    for place in (numbers().shuffle(), numbers().partition_by("k"), numbers().broadcast(),
-                  numbers().partition("n", lambda n: n)):  # fmt: skip
+    for place in (
+        numbers().shuffle(),
+        numbers().partition_by("k"),
+        numbers().broadcast(),
+        numbers().partition("n", lambda n: n),
+    ):
         asked(spark, place.parallelism_hint(3).partition_aggregate(Rows(), "n"), [], [(0,)] * 3, 0)
     asked(spark, numbers().global_().partition_aggregate(Rows(), "n"), [], [(0,)], 3)
 
 
 @pytest.mark.parametrize(
     "behind",
-    [lambda s: s.group_by("k").aggregate(Count(), "m"), lambda s: s.first_n(2),
-     lambda s: s.join(s, "k", outputs="k, a, b"), lambda s: s.merge(s), lambda s: s.max_by("n", scope="batch"),
-     lambda s: s.filter(F.col("n") > 0)],
+    [
+        lambda s: s.group_by("k").aggregate(Count(), "m"),
+        lambda s: s.first_n(2),
+        lambda s: s.join(s, "k", outputs="k, a, b"),
+        lambda s: s.merge(s),
+        lambda s: s.max_by("n", scope="batch"),
+        lambda s: s.filter(F.col("n") > 0),
+    ],
     ids=["aggregate", "first_n", "join", "merge", "max_by", "filter"],
-)  # fmt: skip
+)
 def test_there_is_always_a_partition(spark, behind: Placed) -> None:
     total = behind(numbers()).partition_aggregate(Count(), "rows")
     found = run_batch(total, [], spark=spark, partitions=2)
@@ -518,11 +582,13 @@ FAR = "n > 100"
 @pytest.mark.parametrize(
     ("behind", "expected"),
     [
-        (lambda rows: rows.where(FAR).repartition(3), 3), (lambda rows: rows.repartition(3).where(FAR), 3),
+        (lambda rows: rows.where(FAR).repartition(3), 3),
+        (lambda rows: rows.repartition(3).where(FAR), 3),
         (lambda rows: rows.where(FAR).groupBy("k").agg(F.max("n").alias("n")), 1),
-        (lambda rows: rows.where(FAR).orderBy("n"), 1), (lambda rows: rows.where(FAR).distinct(), 1),
+        (lambda rows: rows.where(FAR).orderBy("n"), 1),
+        (lambda rows: rows.where(FAR).distinct(), 1),
     ],
-)  # fmt: skip
+)
 def test_partitions_that_spark_finds_empty_while_it_runs_give_the_initial_value(spark, behind, expected) -> None:
     rows = behind(spark.createDataFrame(EIGHT, "k string, n long").localCheckpoint())
     assert run_batch(numbers().partition_aggregate(Count(), "c"), rows, spark=spark) == [(0,)] * expected
@@ -537,11 +603,15 @@ def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark, rows: list) -> Non
 @pytest.mark.parametrize(
     "gathered",
     [
-        lambda s: s.first_n(2, "n"), lambda s: s.max_by("n", scope="batch"), lambda s: s.aggregate(Count(), "c"),
-        lambda s: s.aggregate("n", Rows(), "c"), lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(),
-        lambda s: s.agg(F.sum("n").alias("c")), lambda s: s._topology.multi_reduce(s, s, reducer=Sides(), outputs="a"),
+        lambda s: s.first_n(2, "n"),
+        lambda s: s.max_by("n", scope="batch"),
+        lambda s: s.aggregate(Count(), "c"),
+        lambda s: s.aggregate("n", Rows(), "c"),
+        lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(),
+        lambda s: s.agg(F.sum("n").alias("c")),
+        lambda s: s._topology.multi_reduce(s, s, reducer=Sides(), outputs="a"),
     ],
-)  # fmt: skip
+)
 def test_what_is_one_for_the_batch_is_in_one_partition(spark, gathered: Placed) -> None:
     behind = gathered(numbers()).partition_aggregate(Rows(), "rows")
     rows = len(run_batch(gathered(numbers()), EIGHT, spark=spark, partitions=3))
@@ -602,7 +672,7 @@ BEST = [("b", 1.0), ("aa", NAN), ("cc", None), ("b", NAN), (None, -1.0), ("d", -
         (lambda s, **more: s.min_by("k", by_size, **more), [("d", -1.0)], [("b", 1.0), ("b", NAN), ("d", -1.0)]),
     ],
     ids=["max_by", "min_by", "max", "min", "max_by comparator", "min_by comparator"],
-)  # fmt: skip
+)
 def test_the_least_and_the_greatest_row(spark, take: Any, whole: list, each_partition: list) -> None:
     rows = stream_of("k string, x double")
     asked(spark, take(rows, scope="batch"), BEST, whole, 3)
@@ -634,9 +704,13 @@ def test_the_first_rows_are_in_order_with_nulls_last(spark) -> None:
 def test_fields_are_chosen_made_renamed_and_dropped(spark) -> None:
     rows = [("a", 1), (None, None)]
     made = (
-        numbers().with_column("n", F.col("n") + 1).with_columns({"m": F.col("n") * 2, "n": F.lit("x")})
-        .rename({"m": "n", "n": "m"}).select("n", F.upper("k").alias("K2"), "m", "k").drop("k")
-    )  # fmt: skip
+        numbers()
+        .with_column("n", F.col("n") + 1)
+        .with_columns({"m": F.col("n") * 2, "n": F.lit("x")})
+        .rename({"m": "n", "n": "m"})
+        .select("n", F.upper("k").alias("K2"), "m", "k")
+        .drop("k")
+    )
     assert made.schema.simpleString() == "struct<n:bigint,K2:string,m:string>"
     asked(spark, made, rows, [(4, "A", "x"), (None, None, "x")], 2, ordered=True)
 
@@ -647,7 +721,9 @@ def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
     assert run_batch(narrow.map(F.to_json(F.struct("*")), "j"), row, spark=spark) == [('{"m":2,"a":"x"}',)]
     made = narrow.each(F.struct("*"), "j").filter("j", lambda j: True)
     assert run_batch(made, row, spark=spark) == [(2, "x", (2, "x"))]
-    assert run_batch(narrow.with_column("j", F.to_json(F.struct("*"))), row, spark=spark) == [(2, "x", '{"m":2,"a":"x"}')]
+    assert run_batch(narrow.with_column("j", F.to_json(F.struct("*"))), row, spark=spark) == [
+        (2, "x", '{"m":2,"a":"x"}')
+    ]
     assert run_batch(narrow.project("a").filter(F.expr("hash(*) = hash(a)")), row, spark=spark) == [("x",)]
     counted = stream.project("a").agg(F.expr("count(distinct *)").alias("n"))
     assert run_batch(counted, [("x", 1, 1), ("x", 2, 2)], spark=spark) == [(1,)]
@@ -656,7 +732,9 @@ def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
 
 def test_a_field_may_be_written_in_any_case(spark) -> None:
     stream, rows = stream_of("a string, n long"), [("x", 1), ("y", 2)]
-    assert run_batch(stream.each("a", str.upper, "b string").filter(F.col("N") > 1).project("b"), rows, spark=spark) == [("Y",)]
+    assert run_batch(
+        stream.each("a", str.upper, "b string").filter(F.col("N") > 1).project("b"), rows, spark=spark
+    ) == [("Y",)]
     assert run_batch(stream.with_column("A", F.col("N") + 1), rows[:1], spark=spark) == [(2, 1)]
     assert sorted(run_batch(stream.group_by("a").agg(F.sum("N").alias("t")), rows, spark=spark)) == rows
 
@@ -702,11 +780,15 @@ def test_streams_that_meet_again_and_again_are_planned_at_once() -> None:
 def test_names_that_spark_must_quote(spark) -> None:
     odd = stream_of("`a.b` long, `c d` long, `e``f` string")
     rows = [(1, 2, "x"), (1, 3, None)]
-    asked(spark, odd.join(odd, "a.b", outputs="`a.b`, u, v, w, ````").project("a.b", "`").max_by("`"), rows,
-          [(1, "x")])  # fmt: skip
+    asked(spark, odd.join(odd, "a.b", outputs="`a.b`, u, v, w, ````").project("a.b", "`").max_by("`"), rows, [(1, "x")])
     chain = odd.merge(odd, outputs="`x.y`, z, `e``f`").group_by("x.y", "e`f").chained_agg()
-    asked(spark, chain.aggregate(Rows(), "`n.n`").aggregate("z", Sum(), "`s.s`").chain_end(), rows,
-          [(1, "x", 2, 4), (1, None, 2, 6)], 2)  # fmt: skip
+    asked(
+        spark,
+        chain.aggregate(Rows(), "`n.n`").aggregate("z", Sum(), "`s.s`").chain_end(),
+        rows,
+        [(1, "x", 2, 4), (1, None, 2, 6)],
+        2,
+    )
     asked(spark, odd.rename({"a.b": "b.a"}).first_n(1, "c d", reverse=True), rows, [(1, 3, None)], 2)
 
 
@@ -738,14 +820,17 @@ SPREAD: dict[str, Placed] = {
     "custom": lambda s: s.partition("n", lambda n: n // 3).parallelism_hint(3),
     "the spout's hint": lambda s: s.filter("n", lambda n: True).parallelism_hint(3),
     "global and a shuffle": lambda s: s.global_().shuffle(),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def spread_out(spark) -> Iterator[Any]:
     """Spark as it is for large batches: what is shuffled stays in several partitions, joins shuffle."""
-    confs = {"spark.sql.adaptive.coalescePartitions.enabled": "false", "spark.sql.autoBroadcastJoinThreshold": "-1",
-             "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1"}  # fmt: skip
+    confs = {
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1",
+    }
     before = {key: spark.conf.get(key, None) for key in confs}
     for key, value in confs.items():
         spark.conf.set(key, value)

@@ -256,8 +256,13 @@ def python_operations_are_one_pass(topology: TridentTopology) -> None:
     words = stream(topology, "lines", "id long, line string, more string").flat_map(
         lambda id, line, more: [(id, word) for word in line.split()], "id long, word string"
     )
-    ends(words.filter("word", is_long).map(lambda id, word: (word, id), "w string, i long").each("w", size, "n")
-         .peek("n", print).project("n, i"))  # fmt: skip
+    ends(
+        words.filter("word", is_long)
+        .map(lambda id, word: (word, id), "w string, i long")
+        .each("w", size, "n")
+        .peek("n", print)
+        .project("n, i")
+    )
 
 
 @pinned("""\

@@ -321,9 +321,11 @@ def test_an_attempt_takes_the_pinned_batch_and_no_other(monkeypatch):
     with pytest.raises(SourceError, match="has not given batch 3"):
         emitter.emit_batch((4, 1), pin.to_json())
     for other, message in (
-        (Pin(3, True, "other", "d"), "another one"), (Pin(2, True, "q", "d"), "is older"),
-        (Pin(4, True, "q", "d"), "went elsewhere"), (Pin(3, True, "q", "e"), "offsets are others"),
-    ):  # fmt: skip
+        (Pin(3, True, "other", "d"), "another one"),
+        (Pin(2, True, "q", "d"), "is older"),
+        (Pin(4, True, "q", "d"), "went elsewhere"),
+        (Pin(3, True, "q", "e"), "offsets are others"),
+    ):
         offered = threading.Thread(target=_offer, args=(run.handover, other), daemon=True)
         offered.start()
         assert run.handover.wait(run.handover.offered, 5)
@@ -360,11 +362,12 @@ def test_only_the_following_batch_of_the_same_checkpoint_is_taken():
 
 def test_impossible_arguments_are_refused(spark, lines):
     for make in (
-        lambda: StructuredStreamSpout(spark.range(3), lines.checkpoint), lambda: StructuredStreamSpout("rows", "c"),
+        lambda: StructuredStreamSpout(spark.range(3), lines.checkpoint),
+        lambda: StructuredStreamSpout("rows", "c"),
         lambda: StructuredStreamSpout(lines.stream(), "s3://bucket/c"),
         lambda: StructuredStreamSpout(lines.stream(), None),
         lambda: StructuredStreamSpout(lines.stream(), lines.checkpoint, "all"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(TopologyError):
             make()
     coordinator = lines.spout().get_coordinator(

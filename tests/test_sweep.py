@@ -64,9 +64,16 @@ def campaign(
 
         def start(topology: TridentTopology) -> TopologyQuery:
             return start_topology(
-                topology, spark, warehouse=str(folder / "warehouse"), zookeeper=zk_server, zookeeper_root=root,
-                zookeeper_session_timeout_secs=4, max_spout_pending=2, standby=True, **IN_ONE_PROCESS,
-            )  # fmt: skip
+                topology,
+                spark,
+                warehouse=str(folder / "warehouse"),
+                zookeeper=zk_server,
+                zookeeper_root=root,
+                zookeeper_session_timeout_secs=4,
+                max_spout_pending=2,
+                standby=True,
+                **IN_ONE_PROCESS,
+            )
 
         def depose() -> None:
             found = zk._client.exists(f"{root}/swept/live") and zk._client.get(f"{root}/swept/live")

@@ -62,9 +62,7 @@ class Surroundings:
     cancel = commit = success = failed = event = nothing
 
 
-def driver_of(
-    zk: Any, record: GroupRecord, around: Surroundings, explain: Any = lambda error: error
-) -> GroupDriver:
+def driver_of(zk: Any, record: GroupRecord, around: Surroundings, explain: Any = lambda error: error) -> GroupDriver:
     lease = Leadership(zk, "taken", ["lines"]).acquire()
     store = GroupStore(zk, "taken", "lines", ["lines"], lease.fences["lines"])
     store.load()

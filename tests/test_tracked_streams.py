@@ -71,7 +71,7 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
     assert Counter(row.word for row in query.snapshot("seen").collect()) == expected
     assert {row.word: row.n for row in query.snapshot("letters").collect()} == {
         word: len(word) * count for word, count in expected.items()
-    }  # fmt: skip
+    }
     assert sorted(spout.acked) == list(range(8)) and sorted(spout.failed) == [3, 3, 6, 6]
     letter, other = sorted(table("words__lines__dead_letters"), key=lambda one: one.message)
     assert other.message == "6" and "this word cannot be counted" in other.error and "Letters" in other.operation
@@ -193,8 +193,9 @@ def test_what_was_committed_and_not_acknowledged_is_recognised_after_a_restart(s
     second = start(topology())
     second.process_all_available(WAIT_SECS)
     assert {row.word: row["count"] for row in second.snapshot("counts").collect()} == {
-        "w0": 2, **{f"w{n}": 1 for n in range(1, 6)}
-    }  # fmt: skip
+        "w0": 2,
+        **{f"w{n}": 1 for n in range(1, 6)},
+    }
     assert Counter(spout.acked) == Counter([*range(6), "new"]) and not spout.kept
     assert Counter(row.message for row in table("words__lines__messages")) == Counter([*map(str, range(6)), '"new"'])
 
@@ -249,9 +250,7 @@ def test_rows_without_a_message_id_are_not_tracked_and_fail_their_batch(start) -
         query.process_all_available(WAIT_SECS)
 
 
-def test_dead_letters_are_listed_and_tried_again(
-    start, spark, table, zk_server, zk_root, tmp_path: Path
-) -> None:
+def test_dead_letters_are_listed_and_tried_again(start, spark, table, zk_server, zk_root, tmp_path: Path) -> None:
     from trident.commands.dead_letters import dead_letters, replay
 
     def topology(function: Callable, spout: Messages) -> TridentTopology:
@@ -281,6 +280,10 @@ def test_dead_letters_are_listed_and_tried_again(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert {row.word: row["count"] for row in corrected.snapshot("counts").collect()} == {
-        "poison": 2, "a": 1, "b": 1, "c": 1, "d": 1,
-    }  # fmt: skip
+        "poison": 2,
+        "a": 1,
+        "b": 1,
+        "c": 1,
+        "d": 1,
+    }
     assert "no dead letter is to be replayed" in replay("words", config, spark=spark)

@@ -63,8 +63,15 @@ def test_the_ids_of_children_add_up_to_those_of_their_parents(rows: list, seed: 
 class Batch:
     """What one batch of messages gives, computed as the runner would."""
 
-    def __init__(self, spark: SparkSession, folder: Path, stream: Stream, messages: dict[int, str], lose: int = 0,
-                 by_spark: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        stream: Stream,
+        messages: dict[int, str],
+        lose: int = 0,
+        by_spark: bool = False,
+    ) -> None:
         result = result_of(stream._node)
         nodes = [*_above([stream._node], stream._topology._nodes), result]
         sources = [node for node in nodes if isinstance(node, SourceNode)]
@@ -171,52 +178,75 @@ OPERATIONS: dict[str, tuple[Callable[[Stream], Stream], set[int]]] = {
     "two in a row": (lambda s: s.flat_map(words, "word").each("word", fragile, "again"), BAD),
     "pandas": (lambda s: s.each("text", upper, "up string"), BAD),
     "a filter by Spark between": (
-        lambda s: s.each("text", lambda t: t, "t string").filter(F.length("t") > 1).each("t", fragile, "up"), BAD
+        lambda s: s.each("text", lambda t: t, "t string").filter(F.length("t") > 1).each("t", fragile, "up"),
+        BAD,
     ),
     "a filter by Spark that drops a bad one": (
-        lambda s: s.filter(F.col("text") != "b!").each("text", fragile, "up"), {4}
+        lambda s: s.filter(F.col("text") != "b!").each("text", fragile, "up"),
+        {4},
     ),
-    "explode": (
-        lambda s: s.flat_map(F.explode(F.split("text", " ")), "word").each("word", fragile, "up"), BAD
+    "explode": (lambda s: s.flat_map(F.explode(F.split("text", " ")), "word").each("word", fragile, "up"), BAD),
+    "an expression without a session": (
+        lambda s: s.each(expr("reverse(text)"), "back string").each("back", fragile, "up"),
+        BAD,
     ),
-    "an expression without a session": (lambda s: s.each(expr("reverse(text)"), "back string")
-                                        .each("back", fragile, "up"), BAD),
     "select": (lambda s: s.with_column("n", F.length("text")).select("text").each("text", fragile, "up"), BAD),
     "project": (lambda s: s.each("text", len, "n int").project("text").each("text", fragile, "up"), BAD),
     "shuffle": (lambda s: s.each("text", str.strip, "t string").shuffle().each("t", fragile, "up"), BAD),
     "partition_by": (lambda s: s.flat_map(str.split, "w string").partition_by("w").each("w", fragile, "u"), BAD),
     "global": (lambda s: s.flat_map(str.split, "w string").global_().each("w", fragile, "u"), BAD),
     "a count that is too great": (
-        lambda s: s.flat_map(str.split, "w string").each("w", lambda w: w[0], "k string").group_by("k")
-        .aggregate(Count(), "n").each("n", few, "m"), {0, 1, 5, 7},
+        lambda s: (
+            s.flat_map(str.split, "w string")
+            .each("w", lambda w: w[0], "k string")
+            .group_by("k")
+            .aggregate(Count(), "n")
+            .each("n", few, "m")
+        ),
+        {0, 1, 5, 7},
     ),
     "a global sum that is too great": (
-        lambda s: s.each("text", len, "n long").aggregate("n", Sum(), "n").each("n", few, "m"), set(range(8)),
+        lambda s: s.each("text", len, "n long").aggregate("n", Sum(), "n").each("n", few, "m"),
+        set(range(8)),
     ),
-    "a combiner": (lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k")
-                   .aggregate("text", Joined(), "all string"), BAD),
+    "a combiner": (
+        lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k").aggregate("text", Joined(), "all string"),
+        BAD,
+    ),
     "a global combiner": (lambda s: s.aggregate("text", Joined(), "all string"), BAD),
     "a reducer": (lambda s: s.aggregate("text", Longest(), "n long"), BAD),
-    "a reducer by key": (lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k")
-                         .aggregate("text", Longest(), "n long"), BAD),
+    "a reducer by key": (
+        lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k").aggregate("text", Longest(), "n long"),
+        BAD,
+    ),
     "complete": (
-        lambda s: s.flat_map(str.split, "w string").each("w", lambda w: w[0], "k string").group_by("k")
-        .aggregate("w", Few(), "n long"), {0, 1, 5, 7},
+        lambda s: (
+            s.flat_map(str.split, "w string")
+            .each("w", lambda w: w[0], "k string")
+            .group_by("k")
+            .aggregate("w", Few(), "n long")
+        ),
+        {0, 1, 5, 7},
     ),
     "behind an aggregator": (
-        lambda s: s.each("text", lambda t: t[:1], "k string").group_by("k").aggregate("text", Longest(), "n long")
-        .each("n", few, "m"), {0, 1, 3, 4, 5, 7},
+        lambda s: (
+            s.each("text", lambda t: t[:1], "k string")
+            .group_by("k")
+            .aggregate("text", Longest(), "n long")
+            .each("n", few, "m")
+        ),
+        {0, 1, 3, 4, 5, 7},
     ),
     "branches that meet": (
-        lambda s: s._topology.merge(
-            (w := s.flat_map(str.split, "w string")).filter("w", calm), w.map(fragile, "w")
-        ), BAD,
+        lambda s: s._topology.merge((w := s.flat_map(str.split, "w string")).filter("w", calm), w.map(fragile, "w")),
+        BAD,
     ),
     "a stream merged with itself": (
-        lambda s: s._topology.merge(w := s.flat_map(str.split, "w string"), w, w).each("w", fragile, "u"), BAD
+        lambda s: s._topology.merge(w := s.flat_map(str.split, "w string"), w, w).each("w", fragile, "u"),
+        BAD,
     ),
     "the spout merged with itself": (lambda s: s._topology.merge(s, s).each("text", fragile, "u"), BAD),
-}  # fmt: skip
+}
 
 
 # What these give without the bad messages, the others show too.
@@ -258,8 +288,9 @@ def test_a_row_that_is_lost_on_its_way_fails_its_message(spark: SparkSession, tm
 
 
 def test_nothing_is_tracked_where_nothing_can_fail(spark: SparkSession, tmp_path: Path) -> None:
-    stream = stream_of(lambda s: s.filter(F.length("text") > 1).each(F.upper("text"), "up").group_by("up")
-                       .aggregate(Count(), "n"))  # fmt: skip
+    stream = stream_of(
+        lambda s: s.filter(F.length("text") > 1).each(F.upper("text"), "up").group_by("up").aggregate(Count(), "n")
+    )
     batch = Batch(spark, tmp_path, stream, MESSAGES)
     assert not batch.anchored and batch.rows == plain(spark, stream, MESSAGES)
 

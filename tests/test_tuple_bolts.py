@@ -34,10 +34,20 @@ from trident.workers.failures import UserCodeFailed
 # --- groupings ---------------------------------------------------------------------------------
 
 keys = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates() | st.datetimes()
-    | st.timedeltas() | st.uuids() | st.decimals(allow_nan=False),
-    lambda inner: st.tuples(inner, inner), max_leaves=3,
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.dates()
+    | st.datetimes()
+    | st.timedeltas()
+    | st.uuids()
+    | st.decimals(allow_nan=False),
+    lambda inner: st.tuples(inner, inner),
+    max_leaves=3,
+)
 
 
 @given(keys, keys)
@@ -63,9 +73,12 @@ def test_a_key_goes_to_the_same_task_in_every_process() -> None:
     )
     for seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert json.loads(done.stdout) == [stable_hash(value) for value in values]
 
 
@@ -375,14 +388,16 @@ class Locked(RichBolt):
         (lambda t: t.set_bolt("b", Nothing()).custom_grouping("lines", 3), TopologyError, "is no function"),
         (
             lambda t: t.set_bolt("b", Nothing()).custom_grouping("lines", threading.Lock().acquire),
-            TopologyError, "custom grouping of bolt 'b' cannot be sent to the workers",
+            TopologyError,
+            "custom grouping of bolt 'b' cannot be sent to the workers",
         ),
         (
             lambda t: t.set_bolt("b", Nothing()).shuffle_grouping("lines").all_grouping("lines"),
-            TopologyError, "'default' of 'lines' twice",
+            TopologyError,
+            "'default' of 'lines' twice",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_declaration_is_refused_at_once(declare: Callable, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         declare(built())
@@ -767,9 +782,10 @@ def expected_of(message: int, attempt: int, steps: list[dict[str, Any]], seed: i
         found.update((name, path) for path in given)
         emitted[name] = [
             path + (name, child)
-            for path in given if not goes_wrong(seed, name, path)
+            for path in given
+            if not goes_wrong(seed, name, path)
             for child in range(step["children"])
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -781,8 +797,14 @@ def random_steps(draw: Any) -> list[dict[str, Any]]:
         sources = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
         kinds = st.sampled_from(["shuffle", "fields", "all", "global"])
         tasks, children = draw(st.integers(1, 3)), draw(st.integers(0, 2))
-        steps.append({"name": f"b{number}", "tasks": tasks, "children": children,
-                      "sources": {source: draw(kinds) for source in sources}})  # fmt: skip
+        steps.append(
+            {
+                "name": f"b{number}",
+                "tasks": tasks,
+                "children": children,
+                "sources": {source: draw(kinds) for source in sources},
+            }
+        )
     return steps
 
 

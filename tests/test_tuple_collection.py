@@ -96,9 +96,7 @@ def test_what_cannot_be_listed_is_refused_when_the_topology_is_built() -> None:
     unlisted = grouped.persistent_aggregate(transactional("u", Unlisted()), "n", Sum(), "total")
     with pytest.raises(TopologyError, match="without items"):
         stream.state_query(unlisted, TupleCollectionGet(), "key, total")
-    spread = grouped.persistent_aggregate(
-        opaque("p", MemoryBackingMap("spread"), partitions=2), "n", Sum(), "total"
-    )
+    spread = grouped.persistent_aggregate(opaque("p", MemoryBackingMap("spread"), partitions=2), "n", Sum(), "total")
     with pytest.raises(TopologyError, match="several partitions"):
         stream.state_query(spread, TupleCollectionGet(), "key, total")
     static = stream._topology.new_static_state(Entries())

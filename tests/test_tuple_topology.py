@@ -71,8 +71,14 @@ def test_the_names_of_example_6_1(start, tmp_path: Path) -> None:
     assert kinds["init"] == 1 and kinds["ack"] in (3, 4) and "fail" not in kinds
     assert list(sums(ackers.messages).values()) == [0]
     assert query.status | {"acker_bytes": 0} == {
-        "pending": 0, "emitted": 1, "acked": 1, "failed": 0, "timed_out": 0, "acker_bytes": 0, "rounds": 1,
-    }  # fmt: skip
+        "pending": 0,
+        "emitted": 1,
+        "acked": 1,
+        "failed": 0,
+        "timed_out": 0,
+        "acker_bytes": 0,
+        "rounds": 1,
+    }
     assert query.status["acker_bytes"] > 0
 
 

@@ -16,11 +16,33 @@ from trident.coordinators.errors import FieldError, OutputTypeError
 from trident.udf.types import MISSING, Returned, from_annotation, parse_outputs, parse_type, tuple_parts
 
 DDL = [
-    "string", "boolean", "binary", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint",
-    "float", "real", "double", "date", "timestamp", "timestamp_ntz", "decimal", "decimal(7)", "dec(10, 2)",
-    "numeric(38,18)", "array<string>", "ARRAY<Array<int>>", "map<string, array<long>>", "struct<a: int, b string>",
+    "string",
+    "boolean",
+    "binary",
+    "byte",
+    "tinyint",
+    "short",
+    "smallint",
+    "int",
+    "integer",
+    "long",
+    "bigint",
+    "float",
+    "real",
+    "double",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "decimal",
+    "decimal(7)",
+    "dec(10, 2)",
+    "numeric(38,18)",
+    "array<string>",
+    "ARRAY<Array<int>>",
+    "map<string, array<long>>",
+    "struct<a: int, b string>",
     "struct<a: struct<b: map<int, decimal(3,1)>>, `odd name`: date>",
-]  # fmt: skip
+]
 
 
 def test_types_are_read_as_spark_reads_them(spark) -> None:
@@ -40,10 +62,18 @@ def test_outputs_are_read_with_and_without_types() -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("word strin", "'strin'"), ("word string n", "'n'"), ("word string,", "comma"), ("word array<string", "end"),
-     ("word decimal(39,1)", "decimal(39,1)"), ("word decimal(3,4)", "decimal(3,4)"), ("3 string", "'3'"),
-     ("word ?", "'?'"), ("word map<string>", "'>'")],
-)  # fmt: skip
+    [
+        ("word strin", "'strin'"),
+        ("word string n", "'n'"),
+        ("word string,", "comma"),
+        ("word array<string", "end"),
+        ("word decimal(39,1)", "decimal(39,1)"),
+        ("word decimal(3,4)", "decimal(3,4)"),
+        ("3 string", "'3'"),
+        ("word ?", "'?'"),
+        ("word map<string>", "'>'"),
+    ],
+)
 def test_outputs_that_cannot_be_read_say_what_was_found(text: str, found: str) -> None:
     with pytest.raises(OutputTypeError) as caught:
         parse_outputs(text)
@@ -70,12 +100,21 @@ def test_no_output_is_an_error(outputs: Any) -> None:
 
 @pytest.mark.parametrize(
     ("annotation", "ddl"),
-    [(str, "string"), (int, "bigint"), (float, "double"), (bool, "boolean"), (bytes, "binary"),
-     (datetime.date, "date"), (datetime.datetime, "timestamp"), (Decimal, "decimal(38,18)"),
-     (list[str], "array<string>"), (dict[str, list[int]], "map<string,array<bigint>>"),
-     (Optional[int], "bigint"),  # noqa: UP045
-     (tuple[int, ...], "array<bigint>")],
-)  # fmt: skip
+    [
+        (str, "string"),
+        (int, "bigint"),
+        (float, "double"),
+        (bool, "boolean"),
+        (bytes, "binary"),
+        (datetime.date, "date"),
+        (datetime.datetime, "timestamp"),
+        (Decimal, "decimal(38,18)"),
+        (list[str], "array<string>"),
+        (dict[str, list[int]], "map<string,array<bigint>>"),
+        (Optional[int], "bigint"),  # noqa: UP045
+        (tuple[int, ...], "array<bigint>"),
+    ],
+)
 def test_annotations_have_spark_types(annotation: Any, ddl: str) -> None:
     assert from_annotation(annotation).simpleString() == ddl
 

@@ -30,20 +30,49 @@ NAN, INF, UTC = float("nan"), math.inf, dt.timezone.utc
 MICRO = dt.timedelta(microseconds=1)
 FIRST, LAST = dt.datetime.min, dt.datetime.max
 TIMES = [
-    FIRST, FIRST + MICRO, dt.datetime(999, 12, 31, 23, 59, 59, 999_999), dt.datetime(1582, 10, 4, 12),
-    dt.datetime(1582, 10, 15), dt.datetime(1883, 11, 18, 12, 3, 58, 1), dt.datetime(1969, 12, 31, 23, 59, 59, 999_999),
-    dt.datetime(1970, 1, 1), dt.datetime(2024, 2, 29, 1, 2, 3, 456_789), LAST - 1000 * MICRO, LAST,
-]  # fmt: skip
+    FIRST,
+    FIRST + MICRO,
+    dt.datetime(999, 12, 31, 23, 59, 59, 999_999),
+    dt.datetime(1582, 10, 4, 12),
+    dt.datetime(1582, 10, 15),
+    dt.datetime(1883, 11, 18, 12, 3, 58, 1),
+    dt.datetime(1969, 12, 31, 23, 59, 59, 999_999),
+    dt.datetime(1970, 1, 1),
+    dt.datetime(2024, 2, 29, 1, 2, 3, 456_789),
+    LAST - 1000 * MICRO,
+    LAST,
+]
 TEXTS = [
-    " ", "a", "0", "null", "None", "true", "__HIVE_DEFAULT_PARTITION__", "a/b=c", "a%20b", "%",
-    "'\"\\`", "{}\n\r\t", "\x00x",
-    "é ü 刘备 🙂", "\ud7ff\ue000\uffff", "x" * 31, "x" * 32,
-    "x" * 33, "y" * 40 + "z", "\U0010ffff" * 33, "🙂" * 40, "..", "a:b*?",
-]  # fmt: skip
+    " ",
+    "a",
+    "0",
+    "null",
+    "None",
+    "true",
+    "__HIVE_DEFAULT_PARTITION__",
+    "a/b=c",
+    "a%20b",
+    "%",
+    "'\"\\`",
+    "{}\n\r\t",
+    "\x00x",
+    "é ü 刘备 🙂",
+    "\ud7ff\ue000\uffff",
+    "x" * 31,
+    "x" * 32,
+    "x" * 33,
+    "y" * 40 + "z",
+    "\U0010ffff" * 33,
+    "🙂" * 40,
+    "..",
+    "a:b*?",
+]
 FLOATS = [0.0, -0.0, 1.5, -1.5, INF, -INF, NAN, 2.0**60, 2.0**-30]
 VALUES: dict[str, list[Any]] = {
     "boolean": [True, False],
-    "tinyint": [-128, 0, 127], "smallint": [-(2**15), 2**15 - 1], "int": [-(2**31), 2**31 - 1],
+    "tinyint": [-128, 0, 127],
+    "smallint": [-(2**15), 2**15 - 1],
+    "int": [-(2**31), 2**31 - 1],
     "bigint": [-(2**63), -1, 0, 2**53 + 1, 2**63 - 1],
     "float": [*FLOATS, 3.4028234663852886e38, 1.401298464324817e-45, 0.10000000149011612],
     "double": [*FLOATS, 1.7976931348623157e308, 5e-324, 0.1, 1e16, 1e-7, 2.0**53 + 2],
@@ -97,9 +126,7 @@ def table(spark, tmp_path_factory) -> tuple[str, list[tuple], StructType]:
 
 def expected(rows: list[tuple], schema: StructType) -> list[dict[str, Any]]:
     names = schema.fieldNames()
-    return [
-        {name: stored(value) if name.startswith("p") else value for name, value in zip(names, row)} for row in rows
-    ]
+    return [{name: stored(value) if name.startswith("p") else value for name, value in zip(names, row)} for row in rows]
 
 
 def differences(found: list[dict[str, Any]], wanted: list[dict[str, Any]], schema: StructType) -> list[str]:

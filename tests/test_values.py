@@ -144,14 +144,25 @@ def test_opaque_replays_of_any_rows_give_exactly_the_fold_of_the_last_tries(hist
 
 # -- the text -----------------------------------------------------------------------------------
 
-zones = st.none() | st.sampled_from([timezone.utc, ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")]) | st.builds(
-    lambda secs: timezone(timedelta(seconds=secs)), st.integers(-23 * 3600, 23 * 3600)
-)  # fmt: skip
+zones = (
+    st.none()
+    | st.sampled_from([timezone.utc, ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")])
+    | st.builds(lambda secs: timezone(timedelta(seconds=secs)), st.integers(-23 * 3600, 23 * 3600))
+)
 moments = st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), st.datetimes(), zones, st.integers(0, 1))
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.binary(), st.decimals(), st.dates(), st.timedeltas(),
-    st.text(st.characters(), max_size=5), moments, st.text(st.characters(categories=["Cs"]), max_size=3),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.binary(),
+    st.decimals(),
+    st.dates(),
+    st.timedeltas(),
+    st.text(st.characters(), max_size=5),
+    moments,
+    st.text(st.characters(categories=["Cs"]), max_size=3),
+)
 keys = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=3)
 
 
@@ -216,11 +227,28 @@ LOOP.append(LOOP)
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {1, 2}, bytearray(b"x"), Number.ONE, OrderedDict(a=1), time(1), 1j, range(3), LOOP, lambda: 1,
-     {"a": [Number.ONE]}, T(1, object()), datetime(2020, 1, 1, tzinfo=type("Z", (timezone.utc.__class__.__base__,), {
-         "utcoffset": lambda self, at: timedelta(0)})())],
+    [
+        object(),
+        {1, 2},
+        bytearray(b"x"),
+        Number.ONE,
+        OrderedDict(a=1),
+        time(1),
+        1j,
+        range(3),
+        LOOP,
+        lambda: 1,
+        {"a": [Number.ONE]},
+        T(1, object()),
+        datetime(
+            2020,
+            1,
+            1,
+            tzinfo=type("Z", (timezone.utc.__class__.__base__,), {"utcoffset": lambda self, at: timedelta(0)})(),
+        ),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_anything_else_cannot_be_stored(value):
     with pytest.raises(ConfigError, match="expected: "):
         dumps(value)
@@ -228,16 +256,51 @@ def test_anything_else_cannot_be_stored(value):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "nul", "1 2", "NaN", "-Infinity", "1e999", "{}", '{"a":1}', '{"tuple":[],"tuple":[]}', '{"tuple":1}',
-     '{"dict":[[1]]}', '{"dict":[[1,2],[1,3]]}', '{"dict":[[[],2]]}', '{"float":"1.0"}', '{"float":"NaN"}',
-     '{"int":"0x1"}', '{"int":5}', "9223372036854775808", '{"bytes":"a"}', '{"bytes":"YR=="}', '{"date":"2020-1-1"}',
-     '{"date":"20200101"}', '{"decimal":"1_0"}', '{"decimal":"x"}', '{"timedelta":[0,86400,0]}', '{"timedelta":[0]}',
-     '{"timedelta":[0,0.5,0]}', '{"datetime":["2020-01-01T00:00:00",null]}', '{"datetime":["2020-01-01",null,0]}',
-     '{"datetime":["2020-01-01T00:00:00","No/Where",0]}', '{"datetime":["2020-01-01T00:00:00",null,true]}',
-     '{"datetime":["2020-01-01T00:00:00+00:00","UTC",0]}', '{"transactional":[0,1,""]}', '{"transactional":[1,1]}',
-     '{"opaque":[1,1,1,null]}', '{"opaque":[true,1,1,""]}', '{"str":"YQ=="}', "[" * 100_000, b"1", None],
+    [
+        "",
+        "x",
+        "nul",
+        "1 2",
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "{}",
+        '{"a":1}',
+        '{"tuple":[],"tuple":[]}',
+        '{"tuple":1}',
+        '{"dict":[[1]]}',
+        '{"dict":[[1,2],[1,3]]}',
+        '{"dict":[[[],2]]}',
+        '{"float":"1.0"}',
+        '{"float":"NaN"}',
+        '{"int":"0x1"}',
+        '{"int":5}',
+        "9223372036854775808",
+        '{"bytes":"a"}',
+        '{"bytes":"YR=="}',
+        '{"date":"2020-1-1"}',
+        '{"date":"20200101"}',
+        '{"decimal":"1_0"}',
+        '{"decimal":"x"}',
+        '{"timedelta":[0,86400,0]}',
+        '{"timedelta":[0]}',
+        '{"timedelta":[0,0.5,0]}',
+        '{"datetime":["2020-01-01T00:00:00",null]}',
+        '{"datetime":["2020-01-01",null,0]}',
+        '{"datetime":["2020-01-01T00:00:00","No/Where",0]}',
+        '{"datetime":["2020-01-01T00:00:00",null,true]}',
+        '{"datetime":["2020-01-01T00:00:00+00:00","UTC",0]}',
+        '{"transactional":[0,1,""]}',
+        '{"transactional":[1,1]}',
+        '{"opaque":[1,1,1,null]}',
+        '{"opaque":[true,1,1,""]}',
+        '{"str":"YQ=="}',
+        "[" * 100_000,
+        b"1",
+        None,
+    ],
     ids=lambda text: repr(text)[:30],
-)  # fmt: skip
+)
 def test_a_text_that_was_not_written_so_is_an_error(text):
     with pytest.raises(TridentError, match="stored value cannot be read"):
         loads(text)

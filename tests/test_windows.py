@@ -85,12 +85,14 @@ def test_one_pass_over_stored_rows_gives_what_all_rows_ever_give(
         rows = stored + [p for p in turns[n][0] if p not in late]
         first = spec.last_closed(now) if before is None else spec.first_open(before)
         fired = [
-            (s, s + spec.length, p) for p in rows
+            (s, s + spec.length, p)
+            for p in rows
             for s in range(
                 spec.first_start(p) if before is None else max(spec.first_start(p), first),
-                min(spec.last_start(p), spec.last_closed(now)) + 1, spec.slide,
+                min(spec.last_start(p), spec.last_closed(now)) + 1,
+                spec.slide,
             )
-        ]  # fmt: skip
+        ]
         assert Given(sorted(fired), late) == Given(sorted(expected.fired), expected.late)
         stored = [p for p in rows if spec.last_start(p) > spec.last_closed(now)]
 
@@ -98,11 +100,12 @@ def test_one_pass_over_stored_rows_gives_what_all_rows_ever_give(
 @pytest.mark.parametrize(
     ("text", "micros"),
     [
-        ("10 minutes", 600 * SECOND), ("1 hour 30 seconds", 3630 * SECOND),
+        ("10 minutes", 600 * SECOND),
+        ("1 hour 30 seconds", 3630 * SECOND),
         (" Interval 1 DAY  2 weeks", 15 * 86400 * SECOND),
         ("1.5 seconds 1 millisecond 2 microseconds", 1_501_002),
     ],
-)  # fmt: skip
+)
 def test_durations(text: str, micros: int) -> None:
     assert duration_us(text, "it") == micros
 
@@ -166,6 +169,7 @@ def plain(row: tuple) -> tuple:
 
 def fired(rows: list[tuple]) -> Counter:
     """Rows (window, at, v) as the oracle has them."""
+
     def edge(value: Any) -> Any:
         return value if isinstance(value, int) else second_of(value)
 
@@ -185,7 +189,7 @@ def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, r
         "rows": marked.sliding_window(5, 3),
         "event": marked.sliding_window("13 seconds", "5 seconds"),
         "now": window(stream, "sliding_window", "8 seconds", "3 seconds", None, lambda: next(ticks)),
-    }  # fmt: skip
+    }
     for name, windowed in made.items():
         windowed.rows().partition_persist(DeltaAppend(name))
     made["event"].late_rows().partition_persist(DeltaAppend("late"))
@@ -193,7 +197,7 @@ def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, r
         "rows": by_count(batches, *sizes["rows"]),
         "event": by_event_time([[(row[0], row) for row in rows] for rows in batches], 6, *sizes["event"]),
         "now": by_processing_time(batches, clock, *sizes["now"]),
-    }  # fmt: skip
+    }
     turns, late = Turns(spark, stream), 0
     for n, rows in enumerate(batches):
         found = turns.run([(at(time), v) for time, v in rows], partitions=rng.choice([1, 3]))
@@ -229,10 +233,17 @@ def test_windows_are_aggregated_as_groups_are(spark: SparkSession) -> None:
     for rows in ([("a", 1), ("bb", None), ("a", 3)], [("ccc", 4), (None, 5)]):
         given_now = turns.run(rows)
         found.update((row[0].start, row[0].end, *row[1:]) for name in ("longest", "two") for row in given_now[name])
-    assert found == Counter([
-        (0, 2, "bb"), (0, 4, "ccc"), (0, 2, "a", 1, 1), (0, 2, "bb", 1, 0),
-        (0, 4, "a", 2, 4), (0, 4, "bb", 1, 0), (0, 4, "ccc", 1, 4),
-    ])  # fmt: skip
+    assert found == Counter(
+        [
+            (0, 2, "bb"),
+            (0, 4, "ccc"),
+            (0, 2, "a", 1, 1),
+            (0, 2, "bb", 1, 0),
+            (0, 4, "a", 2, 4),
+            (0, 4, "bb", 1, 0),
+            (0, 4, "ccc", 1, 4),
+        ]
+    )
 
 
 # --- whole topologies --------------------------------------------------------------------
@@ -249,9 +260,12 @@ def clicks(batches: list, spout: Callable[[list], Any] | None = None) -> Trident
 
 
 CLICKS = [
-    [(3, "a", 1), (12, "bb", 2), (None, "lost", 0), (4, "a", None)], [(31, None, 5), (13, "a", 7)], [],
-    [(44, "bb", 1), (26, "bb", 1), (2, "late", 9), (9, "late", 3)], [(31, "ccc", 4), (61, "a", 1), (58, "a", 1)],
-]  # fmt: skip
+    [(3, "a", 1), (12, "bb", 2), (None, "lost", 0), (4, "a", None)],
+    [(31, None, 5), (13, "a", 7)],
+    [],
+    [(44, "bb", 1), (26, "bb", 1), (2, "late", 9), (9, "late", 3)],
+    [(31, "ccc", 4), (61, "a", 1), (58, "a", 1)],
+]
 
 
 def expected_of_clicks() -> dict[str, Counter]:
@@ -342,8 +356,10 @@ def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_th
     faults.arm("resolve.stage:do_then_fail:3")
     query = start.run(topology)
     assert not faults.unfired() and made.name == "now_window1"
-    found = {txid: {(second_of(row.window.start), row.total) for row in query.snapshot("totals", txid=txid).collect()}
-             for txid in (3, 4)}  # fmt: skip
+    found = {
+        txid: {(second_of(row.window.start), row.total) for row in query.snapshot("totals", txid=txid).collect()}
+        for txid in (3, 4)
+    }
     assert found == {3: set(), 4: {(0, 10)}}, "the time is that of the attempt that was decided, and never goes back"
     assert {row.n for row in query.snapshot("now_window1").collect()} == {None, 5}
 
@@ -375,17 +391,27 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
         (lambda s: marked().project("n").tumbling_window("1 minute"), TopologyError, "'at' is no longer there"),
         (
             lambda s: marked().map(lambda *row: row, "at timestamp, n long").tumbling_window("1 minute"),
-            TopologyError, "no longer there.*put with_watermark behind",
+            TopologyError,
+            "no longer there.*put with_watermark behind",
         ),
-        *[(lambda s, replaced=replaced: replaced(marked("at timestamp, other timestamp, n long")).tumbling_window("1 minute"),
-           TopologyError, "'at' is no longer there")
-          for replaced in (
-              lambda s: s.with_column("at", expr("other")), lambda s: s.select("n", expr("other as at")),
-              lambda s: s.map(expr("other"), "at timestamp"), lambda s: s.aggregate("other", Max(), "at"),
-              lambda s: s.group_by("n").aggregate("other", Max(), "at"),
-              lambda s: s.group_by("n").agg(expr("max(other) as at")),
-              lambda s: s.chained_agg().aggregate("other", Max(), "at").aggregate(Count(), "c").chain_end(),
-          )],
+        *[
+            (
+                lambda s, replaced=replaced: replaced(marked("at timestamp, other timestamp, n long")).tumbling_window(
+                    "1 minute"
+                ),
+                TopologyError,
+                "'at' is no longer there",
+            )
+            for replaced in (
+                lambda s: s.with_column("at", expr("other")),
+                lambda s: s.select("n", expr("other as at")),
+                lambda s: s.map(expr("other"), "at timestamp"),
+                lambda s: s.aggregate("other", Max(), "at"),
+                lambda s: s.group_by("n").aggregate("other", Max(), "at"),
+                lambda s: s.group_by("n").agg(expr("max(other) as at")),
+                lambda s: s.chained_agg().aggregate("other", Max(), "at").aggregate(Count(), "c").chain_end(),
+            )
+        ],
         (lambda s: s.sliding_window("365 days", "1 second"), TopologyError, "too small.*31,536,000 windows.*10,000"),
         (lambda s: stream_of("window string").tumbling_window(3), FieldError, "cannot keep field 'window'"),
         (lambda s: stream_of("_Seq long").tumbling_window(3), FieldError, "cannot keep field '_Seq'"),
@@ -393,7 +419,7 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
         (lambda s: s.tumbling_window(3, name="a-b"), TopologyError, "state name cannot be used"),
         (lambda s: (s.tumbling_window(3, "x"), s.tumbling_window(4, "x")), TopologyError, "'x' is written twice"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=f"(?si){message}"):
         build(stream_of("at timestamp, word string, n long"))
@@ -403,11 +429,13 @@ def test_the_watermark_goes_on_under_another_name() -> None:
     stream = marked()
     others = stream._topology.new_stream("others", RowsSpout("word string, n long"))
     for made, field in (
-        (stream.rename({"at": "t"}), "t"), (stream.select("n", "at"), "at"),
+        (stream.rename({"at": "t"}), "t"),
+        (stream.select("n", "at"), "at"),
         (stream.group_by("at").aggregate(Count(), "c"), "at"),
-        (stream.merge(stream, outputs="x, y, z"), "x"), (stream.project("word", "at").join(others, "word"), "at"),
+        (stream.merge(stream, outputs="x, y, z"), "x"),
+        (stream.project("word", "at").join(others, "word"), "at"),
         (stream.max_by("n"), "at"),
-    ):  # fmt: skip
+    ):
         assert f"of {field} of Stream" in repr(made.tumbling_window("1 hour"))
 
 
@@ -436,10 +464,12 @@ def test_the_windows_are_part_of_the_topologys_identity() -> None:
         return stream._topology.identity()
 
     builds = [
-        lambda s: s.tumbling_window(3), lambda s: s.sliding_window(3, 2), lambda s: s.tumbling_window("3 seconds"),
+        lambda s: s.tumbling_window(3),
+        lambda s: s.sliding_window(3, 2),
+        lambda s: s.tumbling_window("3 seconds"),
         lambda s: s.with_watermark("at", "0 seconds").tumbling_window("3 seconds"),
         lambda s: s.with_watermark("at", "1 second").tumbling_window("3 seconds"),
-    ]  # fmt: skip
+    ]
     assert len({repr(identity(build)) for build in builds}) == len(builds)
     assert identity(builds[0]) == identity(builds[0])
 

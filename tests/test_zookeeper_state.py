@@ -221,11 +221,13 @@ def test_too_large_values_are_refused_before_they_are_sent(zk):
     with pytest.raises(ValueTooLarge, match="spout lines.*524,289 bytes.*524,288 bytes"):
         zk.multi([Create(zk.path("a"), b"x" * (VALUE_BYTES_MAX + 1), owner="spout lines")])
     with pytest.raises(ValueTooLarge, match="belong together.*spout big"):
-        zk.multi([
-            Create(zk.path("a"), b"x" * 300_000),
-            Create(zk.path("b"), b"x" * 400_000, owner="spout big"),
-            Create(zk.path("c"), b"x" * 300_000),
-        ])  # fmt: skip
+        zk.multi(
+            [
+                Create(zk.path("a"), b"x" * 300_000),
+                Create(zk.path("b"), b"x" * 400_000, owner="spout big"),
+                Create(zk.path("c"), b"x" * 300_000),
+            ]
+        )
     assert zk.counters.multis == sent
     zk.multi([Create(zk.path("a"), b"x" * VALUE_BYTES_MAX), Create(zk.path("b"), b"x" * 470_000)])
     assert len(zk.get(zk.path("a"))[0]) == VALUE_BYTES_MAX

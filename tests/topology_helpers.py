@@ -56,9 +56,13 @@ class Starter:
 @contextmanager
 def starter(spark: Any, zookeeper: str, root: str, folder: Path, **settings: Any) -> Iterator[Starter]:
     start = Starter(
-        spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
-        zookeeper_session_timeout_secs=4, **{**IN_ONE_PROCESS, **settings},
-    )  # fmt: skip
+        spark,
+        warehouse=str(folder / "warehouse"),
+        zookeeper=zookeeper,
+        zookeeper_root=root,
+        zookeeper_session_timeout_secs=4,
+        **{**IN_ONE_PROCESS, **settings},
+    )
     try:
         yield start
     finally:

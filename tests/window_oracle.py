@@ -24,9 +24,12 @@ def starts_of(position: int, length: int, slide: int, offset: int) -> list[int]:
 
 
 def windows(
-    batches: Sequence[Sequence[tuple[int | None, Any]]], marks: Sequence[int | None], length: int, slide: int,
+    batches: Sequence[Sequence[tuple[int | None, Any]]],
+    marks: Sequence[int | None],
+    length: int,
+    slide: int,
     offset: int = 0,
-) -> list[Given]:  # fmt: skip
+) -> list[Given]:
     """What each transaction gives.
 
     Args:
@@ -37,6 +40,7 @@ def windows(
     seen: list[tuple[int, Any]] = []
     given, before = [], None
     for batch, mark in zip(batches, marks):
+
         def reached(end: int, by: int | None) -> bool:
             return by is not None and end <= by
 
@@ -47,10 +51,11 @@ def windows(
             else:
                 seen.append((position, row))
         fired = [
-            (start, start + length, row) for position, row in seen
+            (start, start + length, row)
+            for position, row in seen
             for start in starts_of(position, length, slide, offset)
             if reached(start + length, mark) and not reached(start + length, before)
-        ]  # fmt: skip
+        ]
         given.append(Given(fired, late))
         before = mark
     return given

@@ -42,17 +42,23 @@ class Secured(NamedTuple):
 
     def tls_settings(self, **more: Any) -> dict[str, Any]:
         return {
-            "zookeeper": self.tls, "zookeeper_tls": True, "zookeeper_tls_ca_file": self.certificates.ca,
+            "zookeeper": self.tls,
+            "zookeeper_tls": True,
+            "zookeeper_tls_ca_file": self.certificates.ca,
             "zookeeper_tls_cert_file": self.certificates.client,
             "zookeeper_tls_key_file": self.certificates.client_locked_key,
-            "zookeeper_tls_key_password": KEY_PASSWORD, **more,
-        }  # fmt: skip
+            "zookeeper_tls_key_password": KEY_PASSWORD,
+            **more,
+        }
 
     def sasl_settings(self, user: str = "trident", **more: Any) -> dict[str, Any]:
         return {
-            "zookeeper": self.plain, "zookeeper_sasl_mechanism": "DIGEST-MD5", "zookeeper_sasl_username": user,
-            "zookeeper_sasl_password": SASL_USERS[user], **more,
-        }  # fmt: skip
+            "zookeeper": self.plain,
+            "zookeeper_sasl_mechanism": "DIGEST-MD5",
+            "zookeeper_sasl_username": user,
+            "zookeeper_sasl_password": SASL_USERS[user],
+            **more,
+        }
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +89,17 @@ class Logged(logging.Handler):
 def everything() -> Iterator[Logged]:
     """Captures all loggers at their lowest level, also those that keep their records from the root."""
     handler = Logged()
-    names = ["", "kazoo", "kazoo.client", "kazoo.handlers", "py4j", "trident", "trident.states",
-             "trident.coordinators.zookeeper", "trident.coordinators.zookeeper.kazoo"]  # fmt: skip
+    names = [
+        "",
+        "kazoo",
+        "kazoo.client",
+        "kazoo.handlers",
+        "py4j",
+        "trident",
+        "trident.states",
+        "trident.coordinators.zookeeper",
+        "trident.coordinators.zookeeper.kazoo",
+    ]
     loggers = [logging.getLogger(name) for name in names]
     before = [(one, one.level, one.propagate) for one in loggers]
     for one in loggers:
@@ -125,9 +140,12 @@ def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServe
     secure_port = free_port()
     (folder / "jaas.conf").write_text(jaas(SASL_USERS))
     config = {
-        **dict(documented("zoo.cfg")), "secureClientPort": str(secure_port), "secureClientPortAddress": "127.0.0.1",
-        "ssl.keyStore.location": str(certificates.server), "ssl.trustStore.location": str(certificates.ca),
-    }  # fmt: skip
+        **dict(documented("zoo.cfg")),
+        "secureClientPort": str(secure_port),
+        "secureClientPortAddress": "127.0.0.1",
+        "ssl.keyStore.location": str(certificates.server),
+        "ssl.trustStore.location": str(certificates.ca),
+    }
     properties = {"java.security.auth.login.config": str(folder / "jaas.conf")}
     return ExtraServer(folder, config, properties).start(), secure_port
 
@@ -147,23 +165,71 @@ class Certificates:
         self.client_key, self.client = self._signed("client", "extendedKeyUsage=clientAuth")
         self.stranger_key, self.stranger = self._signed("stranger", "extendedKeyUsage=clientAuth", "other")
         self.client_locked_key = folder / "client.locked.key"
-        self._openssl("pkcs8", "-topk8", "-in", self.client_key, "-passout", f"pass:{KEY_PASSWORD}",
-                      "-out", self.client_locked_key)  # fmt: skip
+        self._openssl(
+            "pkcs8",
+            "-topk8",
+            "-in",
+            self.client_key,
+            "-passout",
+            f"pass:{KEY_PASSWORD}",
+            "-out",
+            self.client_locked_key,
+        )
 
     def _authority(self, name: str) -> Path:
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-                      "30", "-subj", f"/CN={name}", "-keyout", self.folder / f"{name}.key",
-                      "-out", self.folder / f"{name}.pem")  # fmt: skip
+        self._openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "30",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            self.folder / f"{name}.key",
+            "-out",
+            self.folder / f"{name}.pem",
+        )
         return self.folder / f"{name}.pem"
 
     def _signed(self, name: str, extension: str, authority: str = "ca") -> tuple[Path, Path]:
         key, request, cert = (self.folder / f"{name}.{end}" for end in ("key", "csr", "crt"))
         (self.folder / f"{name}.ext").write_text(extension + "\n")
-        self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj",
-                      f"/CN={name}", "-keyout", key, "-out", request)  # fmt: skip
-        self._openssl("x509", "-req", "-in", request, "-CA", self.folder / f"{authority}.pem", "-CAkey",
-                      self.folder / f"{authority}.key", "-CAcreateserial", "-days", "30", "-extfile",
-                      self.folder / f"{name}.ext", "-out", cert)  # fmt: skip
+        self._openssl(
+            "req",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            key,
+            "-out",
+            request,
+        )
+        self._openssl(
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            self.folder / f"{authority}.pem",
+            "-CAkey",
+            self.folder / f"{authority}.key",
+            "-CAcreateserial",
+            "-days",
+            "30",
+            "-extfile",
+            self.folder / f"{name}.ext",
+            "-out",
+            cert,
+        )
         return key, cert
 
     def _openssl(self, *arguments: object) -> None:

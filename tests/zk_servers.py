@@ -37,10 +37,16 @@ class ExtraServer:
         self.port = free_port()
         (folder / "data").mkdir(parents=True, exist_ok=True)
         self._config = {
-            "dataDir": "./data", "clientPort": str(self.port), "clientPortAddress": "127.0.0.1", "tickTime": "500",
-            "minSessionTimeout": "1000", "maxSessionTimeout": "60000", "admin.enableServer": "false",
-            "4lw.commands.whitelist": "srvr", **config,
-        }  # fmt: skip
+            "dataDir": "./data",
+            "clientPort": str(self.port),
+            "clientPortAddress": "127.0.0.1",
+            "tickTime": "500",
+            "minSessionTimeout": "1000",
+            "maxSessionTimeout": "60000",
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "srvr",
+            **config,
+        }
         self._properties = dict(properties)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,15 +54,27 @@ class ExtraServer:
         lines = "".join(f"{key}={value}\n" for key, value in self._config.items())
         (self.folder / "zoo.cfg").write_text(lines, encoding="latin-1")
         command = [
-            find_java()[0], "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true",
-            "-Dzookeeper.jmx.log4j.disable=true", *(f"-D{key}={value}" for key, value in self._properties.items()),
-            "-cp", _class_path(), "org.apache.zookeeper.server.quorum.QuorumPeerMain", "./zoo.cfg",
-        ]  # fmt: skip
+            find_java()[0],
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-Djava.awt.headless=true",
+            "-Dzookeeper.jmx.log4j.disable=true",
+            *(f"-D{key}={value}" for key, value in self._properties.items()),
+            "-cp",
+            _class_path(),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            "./zoo.cfg",
+        ]
         with open(self.folder / "server.out", "ab") as output:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + START_SECS_MAX
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -53,14 +53,23 @@ EXIT_INTERRUPTED = 130
 
 # What `status` ends with; of several topologies the first of these that is one's.
 _EXIT_OF_CONDITION = {
-    "halted": EXIT_HALT, "failed": EXIT_ATTEMPT_CAP, "gone": EXIT_NOT_RUNNING, "stopped": EXIT_NOT_RUNNING,
-}  # fmt: skip
+    "halted": EXIT_HALT,
+    "failed": EXIT_ATTEMPT_CAP,
+    "gone": EXIT_NOT_RUNNING,
+    "stopped": EXIT_NOT_RUNNING,
+}
 
 # What else is in the folder <warehouse>/_trident, beside the topologies'.
 _NOT_TOPOLOGIES = ("states", "zookeeper")
 _BAD_INPUT = (
-    TopologyError, ConfigError, EnvironmentProblem, SourceError, IdentityMismatch, SchemaMismatch, ForeignTable,
-)  # fmt: skip
+    TopologyError,
+    ConfigError,
+    EnvironmentProblem,
+    SourceError,
+    IdentityMismatch,
+    SchemaMismatch,
+    ForeignTable,
+)
 
 
 def exit_code(error: BaseException) -> int:
@@ -316,9 +325,16 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
 @click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
 @_command
 def repair(
-    name: str, undo_foreign: tuple[str, ...], accept_foreign: tuple[str, ...], accept_unverified: tuple[str, ...],
-    adopt_tables: bool, accept_loss: bool, abandon_decision: bool, apply_: bool, settings: tuple[str, ...],
-) -> None:  # fmt: skip
+    name: str,
+    undo_foreign: tuple[str, ...],
+    accept_foreign: tuple[str, ...],
+    accept_unverified: tuple[str, ...],
+    adopt_tables: bool,
+    accept_loss: bool,
+    abandon_decision: bool,
+    apply_: bool,
+    settings: tuple[str, ...],
+) -> None:
     """Say where ZooKeeper and the tables of topology NAME contradict each other, and repair it with --apply.
 
     Exit code 3 while a contradiction is left.
@@ -328,9 +344,13 @@ def repair(
     from trident.repair.steps import Choices
 
     choices = Choices(
-        frozenset(undo_foreign), frozenset(accept_foreign), frozenset(accept_unverified), adopt_tables, accept_loss,
+        frozenset(undo_foreign),
+        frozenset(accept_foreign),
+        frozenset(accept_unverified),
+        adopt_tables,
+        accept_loss,
         abandon_decision,
-    )  # fmt: skip
+    )
     repaired = run_repair(name, choices, apply_, _config(settings))
     click.echo(report(repaired, where_words(None, None, settings), apply_))
     if repaired.left:

@@ -552,7 +552,9 @@ def as_config(config: object) -> TridentConfig:
         return TridentConfig()
     if not isinstance(config, TridentConfig):
         raise ConfigError(
-            "config is no settings object", found=described(config), expected="a TridentConfig, or None",
+            "config is no settings object",
+            found=described(config),
+            expected="a TridentConfig, or None",
             action="give single settings by name: start(max_attempts=3), or TridentConfig(max_attempts=3)",
-        )  # fmt: skip
+        )
     return config

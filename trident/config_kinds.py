@@ -99,9 +99,7 @@ def choice(*allowed: str, optional: bool = False) -> Kind:
     return Kind(expected, read, optional)
 
 
-def text(
-    *, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty"
-) -> Kind:
+def text(*, optional: bool = False, pattern: str = r"(?s).*\S.*", expected: str = "text that is not empty") -> Kind:
     """Text, or a path, that matches the whole of ``pattern``."""
 
     def read(value: Any) -> str:

@@ -30,10 +30,13 @@ else:
 
 _YOURS = "give your function to each, map, flat_map or filter: they take it as it is"
 _REFUSED = {
-    "udf": _YOURS, "pandas_udf": f"{_YOURS}; trident.pandas_function is called with whole columns",
-    "arrow_udf": f"{_YOURS}; trident.arrow_function is called with whole columns", "udtf": _YOURS, "arrow_udtf": _YOURS,
+    "udf": _YOURS,
+    "pandas_udf": f"{_YOURS}; trident.pandas_function is called with whole columns",
+    "arrow_udf": f"{_YOURS}; trident.arrow_function is called with whole columns",
+    "udtf": _YOURS,
+    "arrow_udtf": _YOURS,
     "broadcast": "it takes a DataFrame; Stream.broadcast multiplies the rows",
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -71,4 +74,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_columns()})
-

@@ -19,6 +19,12 @@ from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.run_batch import run_batch
 
 __all__ = [
-    "FeederBatchSpout", "FeederCommitterBatchSpout", "FixedBatchSpout", "InjectedFault", "MemoryBackingMap",
-    "MemoryMapState", "faults", "run_batch",
-]  # fmt: skip
+    "FeederBatchSpout",
+    "FeederCommitterBatchSpout",
+    "FixedBatchSpout",
+    "InjectedFault",
+    "MemoryBackingMap",
+    "MemoryMapState",
+    "faults",
+    "run_batch",
+]

@@ -17,9 +17,17 @@ from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 DOMAIN = "trident"
 _SCHEMA = 1
 _KEYS = {
-    "schema": int, "topology": str, "group": str, "incarnation": str, "txid": int, "attempt_id": int,
-    "epoch": int, "digest": str, "starts_at": int, "floor": int,
-}  # fmt: skip
+    "schema": int,
+    "topology": str,
+    "group": str,
+    "incarnation": str,
+    "txid": int,
+    "attempt_id": int,
+    "epoch": int,
+    "digest": str,
+    "starts_at": int,
+    "floor": int,
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +90,11 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
         good = False
     if not good:
         raise ForeignTable(
-            f"the control record of {path} cannot be read", found=shown(text), expected=f"the keys {sorted(_KEYS)}",
+            f"the control record of {path} cannot be read",
+            found=shown(text),
+            expected=f"the keys {sorted(_KEYS)}",
             action="somebody else has written the domain metadata of the table, or another version of this framework "
             "has: bring the table back from a back-up",
-        )  # fmt: skip
+        )
     del value["schema"]
     return ControlRecord(**value)

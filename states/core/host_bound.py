@@ -49,8 +49,9 @@ def check_hosts(thing: Any, what: str, master: str) -> None:
     raise TopologyError(
         f"{what} lives on one host, and Spark runs on a cluster: each host would have its own",
         found=f"{type(thing).__qualname__} with the Spark master {master}",
-        expected="something that is the same on every host, or a local master: local[…]", action=advice,
-    )  # fmt: skip
+        expected="something that is the same on every host, or a local master: local[…]",
+        action=advice,
+    )
 
 
 def is_this_host(url: str) -> bool:

@@ -35,9 +35,10 @@ def check_name(kind: str, name: object) -> str:
         )
     if name in _RESERVED.get(kind, ()):
         raise TopologyError(
-            f"the {kind} name {name!r} is taken by the framework", expected=f"not {', '.join(_RESERVED[kind])}",
+            f"the {kind} name {name!r} is taken by the framework",
+            expected=f"not {', '.join(_RESERVED[kind])}",
             action="choose another",
-        )  # fmt: skip
+        )
     return name
 
 
@@ -80,10 +81,11 @@ def check_inside(what: str, path: object) -> str:
     parts = path.split("/") if isinstance(path, str) else [""]
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise TableError(
-            f"{what} leads out of its folder, or is no path", found=repr(path)[:200],
+            f"{what} leads out of its folder, or is no path",
+            found=repr(path)[:200],
             expected="a relative path with / between its parts, none of them empty, . or ..",
             action="somebody has written to the warehouse; bring the file back from a back-up",
-        )  # fmt: skip
+        )
     return str(path)
 
 
@@ -100,15 +102,17 @@ def other_owner(path: object, owner: tuple[str, str], own: tuple[str, str], txid
     if owner[0] == own[0]:
         return ForeignTable(
             f"the table {path} belongs to another batch group of topology {own[0]!r}",
-            found=f"{'/'.join(owner)}{upto}", expected="/".join(own),
+            found=f"{'/'.join(owner)}{upto}",
+            expected="/".join(own),
             action="give the state of one of them another name: a table is written by one group. Streams that meet "
             "(merge, join) are one group",
-        )  # fmt: skip
+        )
     return ForeignTable(
         f"the table {path} belongs to another topology, {owner[0]!r}: a state's name is its table's in the warehouse, "
         "and a table has one owner",
-        found=f"{'/'.join(owner)}{upto}", expected="/".join(own),
+        found=f"{'/'.join(owner)}{upto}",
+        expected="/".join(own),
         action=f"give the state {name!r} of this topology another name, or this topology a warehouse of its own; or, "
         f"if {owner[0]!r} and its tables are wanted no more, `trident reset {owner[0]} --drop-tables`. "
         f"`trident repair {own[0]}` names every such table and changes nothing",
-    )  # fmt: skip
+    )

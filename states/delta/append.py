@@ -38,8 +38,9 @@ class DeltaAppend:
         columns = self.partition_columns
         if not isinstance(columns, str) and not isinstance(columns, Iterable):
             raise TopologyError(
-                f"partition_columns of state {self.name} are no names", found=described(columns),
+                f"partition_columns of state {self.name} are no names",
+                found=described(columns),
                 expected="a list of field names, or one name",
-            )  # fmt: skip
+            )
         check_flag(self.adopt, f"adopt of state {self.name}")
         object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))

@@ -102,9 +102,11 @@ def _missing(path: str, there: list[dict], wanted: list[dict]) -> list[dict]:
 
 def _refused(path: str, found: str, expected: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"the columns of table {path} cannot be added to as wanted", found=found, expected=expected,
+        f"the columns of table {path} cannot be added to as wanted",
+        found=found,
+        expected=expected,
         action="choose another name for the new field, or another state name",
-    )  # fmt: skip
+    )
 
 
 def _names(field: Mapping[str, Any]) -> list[str]:

@@ -137,9 +137,11 @@ def made_again(topology: str, path: Path, found_id: str, expected_id: str) -> Ha
 def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason: str, version: int) -> Halted:
     """Somebody else committed to a table of ours."""
     restored = commit.operation == "RESTORE"
-    older = "the table is the older side: its rows are those of an earlier version" if restored else (
-        "the table is the newer side: it has what no transaction of this topology wrote"
-    )  # fmt: skip
+    older = (
+        "the table is the older side: its rows are those of an earlier version"
+        if restored
+        else ("the table is the newer side: it has what no transaction of this topology wrote")
+    )
     return Halted(
         f"somebody else changed the table {path} after version {version}, the last that this topology left; {older}",
         found=f"table version {commit.version}: {reason}",

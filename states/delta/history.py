@@ -22,12 +22,20 @@ from trident.states.delta.log_entries import (
     only_adds_columns,
     read_commit,
     versions_of,
-)  # fmt: skip
+)
 
 __all__ = [
-    "Commit", "IsOurs", "columns_only_added_since", "commits_since", "find_version_by_control", "find_version_by_txn",
-    "foreign", "newest_version", "only_adds_columns", "read_commit",
-]  # fmt: skip
+    "Commit",
+    "IsOurs",
+    "columns_only_added_since",
+    "commits_since",
+    "find_version_by_control",
+    "find_version_by_txn",
+    "foreign",
+    "newest_version",
+    "only_adds_columns",
+    "read_commit",
+]
 
 _T = TypeVar("_T")
 IsOurs = Callable[[Commit], bool]

@@ -48,8 +48,12 @@ from trident.states.delta.torn_entries import settle_log_entries, settle_newest_
 from trident.states.delta.whole_files import require_whole_log
 
 __all__ = [
-    "CommitOutcomeUnknown", "KernelEngine", "TableMissing", "TableSnapshot", "TxnAlreadyApplied",
-]  # fmt: skip
+    "CommitOutcomeUnknown",
+    "KernelEngine",
+    "TableMissing",
+    "TableSnapshot",
+    "TxnAlreadyApplied",
+]
 
 log = logging.getLogger(__name__)
 LOAD = faults.register("delta.load", "reading the log of a Delta table")
@@ -463,9 +467,15 @@ class KernelEngine:
                 self._settle_newest_entry(snapshot.path)
             raise
         return TableSnapshot(
-            self, result.getPostCommitSnapshot().get(), snapshot.path, version, entry,
-            base=base, control=control, txns=dict([txn]) if txn else None,
-        )  # fmt: skip
+            self,
+            result.getPostCommitSnapshot().get(),
+            snapshot.path,
+            version,
+            entry,
+            base=base,
+            control=control,
+            txns=dict([txn]) if txn else None,
+        )
 
     def _publish(
         self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
@@ -478,9 +488,11 @@ class KernelEngine:
         expected = guard(path, lambda: self._drafts.expect(path, version))
         try:
             result, entry = guard_commit(
-                path, version, lambda: self._drafts.written(expected, call),
+                path,
+                version,
+                lambda: self._drafts.written(expected, call),
                 lambda: publish_draft(path, version, expected.draft, base.entry if base else None),
-            )  # fmt: skip
+            )
         finally:
             remove_draft(expected.draft)
         self._durable[path] = version, entry
@@ -603,10 +615,12 @@ class KernelEngine:
         feature = self._java_map({"delta.feature.domainMetadata": "supported"})
         java_txn = guard(
             snapshot.path,
-            lambda: snapshot._java.buildUpdateTableTransaction(engine_info, self._manual)
-            .withTablePropertiesAdded(feature)
-            .withMaxRetries(0)
-            .build(self.java),
+            lambda: (
+                snapshot._java.buildUpdateTableTransaction(engine_info, self._manual)
+                .withTablePropertiesAdded(feature)
+                .withMaxRetries(0)
+                .build(self.java)
+            ),
         )
         version = snapshot.version + 1
         self._publish(snapshot.path, version, snapshot, lambda: java_txn.commit(self.java, self._no_rows()))

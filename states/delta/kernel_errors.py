@@ -23,9 +23,13 @@ _EXCEPTIONS = "io.delta.kernel.exceptions."
 _COMMIT_FAILED = "io.delta.kernel.commit.CommitFailedException"
 _CONFLICTS = frozenset(
     _EXCEPTIONS + name
-    for name in ("ConcurrentWriteException", "ProtocolChangedException", "MetadataChangedException",
-                 "TableAlreadyExistsException")
-)  # fmt: skip
+    for name in (
+        "ConcurrentWriteException",
+        "ProtocolChangedException",
+        "MetadataChangedException",
+        "TableAlreadyExistsException",
+    )
+)
 
 
 class TxnAlreadyApplied(TableError):
@@ -111,8 +115,9 @@ def guard_commit(path: str, version: int, call: Callable[[], Any], publish: Call
             except EntryMayBeLost as error:
                 raise CommitOutcomeUnknown(
                     f"version {version} of table {path} was written, but may be gone, or not outlive a power cut",
-                    found=error, action="check the disk, then read the table again",
-                ) from error  # fmt: skip
+                    found=error,
+                    action="check the disk, then read the table again",
+                ) from error
     except faults.InjectedFault as error:
         raise CommitOutcomeUnknown(unknown, found=error, action=action) from error
 

@@ -188,8 +188,10 @@ def _warn(path: str, lock: os.stat_result) -> None:
     log.warning(
         "waiting for the lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
         "inside a MERGE keeps it: let it go on, or kill it",
-        path, _WARN_AFTER_SECS, _holder(lock) or "another process",
-    )  # fmt: skip
+        path,
+        _WARN_AFTER_SECS,
+        _holder(lock) or "another process",
+    )
 
 
 def _holder(lock: os.stat_result) -> str | None:

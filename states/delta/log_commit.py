@@ -271,16 +271,18 @@ def open_log_folder(path: str) -> int | None:
 
 def _lost(path: str, version: int, found: object) -> CommitConflict:
     return CommitConflict(
-        f"another commit took version {version} of table {path}, or the table is gone", found=found,
+        f"another commit took version {version} of table {path}, or the table is gone",
+        found=found,
         action="read the table again",
-    )  # fmt: skip
+    )
 
 
 def _refused(path: str, version: int, error: OSError) -> TableError:
     if error.errno in _NO_LINKS:
         return TableError(
             f"the file system of table {path} makes no hard links, without which two writers could both take a version",
-            found=error, expected="a file system with link(2): any of Linux's own, NFS",
+            found=error,
+            expected="a file system with link(2): any of Linux's own, NFS",
             action="put the warehouse on another file system",
-        )  # fmt: skip
+        )
     return TableError(f"version {version} of table {path} could not be written; nothing happened", found=error)

@@ -88,15 +88,18 @@ def read_commit(path: str, version: int) -> Commit:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise TableError(
-            f"log entry {version} of table {path} cannot be read: {error}", found=getattr(error, "found", None),
+            f"log entry {version} of table {path} cannot be read: {error}",
+            found=getattr(error, "found", None),
             expected="a file of JSON objects, one a line, by Delta's protocol",
             action="bring the table back from a back-up",
-        ) from error  # fmt: skip
+        ) from error
     if not actions:
         raise TableError(
-            f"log entry {version} of table {path} is empty", found="no action", expected="the actions of a commit",
+            f"log entry {version} of table {path} is empty",
+            found="no action",
+            expected="the actions of a commit",
             action="bring the file back from a back-up: the rows that it names would be missing without a word",
-        )  # fmt: skip
+        )
     try:
         return _commit(version, actions)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

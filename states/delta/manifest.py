@@ -62,10 +62,15 @@ class ManifestTable:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "state": self.state, "kind": self.kind, "path": self.path, "table_id": self.table_id,
-            "schema_hash": self.schema_hash, "rows": self.rows, "details": dict(self.details),
+            "state": self.state,
+            "kind": self.kind,
+            "path": self.path,
+            "table_id": self.table_id,
+            "schema_hash": self.schema_hash,
+            "rows": self.rows,
+            "details": dict(self.details),
             "files": [file.to_json() for file in self.files],
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> ManifestTable:
@@ -74,9 +79,14 @@ class ManifestTable:
         if not all(isinstance(one, str) for one in texts) or not isinstance(value["details"], dict):
             raise TypeError("state, kind, table_id and schema_hash are texts, details an object")
         return cls(
-            value["state"], value["kind"], path, value["table_id"], value["schema_hash"],
-            tuple(StagedFile.from_json(file) for file in value["files"]), value["details"],
-        )  # fmt: skip
+            value["state"],
+            value["kind"],
+            path,
+            value["table_id"],
+            value["schema_hash"],
+            tuple(StagedFile.from_json(file) for file in value["files"]),
+            value["details"],
+        )
 
 
 @dataclass(frozen=True)
@@ -195,9 +205,10 @@ class ManifestStore:
             # Whoever can write to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
             raise Halted(
                 f"transaction {decision.txid} is decided with a manifest that is not among those of its batch group",
-                found=decision.manifest, expected=f"a file in {self._folder}",
+                found=decision.manifest,
+                expected=f"a file in {self._folder}",
                 action="restore the znode `decided` from a back-up: this framework did not write it",
-            )  # fmt: skip
+            )
         try:
             with faults.fault_point(READ):
                 data = read_stored(path)
@@ -224,10 +235,11 @@ class ManifestStore:
         whose, ours = (manifest.topology, manifest.group), (self._topology, self._group)
         if whose != ours or manifest.attempt != decision.attempt:
             raise Halted(
-                f"the manifest {path} is of another batch", found=f"{'/'.join(whose)} {manifest.attempt}",
+                f"the manifest {path} is of another batch",
+                found=f"{'/'.join(whose)} {manifest.attempt}",
                 expected=f"{'/'.join(ours)} {decision.attempt}",
                 action="bring the file back from a back-up of the warehouse, then start again",
-            )  # fmt: skip
+            )
         return manifest
 
     def found(self) -> list[tuple[Decision, Manifest]]:

@@ -31,10 +31,15 @@ REPORT_SCHEMA = (
 )
 _REPORT_ARROW = pa.schema(
     [
-        ("target", pa.string()), ("path", pa.string()), ("size", pa.int64()), ("mtime_ms", pa.int64()),
-        ("num_records", pa.int64()), ("stats", pa.string()), ("partition_values", pa.string()),
+        ("target", pa.string()),
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ms", pa.int64()),
+        ("num_records", pa.int64()),
+        ("stats", pa.string()),
+        ("partition_values", pa.string()),
     ]
-)  # fmt: skip
+)
 # One row group holds at most this much: enough to compress well, little enough to hold in memory.
 _ROW_GROUP_ROWS = 1_000_000
 _ROW_GROUP_BYTES = 64 << 20
@@ -151,11 +156,15 @@ class _OpenFile:
             full = os.path.join(self._target.root, self._path)
             make_folder(os.path.dirname(full), anchor_of(self._target.root))
             self._writer = pq.ParquetWriter(
-                full, table.schema, compression=self._target.codec, store_schema=False, coerce_timestamps="us",
+                full,
+                table.schema,
+                compression=self._target.codec,
+                store_schema=False,
+                coerce_timestamps="us",
                 write_statistics=_with_statistics(table.schema),
                 # Of a column with -0.0 and no 0.0, Spark's reader would pass over a row group by its dictionary.
                 use_dictionary=_with_statistics(table.schema),
-            )  # fmt: skip
+            )
         self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         self._rows += table.num_rows
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
@@ -176,7 +185,6 @@ class _OpenFile:
             "stats": json.dumps(self._statistics(pq.read_metadata(full))),
             "partition_values": json.dumps(dict(zip(self._target.partition_columns, self._values))),
         }
-
 
     def _statistics(self, metadata: pq.FileMetaData) -> dict[str, Any]:
         found = statistics(metadata)

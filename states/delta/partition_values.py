@@ -35,10 +35,11 @@ def partition_texts(name: str, column: "pa.Array | pa.ChunkedArray") -> list[str
         return [partition_text(value) for value in python_values(column)]
     except (ValueError, OverflowError) as error:
         raise TableError(
-            f"a value of the partition column {name!r} cannot be written", found=error,
+            f"a value of the partition column {name!r} cannot be written",
+            found=error,
             expected="a date or time of the years 1 to 9999",
             action="write such values in a column that the state is not partitioned by",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def partition_text(value: Any) -> str | None:
@@ -70,7 +71,16 @@ def can_partition(kind: Any) -> bool:
     from pyspark.sql import types as T
 
     plain = (
-        T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType,
-        T.DateType, T.TimestampType, T.TimestampNTZType,
-    )  # fmt: skip
+        T.BooleanType,
+        T.ByteType,
+        T.ShortType,
+        T.IntegerType,
+        T.LongType,
+        T.FloatType,
+        T.DoubleType,
+        T.DecimalType,
+        T.DateType,
+        T.TimestampType,
+        T.TimestampNTZType,
+    )
     return isinstance(kind, plain) or kind == T.StringType()

@@ -70,9 +70,7 @@ class TableSpec:
 def published_table(binding: StateBinding) -> TableSpec | None:
     """The table that publishing commits to; None for a state without one (memory)."""
     if binding.kind in ("append", "dead_letters", "messages"):
-        return TableSpec(
-            binding.name, _schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES
-        )
+        return TableSpec(binding.name, _schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES)
     if binding.kind == "keyed":
         schema = _schema(binding.log_schema, TXID_COLUMN)
         return TableSpec(f"{binding.name}__log", schema, (), PROPERTIES, TXID_COLUMN)
@@ -104,8 +102,12 @@ def nullable_type(kind: object) -> object:
     if kind["type"] == "array":
         return {**kind, "elementType": nullable_type(kind["elementType"]), "containsNull": True}
     if kind["type"] == "map":
-        return {**kind, "keyType": nullable_type(kind["keyType"]), "valueType": nullable_type(kind["valueType"]),
-                "valueContainsNull": True}  # fmt: skip
+        return {
+            **kind,
+            "keyType": nullable_type(kind["keyType"]),
+            "valueType": nullable_type(kind["valueType"]),
+            "valueContainsNull": True,
+        }
     if kind["type"] == "struct":
         return {"type": "struct", "fields": [_asnullable_type(column) for column in kind["fields"]]}
     return kind

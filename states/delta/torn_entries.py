@@ -90,9 +90,10 @@ def settle_log_entries(path: str, first: int, last: int) -> None:
                 pass
     except OSError as error:
         raise TableError(
-            f"versions {first} to {last} of table {path} may not outlive a power cut", found=error,
+            f"versions {first} to {last} of table {path} may not outlive a power cut",
+            found=error,
             action="check the disk",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _newest_torn(path: str) -> str | None:

@@ -61,9 +61,10 @@ def require_whole(what: str, root: str, files: Iterable[SizedFile], action: str 
             found = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "something that is not a file"
         raise TableError(
             f"a data file of {what} is not what was written: {file.path}",
-            found=found, expected=f"a file of {file.size} bytes",
+            found=found,
+            expected=f"a file of {file.size} bytes",
             action=action or "bring it back from a back-up: without it rows would be missing without a word",
-        )  # fmt: skip
+        )
 
 
 def require_whole_log(path: str, version: int | None = None) -> None:
@@ -107,10 +108,11 @@ def require_whole_log(path: str, version: int | None = None) -> None:
         wrong = _wrong(entries.get(each))
         if wrong is not None:
             raise TableError(
-                f"log entry {each} of table {path} is not what was written", found=wrong,
+                f"log entry {each} of table {path} is not what was written",
+                found=wrong,
                 expected=f"{each:020d}.json with the actions of a commit",
                 action="bring the file back from a back-up: the rows that it names would be missing without a word",
-            )  # fmt: skip
+            )
 
 
 def _filled(files: list[os.DirEntry]) -> bool:

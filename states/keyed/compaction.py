@@ -214,22 +214,29 @@ def plan_live_read(
     if txid > newest:
         raise SnapshotUnavailable(
             f"transaction {want_txid} is not committed in every table yet",
-            found=f"committed in all of them: {newest}", action="wait for it, or read an earlier one",
-            txid=txid, available=newest,
-        )  # fmt: skip
+            found=f"committed in all of them: {newest}",
+            action="wait for it, or read an earlier one",
+            txid=txid,
+            available=newest,
+        )
     for log, table in pairs:
         if want_txid is not None and log.floor > txid:
             raise SnapshotUnavailable(
                 f"transaction {want_txid} is no longer kept",
-                found=f"the log begins after {log.floor}", action="raise snapshot_retention_txids to keep more",
-                txid=txid, available=newest,
-            )  # fmt: skip
+                found=f"the log begins after {log.floor}",
+                action="raise snapshot_retention_txids to keep more",
+                txid=txid,
+                available=newest,
+            )
         if want_txid is not None and txid < table.merged_txid <= log.control_txid:
             raise SnapshotUnavailable(
                 f"the table at version {table.table_version} is past transaction {want_txid}",
-                found=f"merged up to {table.merged_txid}", expected=f"at most {txid}",
-                action="pin an older version of the table", txid=txid, available=newest,
-            )  # fmt: skip
+                found=f"merged up to {table.merged_txid}",
+                expected=f"at most {txid}",
+                action="pin an older version of the table",
+                txid=txid,
+                available=newest,
+            )
         if not log.floor <= table.merged_txid <= txid:
             return READ_AGAIN
     return LiveRead(txid, tuple((table.merged_txid, txid) for _, table in pairs))

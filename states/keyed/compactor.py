@@ -53,7 +53,7 @@ from trident.states.keyed.log_merge import (
     quoted,
     same_key,
     table_rows,
-)  # fmt: skip
+)
 from trident.states.keyed.log_sweeper import LogSweeper
 from trident.states.keyed.log_watch import LOG_VERSION, check_log
 from trident.states.keyed.snapshot import log_frame, plain_frame
@@ -192,8 +192,10 @@ class Compactor:
                 plan = plan_merge(
                     LogView(log_snapshot.version, control.txid, control.floor),
                     TableView(plain.version, self._merged),
-                    advanced, self._settings.merge_every_txids, force,
-                )  # fmt: skip
+                    advanced,
+                    self._settings.merge_every_txids,
+                    force,
+                )
             except ViewsDisagree as error:
                 # Merged and dropped by another compactor between our two looks, unless it stays so.
                 disagreement = error
@@ -247,9 +249,13 @@ class Compactor:
         return as_stored(self.state, plain, log_snapshot)
 
     def _execute(
-        self, session: "SparkSession", state: StateDescriptor, plan: MergePlan, plain: TableSnapshot,
+        self,
+        session: "SparkSession",
+        state: StateDescriptor,
+        plan: MergePlan,
+        plain: TableSnapshot,
         rows: "DataFrame",
-    ) -> None:  # fmt: skip
+    ) -> None:
         from delta.tables import DeltaTable
 
         if keeps_last(state):
@@ -260,9 +266,9 @@ class Compactor:
             # The guard also proves that no row changed since this version was read.
             table, _ = plain_frame(session, self._engine, plain)
             source = folded(state, table_rows(state, table), rows, self._aggregator)
-        merge = DeltaTable.forPath(session, self.plain).alias("t").merge(
-            source.alias("s"), same_key(state.keys, "t", "s")
-        )  # fmt: skip
+        merge = (
+            DeltaTable.forPath(session, self.plain).alias("t").merge(source.alias("s"), same_key(state.keys, "t", "s"))
+        )
         added: dict[str, "str | Column"] = {_name(field.name): quoted(field.name, "s") for field in state.schema.fields}
         added[_name(UPTO_COLUMN)] = _txid(plan.upto)
         if keeps_last(state):
@@ -284,7 +290,9 @@ class Compactor:
 
         kinds = {field.name: field.dataType for field in state.schema.fields}
         raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
-        changed: dict[str, "str | Column"] = {_name(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)}
+        changed: dict[str, "str | Column"] = {
+            _name(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
+        }
         for name in state.value_fields:
             new = quoted(name, "s")
             if self._native is not None:
@@ -300,9 +308,12 @@ class Compactor:
         size = sum(file.size for file in self._engine.live_files(plain))
         tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
         marker = {
-            "topology": state.topology, "group": state.group, "incarnation": state.incarnation,
-            "upto": plan.upto, LOG_VERSION: log_version,
-        }  # fmt: skip
+            "topology": state.topology,
+            "group": state.group,
+            "incarnation": state.incarnation,
+            "upto": plan.upto,
+            LOG_VERSION: log_version,
+        }
         settings = {
             "spark.databricks.delta.write.txnAppId": state.merge_app,
             "spark.databricks.delta.write.txnVersion": plan.upto,
@@ -442,8 +453,10 @@ class _Jobs:
     def __init__(self, spark: "SparkSession", group: str, description: str, pool: str | None) -> None:
         self._context = spark.sparkContext
         self._values = {
-            "spark.jobGroup.id": group, "spark.job.description": description, "spark.job.interruptOnCancel": "false",
-        }  # fmt: skip
+            "spark.jobGroup.id": group,
+            "spark.job.description": description,
+            "spark.job.interruptOnCancel": "false",
+        }
         if pool is not None:
             self._values["spark.scheduler.pool"] = pool
         self._before: dict[str, str | None] = {}
@@ -476,9 +489,14 @@ def _name(column: str) -> str:
 
 
 _CONFLICTS = (
-    "ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "ConcurrentWrite", "DELTA_CONCURRENT_",
-    "MetadataChanged", "DELTA_METADATA_CHANGED",
-)  # fmt: skip
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentTransaction",
+    "ConcurrentWrite",
+    "DELTA_CONCURRENT_",
+    "MetadataChanged",
+    "DELTA_METADATA_CHANGED",
+)
 
 
 def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:

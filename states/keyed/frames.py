@@ -34,9 +34,15 @@ class StoredFrames:
         if binding.kind == "memory":
             return _memory_frame(self._spark, binding)
         return base_of(
-            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator,
+            self._spark,
+            self._engine,
+            self._warehouse,
+            binding.name,
+            keys,
+            txid,
+            binding.aggregator,
             self._pins[binding.name],
-        )  # fmt: skip
+        )
 
 
 class RequestFrames:
@@ -69,9 +75,7 @@ class RequestFrames:
             return self._of_memory(binding, entries)
         # Of two threads that come first, one's pins are kept: the other's only cost a look more.
         pins = self._pins.setdefault(binding.name, StatePins())
-        return base_of(
-            self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins
-        )  # fmt: skip
+        return base_of(self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)
 
     def _of_memory(self, binding: StateBinding, entries: Mapping[tuple, Any]) -> "DataFrame":
         """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""
@@ -88,9 +92,7 @@ def _memory_frame(spark: "SparkSession", binding: StateBinding) -> "DataFrame":
     return spark.createDataFrame(rows, binding.schema)
 
 
-def own_snapshot(
-    spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str
-) -> "DataFrame":
+def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str) -> "DataFrame":
     """What a state that is not a Delta table holds now.
 
     Raises:
@@ -104,10 +106,11 @@ def own_snapshot(
     backing = getattr(binding.state, "backing", None)
     if not callable(getattr(backing, "items", None)) or hasattr(binding.aggregator, "update_state"):
         raise TopologyError(
-            f"state {binding.name} cannot be shown", found=repr(binding.state),
+            f"state {binding.name} cannot be shown",
+            found=repr(binding.state),
             expected="a map whose backing map has items(), under persistent_aggregate or Upsert",
             action="ask the store itself",
-        )  # fmt: skip
+        )
     semantics = binding.state.semantics
     rows = [(key, visible(semantics, stored, incarnation)) for key, stored in backing.items()]
     several = len(binding.value_fields) > 1

@@ -67,9 +67,11 @@ def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
     name = aggregator_name(aggregator)
     if name != state.aggregator:
         raise ConfigError(
-            f"state {state.name} is combined by another aggregator", found=name, expected=state.aggregator,
+            f"state {state.name} is combined by another aggregator",
+            found=name,
+            expected=state.aggregator,
             action="pass the aggregator of the topology",
-        )  # fmt: skip
+        )
     return aggregator
 
 
@@ -189,9 +191,7 @@ def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame"
 
     fields = [quoted(field.name) for field in state.schema.fields]
     # The table has no transaction; it is older than each that waits in the log.
-    old = base.select(
-        *fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN)
-    )
+    old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
     both = old.unionByName(rows.select(*fields, quoted(DELETED_COLUMN), quoted(TXID_COLUMN)))
     return newest_log(state, both).where(~deleted()).select(*fields)
 
@@ -240,9 +240,11 @@ def _overlaid_by_broadcast(
         value = F.when(quoted(TXID_COLUMN, "s").isNull(), quoted(name, "t")).otherwise(both)
         columns.append(value.alias(name))
     fields = [quoted(field.name) for field in state.schema.fields]
-    there = base.select(*keys).alias("t").join(
-        F.broadcast(new.select(*keys)).alias("s"), same_key(state.keys, "t", "s"), "left_semi"
-    )  # fmt: skip
+    there = (
+        base.select(*keys)
+        .alias("t")
+        .join(F.broadcast(new.select(*keys)).alias("s"), same_key(state.keys, "t", "s"), "left_semi")
+    )
     added = new.alias("s").join(F.broadcast(there.alias("u")), same_key(state.keys, "s", "u"), "left_anti")
     return joined.select(*columns).select(*fields).unionByName(added.select(*fields))
 
@@ -347,11 +349,12 @@ def _doubled(state_name: str, key: object) -> TableError:
     # A MERGE would write the sum of both rows into each of them, and the next one would count it twice.
     return TableError(
         f"the table of state {state_name} has a key twice, so no value of it is certain",
-        found=f"two rows of {key!r}", expected="one row per key",
+        found=f"two rows of {key!r}",
+        expected="one row per key",
         action="stop the topology, and move the table's folder away: while its log still has every transaction, the "
         "next start makes the table anew from it; if that start says that the log has not, give the state another "
         "name, and it begins anew",
-    )  # fmt: skip
+    )
 
 
 def _batch(rows: list[tuple], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]) -> "pa.RecordBatch":

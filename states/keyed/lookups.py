@@ -48,8 +48,9 @@ class StatePins:
         self._above = 0
         self._scans: dict[tuple[str, ...], "DataFrame"] = {}
 
-    def _look(self, spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor,
-              txid: int) -> Stored:  # fmt: skip
+    def _look(
+        self, spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor, txid: int
+    ) -> Stored:
         """The table and what waits in the log, as of txid.
 
         Raises:

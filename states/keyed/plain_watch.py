@@ -123,16 +123,21 @@ class PlainWatch:
         self, state: StateDescriptor, path: Path, snapshot: TableSnapshot, mark: TableMark, starts_at: int
     ) -> None:
         check_commits(
-            state.topology, state.name, path, mark.version, snapshot.version,
+            state.topology,
+            state.name,
+            path,
+            mark.version,
+            snapshot.version,
             lambda commit: is_our_merge(commit, state),
-        )  # fmt: skip
+        )
         merged = merged_upto(state, snapshot, starts_at)
         if merged < mark.txid:
             raise contradictions.went_back(state.topology, path, snapshot.version, mark.version)
         now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
         self._seen[state.name] = (
-            state, _Seen(snapshot.table_id, now, entry_signature(str(path), snapshot.version), starts_at)
-        )  # fmt: skip
+            state,
+            _Seen(snapshot.table_id, now, entry_signature(str(path), snapshot.version), starts_at),
+        )
 
 
 def check_commits(

@@ -157,9 +157,12 @@ def _require_one_group(states: Sequence[StateDescriptor]) -> None:
 
 
 def _pin(
-    engine: KernelEngine, warehouse: Path | str, states: Sequence[StateDescriptor], txid: int | None,
+    engine: KernelEngine,
+    warehouse: Path | str,
+    states: Sequence[StateDescriptor],
+    txid: int | None,
     advanced_txid: int | None,
-) -> tuple[dict[str, _Pinned], int]:  # fmt: skip
+) -> tuple[dict[str, _Pinned], int]:
     """Pins the states' tables at versions that can be read as of one transaction; and which one.
 
     Raises:
@@ -196,9 +199,7 @@ def _pin(
     )
 
 
-def _look(
-    engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]
-) -> tuple[list[int], dict[str, _Pinned]]:
+def _look(engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]) -> tuple[list[int], dict[str, _Pinned]]:
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
     # Plain tables before any log: what is merged is published everywhere by the time a log is looked at.
@@ -296,9 +297,7 @@ def _append_as_of(engine: KernelEngine, published: TableSnapshot, txid: int) -> 
     return engine.load_version(published.path, version)
 
 
-def _frame(
-    spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int, aggregator: Any
-) -> "DataFrame":
+def _frame(spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int, aggregator: Any) -> "DataFrame":
     if table.merged is None:
         rows = table_rows(table.state, load_frame(spark, table.published))
         return rows.where("false") if txid < table.control.starts_at else rows
@@ -307,9 +306,7 @@ def _frame(
 
 def _stored(spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int) -> Stored:
     assert table.merged is not None, "an append has no log"
-    return of_snapshots(
-        spark, engine, table.state, table.control, table.published, table.plain, table.merged, txid
-    )  # fmt: skip
+    return of_snapshots(spark, engine, table.state, table.control, table.published, table.plain, table.merged, txid)
 
 
 def stored_as_of(

@@ -113,9 +113,7 @@ def of_snapshots(
     return Stored(state, control, base, log_rows(state, rows, merged, txid), both)
 
 
-def plain_frame(
-    spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot
-) -> "tuple[DataFrame, int | None]":
+def plain_frame(spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot) -> "tuple[DataFrame, int | None]":
     """A plain table at its version, and the bytes of its files (None when unknown)."""
     try:
         files = _files_of(engine, plain)

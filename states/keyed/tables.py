@@ -20,9 +20,7 @@ def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) ->
     return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
 
 
-def plain_as_of(
-    engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int
-) -> TableSnapshot | None:
+def plain_as_of(engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int) -> TableSnapshot | None:
     """The newest version of the plain table with P <= txid; None when it was cleaned up."""
     version = delta_log.find_version_by_txn(plain.path, state.merge_app, txid)
     if version is None or version >= plain.version:
@@ -78,9 +76,13 @@ def open_plain(engine: KernelEngine, state: StateDescriptor, plain: str, log_pat
         first = replace(control, txid=control.starts_at - 1, attempt_id=-1, digest="", floor=0)
         try:
             engine.create_table(
-                plain, plain_schema_json(state), (), PROPERTIES, {DOMAIN: first.encode()},
+                plain,
+                plain_schema_json(state),
+                (),
+                PROPERTIES,
+                {DOMAIN: first.encode()},
                 f"trident/{state.incarnation}",
-            )  # fmt: skip
+            )
         except (CommitConflict, CommitOutcomeUnknown):
             pass  # another compactor makes it, or has made it: loading it tells
         snapshot = engine.load(plain)
@@ -110,9 +112,8 @@ def as_stored(state: StateDescriptor, plain: TableSnapshot, log: TableSnapshot) 
     names = {field["name"] for field in known["fields"]} | set(HIDDEN_COLUMNS)
     both = set(column_names(plain))
     added = [
-        field for field in json.loads(log.schema_json)["fields"]
-        if field["name"] not in names and field["name"] in both
-    ]  # fmt: skip
+        field for field in json.loads(log.schema_json)["fields"] if field["name"] not in names and field["name"] in both
+    ]
     if not added:
         return state
     schema = json.dumps({**known, "fields": [*known["fields"], *added]})

@@ -105,8 +105,11 @@ class _ValueMap:
         """
         items = getattr(self._backing, "items", None)
         if not callable(items):
-            raise ConfigError("a map cannot list its keys", found=f"{type(self._backing).__name__} without items()",
-                              expected="items(), which gives every (key, stored value)")  # fmt: skip
+            raise ConfigError(
+                "a map cannot list its keys",
+                found=f"{type(self._backing).__name__} without items()",
+                expected="items(), which gives every (key, stored value)",
+            )
         return [tuple(key) for key, _ in items()]
 
     def multi_update(self, keys: Sequence[Key], updaters: Sequence[Updater]) -> list[Any]:

@@ -57,8 +57,11 @@ class LRUMemoryMapState(MemoryMapState):
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.max_size) is not int or self.max_size < 1:
-            raise ConfigError(f"max_size of state {self.name} is impossible", found=repr(self.max_size),
-                              expected="a whole number from 1")  # fmt: skip
+            raise ConfigError(
+                f"max_size of state {self.name} is impossible",
+                found=repr(self.max_size),
+                expected="a whole number from 1",
+            )
         memory_map(self.name).max_size = self.max_size
 
 

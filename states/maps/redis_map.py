@@ -92,9 +92,7 @@ class RedisMap:
             usable = False
         if not usable:
             # Not even `found`: a mistyped url may have its password anywhere.
-            raise ConfigError(
-                "the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db"
-            ) from None
+            raise ConfigError("the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db") from None
 
     @property
     def bound_to_one_host(self) -> "str | bool":

@@ -63,9 +63,13 @@ def client_of(url: str, user: str, what: str, retries: bool = True) -> Any:
     redis = redis_module(user)
     with _lock:
         if at not in _clients:
-            once = {} if retries else {
-                "retry": redis_module(user, "redis.retry").Retry(redis_module(user, "redis.backoff").NoBackoff(), 0)
-            }  # fmt: skip
+            once = (
+                {}
+                if retries
+                else {
+                    "retry": redis_module(user, "redis.retry").Retry(redis_module(user, "redis.backoff").NoBackoff(), 0)
+                }
+            )
             try:
                 client = redis.Redis.from_url(
                     url, socket_connect_timeout=CONNECT_TIMEOUT_SECS, socket_timeout=ANSWER_TIMEOUT_SECS, **once

@@ -89,9 +89,16 @@ class DeltaCommitter:
     """
 
     def __init__(
-        self, engine: KernelEngine, warehouse: Path, topology: str, group: str, incarnation: str, epoch: int,
-        bindings: Sequence[StateBinding], check_fence: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        engine: KernelEngine,
+        warehouse: Path,
+        topology: str,
+        group: str,
+        incarnation: str,
+        epoch: int,
+        bindings: Sequence[StateBinding],
+        check_fence: Callable[[], None],
+    ) -> None:
         self._engine, self._warehouse = engine, warehouse
         self._topology, self._group, self._incarnation, self._epoch = topology, group, incarnation, epoch
         self._bindings = {binding.name: binding for binding in bindings}
@@ -174,17 +181,28 @@ class DeltaCommitter:
     ) -> None:
         path = self._warehouse / spec.path
         first = ControlRecord(
-            self._topology, self._group, self._incarnation, record.current_txid - 1, -1, "", self._epoch,
-            starts_at=record.current_txid, floor=record.current_txid - 1,
-        )  # fmt: skip
+            self._topology,
+            self._group,
+            self._incarnation,
+            record.current_txid - 1,
+            -1,
+            "",
+            self._epoch,
+            starts_at=record.current_txid,
+            floor=record.current_txid - 1,
+        )
         try:
             snapshot = loaded or self._engine.load(str(path))
         except TableMissing:
             self._check_fence()  # of a life that was reset meanwhile: its tables would stop the next one
             snapshot = self._engine.create_table(
-                str(path), spec.schema_json, spec.partition_columns, spec.properties, {DOMAIN: first.encode()},
+                str(path),
+                spec.schema_json,
+                spec.partition_columns,
+                spec.properties,
+                {DOMAIN: first.encode()},
                 self.engine_info,
-            )  # fmt: skip
+            )
         else:
             if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
                 self._check_fence()
@@ -299,22 +317,24 @@ class DeltaCommitter:
         return root
 
     def prepare(
-        self, attempt: TransactionAttempt, parent: TransactionAttempt | None, processed: ProcessedBatch,
+        self,
+        attempt: TransactionAttempt,
+        parent: TransactionAttempt | None,
+        processed: ProcessedBatch,
         record: GroupRecord,
-    ) -> PreparedBatch:  # fmt: skip
+    ) -> PreparedBatch:
         staged: Mapping[str, list[StagedFile]] = processed.staged
         self._plains.check(self._bindings)
         tables = tuple(
-            self._part(binding, staged[binding.name], record) for binding in self._bindings.values()
+            self._part(binding, staged[binding.name], record)
+            for binding in self._bindings.values()
             if binding.kind not in BESIDE or staged[binding.name]
         )
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())
         if not any(rows.values()) and not wants_commit:
             return PreparedBatch(None, rows)
-        manifest = Manifest(
-            self._topology, self._group, self._incarnation, attempt, parent, tables, processed.spouts
-        )
+        manifest = Manifest(self._topology, self._group, self._incarnation, attempt, parent, tables, processed.spouts)
         self._decided_here = {other for other in self._decided_here if other.txid == attempt.txid} | {attempt}
         return PreparedBatch(self._manifests.write(manifest), rows)
 

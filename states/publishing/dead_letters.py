@@ -35,17 +35,29 @@ BESIDE = ("dead_letters", "messages")
 _INSTANT = pa.timestamp("us", tz="UTC")
 _LETTERS = pa.schema(
     [
-        ("txid", pa.int64()), ("attempt_id", pa.int64()), ("stream", pa.string()), ("metadata", pa.string()),
-        ("message", pa.string()), ("tuples", pa.string()), ("attempts", pa.int32()), ("operation", pa.string()),
-        ("location", pa.string()), ("error", pa.string()), ("traceback", pa.string()), ("given_up_at", _INSTANT),
+        ("txid", pa.int64()),
+        ("attempt_id", pa.int64()),
+        ("stream", pa.string()),
+        ("metadata", pa.string()),
+        ("message", pa.string()),
+        ("tuples", pa.string()),
+        ("attempts", pa.int32()),
+        ("operation", pa.string()),
+        ("location", pa.string()),
+        ("error", pa.string()),
+        ("traceback", pa.string()),
+        ("given_up_at", _INSTANT),
     ]
-)  # fmt: skip
+)
 _ENDS = pa.schema(
     [
-        ("message", pa.string()), ("outcome", pa.string()), ("attempts", pa.int32()), ("txid", pa.int64()),
+        ("message", pa.string()),
+        ("outcome", pa.string()),
+        ("attempts", pa.int32()),
+        ("txid", pa.int64()),
         ("settled_at", _INSTANT),
     ]
-)  # fmt: skip
+)
 
 
 def dead_letter_binding(topology: str, group: str) -> StateBinding:
@@ -73,8 +85,11 @@ def _spark_schema(schema: pa.Schema) -> "StructType":
     from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
     kinds: dict[Any, Any] = {
-        pa.int64(): LongType(), pa.int32(): IntegerType(), pa.string(): StringType(), _INSTANT: TimestampType(),
-    }  # fmt: skip
+        pa.int64(): LongType(),
+        pa.int32(): IntegerType(),
+        pa.string(): StringType(),
+        _INSTANT: TimestampType(),
+    }
     return StructType([StructField(field.name, kinds[field.type], True) for field in schema])
 
 
@@ -112,8 +127,10 @@ def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESID
 
     Their names alone do not say whose they are: a topology's name may begin with another's.
     """
-    stems = {"dead_letters": DEAD_LETTERS.format(topology=topology, group="*"),
-             "messages": MESSAGES.format(topology=topology, stream="*")}  # fmt: skip
+    stems = {
+        "dead_letters": DEAD_LETTERS.format(topology=topology, group="*"),
+        "messages": MESSAGES.format(topology=topology, stream="*"),
+    }
     found = []
     for kind in kinds:
         for path in sorted(warehouse.glob(stems[kind])):
@@ -157,15 +174,22 @@ def stage_letters(
 
 
 def stage_ends(
-    root: Path, incarnation: str, attempt: TransactionAttempt, messages: Sequence[str], outcomes: Sequence[str],
+    root: Path,
+    incarnation: str,
+    attempt: TransactionAttempt,
+    messages: Sequence[str],
+    outcomes: Sequence[str],
     attempts: Sequence[int],
-) -> list[StagedFile]:  # fmt: skip
+) -> list[StagedFile]:
     """Stages how messages ended; durable when this returns."""
     count = len(messages)
     columns = [
-        pa.array(messages, pa.string()), pa.array(outcomes, pa.string()), pa.array(attempts, pa.int32()),
-        pa.repeat(pa.scalar(attempt.txid, pa.int64()), count), pa.repeat(pa.scalar(_now(), _INSTANT), count),
-    ]  # fmt: skip
+        pa.array(messages, pa.string()),
+        pa.array(outcomes, pa.string()),
+        pa.array(attempts, pa.int32()),
+        pa.repeat(pa.scalar(attempt.txid, pa.int64()), count),
+        pa.repeat(pa.scalar(_now(), _INSTANT), count),
+    ]
     return _stage(root, incarnation, attempt, "messages", pa.table(columns, schema=_ENDS))
 
 

@@ -35,9 +35,14 @@ class UserStatePublisher:
     """
 
     def __init__(
-        self, spark: "SparkSession", topology: str, group: str, incarnation: str, epoch: int,
+        self,
+        spark: "SparkSession",
+        topology: str,
+        group: str,
+        incarnation: str,
+        epoch: int,
         check_fence: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spark, self._incarnation, self._epoch, self._check_fence = spark, incarnation, epoch, check_fence
         self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
         self._tried: set[tuple[str, TransactionAttempt]] = set()
@@ -82,7 +87,7 @@ class UserStatePublisher:
                     action="ZooKeeper is the older side, wiped or restored from an older copy, or another installation "
                     "writes to the same map: bring both from the same moment, or clear the map; "
                     f"`trident repair {self._config['topology']}` says what the tables of the group say",
-                ) from error  # fmt: skip
+                ) from error
             raise
         wanted = sum(file.num_records for file in table.files)
         if done != wanted:

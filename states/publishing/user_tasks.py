@@ -104,9 +104,14 @@ class Collector:
 
 
 def call_updater(
-    updater: Any, state: Any, tuples: Sequence[tuple], collector: Collector, config: Mapping[str, Any], index: int,
+    updater: Any,
+    state: Any,
+    tuples: Sequence[tuple],
+    collector: Collector,
+    config: Mapping[str, Any],
+    index: int,
     count: int,
-) -> None:  # fmt: skip
+) -> None:
     """prepare, update_state, cleanup."""
     if callable(getattr(updater, "prepare", None)):
         updater.prepare(config, index, count)

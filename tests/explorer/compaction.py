@@ -28,7 +28,7 @@ from trident.states.keyed.compaction import (
     plan_drop,
     plan_live_read,
     plan_merge,
-)  # fmt: skip
+)
 
 
 class Log(NamedTuple):
@@ -134,9 +134,12 @@ class Compaction:
     @property
     def initial(self) -> World:
         return World(
-            Tables(), (1, self._first_step(1)), (Compactor(self.rounds),) * self.compactors,
-            Reader(done=self.want == 0), self.crashes,
-        )  # fmt: skip
+            Tables(),
+            (1, self._first_step(1)),
+            (Compactor(self.rounds),) * self.compactors,
+            Reader(done=self.want == 0),
+            self.crashes,
+        )
 
     @property
     def transactions(self) -> int:
@@ -177,7 +180,9 @@ class Compaction:
         if step == "publish the log":
             log = tables.log
             after = log._replace(version=log.version + 1, control=txid, files=log.files | {txid})
-            return self._checked(world._replace(tables=tables._replace(log=after), publisher=(txid, "publish the other")))
+            return self._checked(
+                world._replace(tables=tables._replace(log=after), publisher=(txid, "publish the other"))
+            )
         if step == "publish the other":
             return self._checked(world._replace(tables=tables._replace(append=txid), publisher=(txid, "advance")))
         following = (txid + 1, self._first_step(txid + 1))
@@ -251,10 +256,14 @@ class Compaction:
         return tables._replace(log=after), Compactor(compactor.rounds - 1)
 
     _steps = {
-        "pin": _step_pin, "pin the other and plan": _step_plan, "MERGE begins": _step_merge,
-        "MERGE commits": _step_commit, "drop: pin the log": _step_pin_log,
-        "drop: read P again and plan": _step_plan_drop, "drop: commit": _step_drop,
-    }  # fmt: skip
+        "pin": _step_pin,
+        "pin the other and plan": _step_plan,
+        "MERGE begins": _step_merge,
+        "MERGE commits": _step_commit,
+        "drop: pin the log": _step_pin_log,
+        "drop: read P again and plan": _step_plan_drop,
+        "drop: commit": _step_drop,
+    }
 
     # --- the reader ----------------------------------------------------------------------------------
 

@@ -149,14 +149,16 @@ def advance(
     """Step 6: the next transaction is current, and the decision is gone."""
     seen = writer.view
     after = _multi(
-        durable, writer, rules,
+        durable,
+        writer,
+        rules,
         Record(
             current=attempt.txid + 1,
             begun=tuple(begun for begun in seen.begun if begun.attempt.txid > attempt.txid),
             last=attempt,
             last_published=attempt if published else seen.last_published,
         ),
-    )  # fmt: skip
+    )
     if attempt.txid != seen.current:
         raise Violation(f"{attempt} advances while {seen.current} is current")
     if published == empty:

@@ -26,8 +26,14 @@ from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.transactions import TransactionAttempt
 
 REPORTS = (
-    master.Began, master.Processed, master.Prepared, master.Decided, master.Committed, master.Advanced, master.Failed,
-)  # fmt: skip
+    master.Began,
+    master.Processed,
+    master.Prepared,
+    master.Decided,
+    master.Committed,
+    master.Advanced,
+    master.Failed,
+)
 
 
 class Budget(NamedTuple):
@@ -179,7 +185,9 @@ class Environment:
             )
             yield Action("ZooKeeper suspended", partial(self._tell, spent, "leader", master.Suspended()), fault=True)
         if budget.pauses and not leader.paused:
-            spent = world._replace(leader=leader._replace(paused=True), budget=budget._replace(pauses=budget.pauses - 1))
+            spent = world._replace(
+                leader=leader._replace(paused=True), budget=budget._replace(pauses=budget.pauses - 1)
+            )
             yield Action("pause", partial(self._tell, spent, "leader", master.Paused()), fault=True)
 
     def _process_actions(self, world: World, who: str) -> Iterator[Action]:
@@ -300,7 +308,9 @@ class Environment:
                 after = store.decide(durable, writer, self.rules, attempt)
             elif isinstance(command, master.Commit):
                 after = store.publish(durable, writer, self.rules, done, attempt)
-                return _put(world._replace(durable=after), who, getattr(world, who)._replace(commit=(command, done + 1)))
+                return _put(
+                    world._replace(durable=after), who, getattr(world, who)._replace(commit=(command, done + 1))
+                )
             else:
                 empty = attempt.txid in self.scenario.empty
                 after = store.advance(durable, writer, self.rules, attempt, command.published, empty)

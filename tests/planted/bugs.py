@@ -111,25 +111,29 @@ PLANTED: dict[str, Caught] = {
         "1:0 advances before it is published", "failure", "test_an_attempt_goes_processing_processed_committing_success"
     ),
     "03-success-before-advance": coordinator(
-        "success of 1:0 is told, but 1 is current", "failure",
+        "success of 1:0 is told, but 1 is current",
+        "failure",
         "test_success_is_told_only_after_the_advance_is_durable",
     ),
     "04-stale-fail-clears-the-live-attempt": coordinator(
         "a late Failed", "failure", "test_a_stale_fail_does_not_clear_the_live_attempt"
     ),
     "05-order-broken-when-readiness-flips": coordinator(
-        "live is not contiguous: 2:0 BEGINNING", "readiness-flips",
+        "live is not contiguous: 2:0 BEGINNING",
+        "readiness-flips",
         "test_in_any_run_each_attempt_is_begun_once_and_successes_come_in_order",
     ),
     "06-failure-heard-after-the-decision": coordinator(
-        "was heard after the decision", "failure",
+        "was heard after the decision",
+        "failure",
         "test_a_failure_after_the_decision_was_issued_is_not_heard[False-5]",
     ),
     "07-replay-waits-for-readiness": coordinator(
         "a replay of 1 waits for readiness", "failure", "test_replays_do_not_wait_for_readiness"
     ),
     "08-later-attempts-kept-when-an-earlier-one-fails": coordinator(
-        "2:0 is decided, built on 1:0, but 1:1 was committed", "failure",
+        "2:0 is decided, built on 1:0, but 1:1 was committed",
+        "failure",
         "test_a_failure_replays_the_batch_and_every_later_active_one_with_new_attempt_ids",
     ),
     "09-two-commits-at-once": coordinator("two commits at once", "failure", "test_one_commit_at_a_time"),
@@ -138,7 +142,8 @@ PLANTED: dict[str, Caught] = {
     ),
     "11-begins-before-the-decision-is-finished": coordinator("before 1 is finished", "crash"),
     "12-stop-leaves-a-decision-behind": coordinator(
-        "stopped with 1:0 decided and not published", "stop",
+        "stopped with 1:0 decided and not published",
+        "stop",
         "test_stop_finishes_what_is_decided_and_drops_the_rest",
     ),
     "13-gives-up-before-the-earlier-ones-are-finished": coordinator(
@@ -155,7 +160,8 @@ PLANTED: dict[str, Caught] = {
     ),
     # --- who leads: coordinators/leadership.py
     "17-takeover-leaves-the-fence-as-it-is": zookeeper(
-        "DID NOT RAISE.*Deposed", "leadership.py::test_every_group_that_zookeeper_knows_is_fenced",
+        "DID NOT RAISE.*Deposed",
+        "leadership.py::test_every_group_that_zookeeper_knows_is_fenced",
         "group_store.py::test_deposed_while_the_answer_was_lost[decide-request]",
     ),
     "18-a-leader-on-another-host-is-taken-for-dead": zookeeper(
@@ -169,7 +175,8 @@ PLANTED: dict[str, Caught] = {
         r"\[0, 9\]", "group_store.py::test_a_pin_is_got_or_created_and_given_back_as_json_will_give_it"
     ),
     "22-swallowed-multi-failure": zookeeper(
-        "DID NOT RAISE.*MultiRefused", "zookeeper_state.py::test_a_refused_multi_says_which_operation_and_does_nothing",
+        "DID NOT RAISE.*MultiRefused",
+        "zookeeper_state.py::test_a_refused_multi_says_which_operation_and_does_nothing",
         "zookeeper_state.py::test_two_writers_of_one_map_are_noticed",
         "group_store.py::test_a_store_that_was_deposed_stays_closed",
     ),
@@ -180,19 +187,19 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE.*OutcomeUnknown", "group_store.py::test_a_write_is_not_repeated_in_the_next_session"
     ),
     "25-corrupt-value-read-as-absent": zookeeper(
-        "DID NOT RAISE.*CorruptZnode", "zookeeper_state.py::test_a_value_that_cannot_be_read_is_never_absent",
+        "DID NOT RAISE.*CorruptZnode",
+        "zookeeper_state.py::test_a_value_that_cannot_be_read_is_never_absent",
         "group_store.py::test_a_znode_that_holds_garbage_is_named[garbage-names2]",
     ),
     "26-corrupt-decision-read-as-none": zookeeper(
         "DID NOT RAISE.*CorruptZnode", "group_store.py::test_a_znode_that_holds_garbage_is_named[garbage-names1]"
     ),
     "27-cleanup-of-the-current-txid": zookeeper(
-        r"\{4: 'four'\}", "zookeeper_state.py::test_rotating_state_against_its_reading_by_another",
+        r"\{4: 'four'\}",
+        "zookeeper_state.py::test_rotating_state_against_its_reading_by_another",
         "group_store.py::test_a_transaction_step_by_step_as_another_process_reads_it",
     ),
-    "28-attempt-id-not-stored": zookeeper(
-        "attempt 1:0", "group_store.py::test_an_attempt_id_is_never_used_again"
-    ),
+    "28-attempt-id-not-stored": zookeeper("attempt 1:0", "group_store.py::test_an_attempt_id_is_never_used_again"),
     "29-an-older-attempt-is-decided": zookeeper(
         "DID NOT RAISE.*StaleState",
         "group_store.py::test_only_the_last_begun_attempt_at_the_current_txid_is_decided_once",
@@ -229,7 +236,8 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE.*Halted", "committer.py::test_a_stale_writer_that_still_leads_halts_instead_of_writing"
     ),
     "44-foreign-commit-not-noticed": spark(
-        "DID NOT RAISE.*Halted", "committer.py::test_a_row_that_somebody_else_wrote_halts_before_the_decision",
+        "DID NOT RAISE.*Halted",
+        "committer.py::test_a_row_that_somebody_else_wrote_halts_before_the_decision",
         "committer.py::test_a_restored_table_halts_at_takeover",
     ),
     "45-cleanup-of-published-files": spark(
@@ -308,21 +316,21 @@ PLANTED: dict[str, Caught] = {
     ),
     # --- messages: coordinators/acker.py, trident/messages/batches.py, ledger.py
     "70-acker-completes-before-the-init": pure(
-        "spout=-1", "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
+        "spout=-1",
+        "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
     ),
     "71-acker-lets-a-failed-root-complete": pure(
-        "'acked'.* == .*'failed'", "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
+        "'acked'.* == .*'failed'",
+        "acker.py::test_a_fail_beats_a_zero_that_comes_with_the_init",
     ),
-    "72-acker-adds-instead-of-xor": pure(
-        "assert None == Ended", "acker.py::test_the_arithmetic_of_example_6_2"
-    ),
+    "72-acker-adds-instead-of-xor": pure("assert None == Ended", "acker.py::test_the_arithmetic_of_example_6_2"),
     "73-failed-message-stays-in-its-batch": pure(
         "column's length must match",
         "message_executor.py::test_the_rows_of_a_batch_have_their_messages_as_roots",
     ),
     "74-dead-letter-not-in-the-decision": spark(
         "not enough values to unpack",
-        "tracked_streams.py::test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter"
+        "tracked_streams.py::test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter",
     ),
     "75-lost-row-counts-as-processed": pure(
         r"dict_keys\(\[\]\)", "ledger.py::test_a_message_of_which_a_row_is_missing_has_failed_and_no_other"
@@ -419,4 +427,4 @@ PLANTED: dict[str, Caught] = {
         "'forgotten', 'acknowledged'",
         "queue_spout.py::test_a_queue_has_acknowledged_before_the_spout_forgets_what_it_took",
     ),
-}  # fmt: skip
+}

@@ -246,9 +246,15 @@ class Checker:
         self._emitted[key] = emitted
 
     def on_commit(
-        self, process: Any, table: str, txid: int, control: str, rows: Any, before: tuple[tuple[int, Any], ...],
+        self,
+        process: Any,
+        table: str,
+        txid: int,
+        control: str,
+        rows: Any,
+        before: tuple[tuple[int, Any], ...],
         of_copy: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A table, or the older copy that somebody has put in its place, has a new version with the rows of a txid."""
         stored = parsed(control)
         attempt = (stored["txid"], stored["attempt_id"])

@@ -40,9 +40,14 @@ class Shared:
     """What survives every process, and the settings that all have."""
 
     def __init__(
-        self, world: World, faults: Faults, sources: dict[str, Source], limits: Limits, checker: Checker,
+        self,
+        world: World,
+        faults: Faults,
+        sources: dict[str, Source],
+        limits: Limits,
+        checker: Checker,
         ensemble: Ensemble,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.world, self.faults, self.sources, self.limits = world, faults, sources, limits
         self.checker, self.ensemble = checker, ensemble
         self.warehouse = Warehouse()
@@ -148,9 +153,14 @@ class CoordinatorProcess:
                 store.create(GroupRecord(incarnation=incarnation, current_txid=1))
             engine = Engine(self.process, self.faults, shared.warehouse, shared.checker)
             committer = SimCommitter(
-                engine, self.process, self.faults, shared.warehouse, (TOPOLOGY, shared.group, incarnation),
-                fence.epoch, lambda: fence.verify(self.zk),
-            )  # fmt: skip
+                engine,
+                self.process,
+                self.faults,
+                shared.warehouse,
+                (TOPOLOGY, shared.group, incarnation),
+                fence.epoch,
+                lambda: fence.verify(self.zk),
+            )
             if decision is not None:
                 self._finish_decision(store, committer, lease)
             committer.open(store.record)
@@ -166,7 +176,14 @@ class CoordinatorProcess:
         self.world.tell("finishes", *store.decision.attempt)
         spouts = RecoverySpouts(self._make_executor, self.shared.sources, store.decision.txid)
         driver = self.driver = GroupDriver(
-            store, spouts, _NoRunner(), committer, _Observer(), self.shared.limits, None, threads=self.threads  # type: ignore[arg-type]
+            store,
+            spouts,
+            _NoRunner(),
+            committer,
+            _Observer(),
+            self.shared.limits,
+            None,
+            threads=self.threads,  # type: ignore[arg-type]
         )
         driver.start()
         driver.stop()
@@ -199,9 +216,15 @@ class CoordinatorProcess:
         shared = self.shared
         runner = SimRunner(self.process, self.threads, self.faults, shared.sources, shared.checker)
         driver = self.driver = GroupDriver(
-            store, self._make_host(store), runner, committer, _Observer(), shared.limits, shared.message_timeout_secs,
+            store,
+            self._make_host(store),
+            runner,
+            committer,
+            _Observer(),
+            shared.limits,
+            shared.message_timeout_secs,
             threads=self.threads,
-        )  # fmt: skip
+        )
         runner.is_live = lambda attempt: driver.state.live_attempt(attempt) is not None
         driver.start()
         try:

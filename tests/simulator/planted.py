@@ -30,102 +30,142 @@ ZOOKEEPER = "trident.coordinators.zookeeper:ZooKeeper."
 PLANTED: dict[str, tuple[Edit, ...]] = {
     "no fence in multis": (Edit(STORE + "_write", "self._fence.check_op(request)", "pass"),),
     "stop leaves a decision behind": (
-        Edit("trident.coordinators.master:_stop_requested", "live.stage >= Stage.DECIDING", "live.stage > Stage.ADVANCING"),
+        Edit(
+            "trident.coordinators.master:_stop_requested",
+            "live.stage >= Stage.DECIDING",
+            "live.stage > Stage.ADVANCING",
+        ),
     ),
     "gives up before the earlier ones are finished": (
-        Edit("trident.coordinators.master:_finish", "if state.live or state.mode.ended:",
-             "if state.capped and state.mode is Mode.RUNNING:\n        return _end(state, Mode.GAVE_UP)\n"
-             "    if state.live or state.mode.ended:"),
+        Edit(
+            "trident.coordinators.master:_finish",
+            "if state.live or state.mode.ended:",
+            "if state.capped and state.mode is Mode.RUNNING:\n        return _end(state, Mode.GAVE_UP)\n"
+            "    if state.live or state.mode.ended:",
+        ),
     ),
     "a refused multi is not noticed": (Edit(ZOOKEEPER + "multi", "_raise_refusal(ops, results)", "pass"),),
     "a write is repeated after a lost connection": (
         Edit(
-            ZOOKEEPER + "multi", "results = self._answer(request.commit_async(), session_number)",
+            ZOOKEEPER + "multi",
+            "results = self._answer(request.commit_async(), session_number)",
             "results = KazooRetry(max_tries=-1, sleep_func=self._threads.sleep)("
             "lambda: self._answer(request.commit_async(), self._session_number))",
         ),
     ),
     "a lost answer counts as done": (
-        Edit(STORE + "_has_happened", "if znode_version == self._znode_version:\n        return False",
-             "if znode_version == self._znode_version:\n        return True"),
+        Edit(
+            STORE + "_has_happened",
+            "if znode_version == self._znode_version:\n        return False",
+            "if znode_version == self._znode_version:\n        return True",
+        ),
     ),
     "a lost answer counts as not done": (
-        Edit(STORE + "_has_happened", "and found[0] == data:\n        return True",
-             "and found[0] == data:\n        self._znode_version += 1\n        return False"),
+        Edit(
+            STORE + "_has_happened",
+            "and found[0] == data:\n        return True",
+            "and found[0] == data:\n        self._znode_version += 1\n        return False",
+        ),
     ),
-    "a lost answer is looked up at a server that lags": (
-        Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),
-    ),
+    "a lost answer is looked up at a server that lags": (Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),),
     "the control record is not checked": (
         Edit("trident.states.publishing.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
     ),
     "a published table is not recognised": (
-        Edit("trident.states.publishing.committer:DeltaCommitter._publish_table",
-             "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):", "if False:"),
+        Edit(
+            "trident.states.publishing.committer:DeltaCommitter._publish_table",
+            "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):",
+            "if False:",
+        ),
     ),
     "attempt ids begin again after a restart": (
         Edit(DRIVER + "start", "dict(record.attempts)", "{}"),
         Edit(STORE + "_check_begin", "if attempt.attempt_id <= greatest:", "if False:"),
     ),
     "advance before publish": (
-        Edit(DRIVER + "_commit", "work.published = self._committer.publish(decision, self._store.record)",
-             "work.published = Published()"),
+        Edit(
+            DRIVER + "_commit",
+            "work.published = self._committer.publish(decision, self._store.record)",
+            "work.published = Published()",
+        ),
     ),
     "success before advance": (
-        Edit(DRIVER + "_advance", "def advance() -> None:",
-             "self._told = self._success_pool.submit(self._success, command.attempt)\n\n    def advance() -> None:"),
+        Edit(
+            DRIVER + "_advance",
+            "def advance() -> None:",
+            "self._told = self._success_pool.submit(self._success, command.attempt)\n\n    def advance() -> None:",
+        ),
     ),
     "the success before is not waited for": (Edit(DRIVER + "_advance", "self._wait_told()", "pass"),),
     "success of the transaction before is not told at a recovery": (
         Edit("trident.spouts.host:RecoverySpouts.success", "if attempt.txid < self._finishing:", "if False:"),
     ),
     "metadata is not pinned": (
-        Edit(DRIVER + "_begin", "pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)",
-             "pinned = {**wanted, **self._store.begin(attempt, command.parent, {}, repin=smaller)}"),
+        Edit(
+            DRIVER + "_begin",
+            "pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)",
+            "pinned = {**wanted, **self._store.begin(attempt, command.parent, {}, repin=smaller)}",
+        ),
     ),
-    "a pin is not used again": (
-        Edit(STORE + "begin", "if states.has(attempt.txid) and not repin:", "if False:"),
-    ),
+    "a pin is not used again": (Edit(STORE + "begin", "if states.has(attempt.txid) and not repin:", "if False:"),),
     "opaque metadata is not stored when it advances": (
         Edit(DRIVER + "_opaque", "return {tx_id: found for tx_id, found in changed.items() if found}", "return {}"),
     ),
     "opaque metadata of an attempt that failed is the base": (
-        Edit("tests.simulator.sources:SimExecutor._read_on",
-             "base = self._positions.get(known.parent) if known.parent is not None else None",
-             "base = list(self._positions.values())[-1] if self._positions else None"),
+        Edit(
+            "tests.simulator.sources:SimExecutor._read_on",
+            "base = self._positions.get(known.parent) if known.parent is not None else None",
+            "base = list(self._positions.values())[-1] if self._positions else None",
+        ),
     ),
     "the decision is forgotten at a restart": (
-        Edit(STORE + "_read_everything",
-             "self._decision = decode(self._decided_path, decided[0], Decision) if decided else None",
-             "self._decision = None"),
+        Edit(
+            STORE + "_read_everything",
+            "self._decision = decode(self._decided_path, decided[0], Decision) if decided else None",
+            "self._decision = None",
+        ),
     ),
     "the committer spout is told before the tables": (
-        Edit(DRIVER + "_commit", "def publish() -> None:",
-             "self._spouts.commit(command.attempt, {name: s['commit_data'] for name, s in work.processed.spouts.items()"
-             " if s.get('commit_data') is not None} if work.processed else {})\n\n    def publish() -> None:"),
+        Edit(
+            DRIVER + "_commit",
+            "def publish() -> None:",
+            "self._spouts.commit(command.attempt, {name: s['commit_data'] for name, s in work.processed.spouts.items()"
+            " if s.get('commit_data') is not None} if work.processed else {})\n\n    def publish() -> None:",
+        ),
     ),
     "a failure is heard after the decision": (
-        Edit("trident.coordinators.master:_failed", "if live is None or live.stage >= Stage.DECIDING:", "if live is None:"),
-        Edit(DRIVER + "_until_done", "failures += 1\n",
-             "failures += 1\n            mine = [a for a, w in self._work.items() if w is work]\n"
-             "            self.tell(master.Failed(mine[0]))\n"),
+        Edit(
+            "trident.coordinators.master:_failed",
+            "if live is None or live.stage >= Stage.DECIDING:",
+            "if live is None:",
+        ),
+        Edit(
+            DRIVER + "_until_done",
+            "failures += 1\n",
+            "failures += 1\n            mine = [a for a, w in self._work.items() if w is work]\n"
+            "            self.tell(master.Failed(mine[0]))\n",
+        ),
     ),
     "the leader is replaced without bumping the fence": (
-        Edit("trident.coordinators.leadership:Leadership._take",
-             "ops.append(SetData(path, data, leader[1]) if leader else Create(path, data))",
-             "ops.extend([] if leader else [Create(path, data)])"),
+        Edit(
+            "trident.coordinators.leadership:Leadership._take",
+            "ops.append(SetData(path, data, leader[1]) if leader else Create(path, data))",
+            "ops.extend([] if leader else [Create(path, data)])",
+        ),
         Edit("trident.coordinators.leadership:Leadership._take", "leader[1] + 1 if leader", "leader[1] if leader"),
     ),
     "what a deposed coordinator reads in two pieces counts as corrupt": (
         Edit(STORE + "_check_decision", "self._fence.verify(self._zk)", "pass"),
     ),
     "a deposed coordinator without its manifest halts": (
-        Edit("trident.states.publishing.committer:DeltaCommitter.publish", "self._check_fence()\n        raise\n", "raise\n"),
+        Edit(
+            "trident.states.publishing.committer:DeltaCommitter.publish",
+            "self._check_fence()\n        raise\n",
+            "raise\n",
+        ),
     ),
-    "old pins stay": (
-        Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),
-    ),
-}  # fmt: skip
+    "old pins stay": (Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),),
+}
 
 
 @contextlib.contextmanager
@@ -156,8 +196,11 @@ def _find(where: str) -> tuple[Any, str, Any]:
 
 def _compiled(text: str, function: Any) -> Any:
     names: dict[str, Any] = {}
-    exec(compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"),
-         function.__globals__, names)  # fmt: skip
+    exec(
+        compile("from __future__ import annotations\n" + text, function.__code__.co_filename, "exec"),
+        function.__globals__,
+        names,
+    )
     made = names[function.__name__]
     made.__planted_from__ = function
     return made

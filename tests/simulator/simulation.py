@@ -52,10 +52,13 @@ class Simulation:
         kinds = rng.choice([(kind,) for kind in KINDS] + [KINDS, ("opaque", "queue"), ("transactional", "opaque")])
         sources = {f"s{index}": Source(f"s{index}", kind, world) for index, kind in enumerate(kinds)}
         limits = Limits(
-            max_spout_pending=rng.choice((1, 2, 3, 4)), max_attempts=rng.choice((2, 3, 8)),
-            batch_emit_interval_secs=rng.choice((0.0, 0.0, 0.5)), readiness_poll_secs=0.5,
-            backoff_first_secs=0.2, backoff_max_secs=rng.choice((1.0, 30.0)),
-        )  # fmt: skip
+            max_spout_pending=rng.choice((1, 2, 3, 4)),
+            max_attempts=rng.choice((2, 3, 8)),
+            batch_emit_interval_secs=rng.choice((0.0, 0.0, 0.5)),
+            readiness_poll_secs=0.5,
+            backoff_first_secs=0.2,
+            backoff_max_secs=rng.choice((1.0, 30.0)),
+        )
         self.checker = Checker(world, min(sources), sources, limits.max_spout_pending)
         ensemble = Ensemble(self._on_write)
         self.shared = Shared(world, self.faults, sources, limits, self.checker, ensemble)
@@ -197,11 +200,21 @@ class Simulation:
     def _strike_soon(self) -> None:
         rng = self.world.rng
         self._blows = [
-            blow for blow in (
-                self._kill, self._pause, self._cut, self._expire, self._optimize, self._copy, self._restart,
-                self._hold, self._jump, self._delete_live,
-            ) if rng.random() < 0.5
-        ]  # fmt: skip
+            blow
+            for blow in (
+                self._kill,
+                self._pause,
+                self._cut,
+                self._expire,
+                self._optimize,
+                self._copy,
+                self._restart,
+                self._hold,
+                self._jump,
+                self._delete_live,
+            )
+            if rng.random() < 0.5
+        ]
         if self._blows:
             self.world.later(rng.random() * 3.0, self._strike, rng.choice((0.3, 2.0, 8.0)))
 

@@ -41,9 +41,10 @@ class Source:
         }
         self.holes = {
             (partition, offset)
-            for partition, end in self.end.items() for offset in range(end)
+            for partition, end in self.end.items()
+            for offset in range(end)
             if kind == "opaque" and world.rng.random() < 0.3
-        }  # fmt: skip
+        }
         self.acknowledged: set[int] = set()  # of a queue
 
     def there(self, partition: str) -> int:
@@ -52,9 +53,7 @@ class Source:
         return sum(1 for when in self.comes_at[partition] if when <= now)
 
     def rows(self, partition: str, start: int, end: int) -> list[Row]:
-        return [
-            (self.name, partition, offset) for offset in range(start, end) if (partition, offset) not in self.holes
-        ]
+        return [(self.name, partition, offset) for offset in range(start, end) if (partition, offset) not in self.holes]
 
     def all_rows(self) -> list[Row]:
         return [row for partition, end in self.end.items() for row in self.rows(partition, 0, end)]
@@ -208,9 +207,11 @@ class SimRunner:
             if self._faults.chance(self._faults.user_failure_odds):
                 raise SimulatedFailure("a function of the user failed")
             rows = self._faults.io(
-                self._process, "staging", lambda: self._emit(attempt, metadata),
+                self._process,
+                "staging",
+                lambda: self._emit(attempt, metadata),
                 lambda when: SimulatedFailure(f"staging failed {when}"),
-            )  # fmt: skip
+            )
             if not self.is_live(attempt):
                 self._world.reached("late report on an attempt that does not live any more")
             return ProcessedBatch(rows, self._spouts(metadata), len(rows))

@@ -177,9 +177,15 @@ class SimCommitter(DeltaCommitter):
     """``trident.coordinators.ports.Committer``; see the top of this file for what of it is production code."""
 
     def __init__(
-        self, engine: Engine, process: Process, faults: Faults, warehouse: Warehouse, names: tuple[str, str, str],
-        epoch: int, check_fence: Any,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        process: Process,
+        faults: Faults,
+        warehouse: Warehouse,
+        names: tuple[str, str, str],
+        epoch: int,
+        check_fence: Any,
+    ) -> None:
         self._engine: Any = engine
         self._process, self._faults, self._store = process, faults, warehouse
         self._topology, self._group, self._incarnation = names
@@ -195,9 +201,16 @@ class SimCommitter(DeltaCommitter):
         for table in self._store.tables.values():
             if not table.versions:
                 control = ControlRecord(
-                    self._topology, self._group, self._incarnation, record.current_txid - 1, -1, "", self._epoch,
-                    starts_at=record.current_txid, floor=record.current_txid - 1,
-                )  # fmt: skip
+                    self._topology,
+                    self._group,
+                    self._incarnation,
+                    record.current_txid - 1,
+                    -1,
+                    "",
+                    self._epoch,
+                    starts_at=record.current_txid,
+                    floor=record.current_txid - 1,
+                )
                 table.versions.append(Version(0, control.encode(), 0, ()))
             self._check(table, record, self._engine.load(table.path))
 
@@ -221,9 +234,12 @@ class SimCommitter(DeltaCommitter):
         self._open_tables[snapshot.path] = _Open(snapshot, (0, 0, 0))
 
     def prepare(
-        self, attempt: TransactionAttempt, parent: TransactionAttempt | None, processed: ProcessedBatch,
+        self,
+        attempt: TransactionAttempt,
+        parent: TransactionAttempt | None,
+        processed: ProcessedBatch,
         record: GroupRecord,
-    ) -> PreparedBatch:  # fmt: skip
+    ) -> PreparedBatch:
         for table in self._store.tables.values():
             known: Any = self._open_tables[table.path].snapshot
             if known.seen is not table.newest:

@@ -247,9 +247,7 @@ class _Thread:
 class _Timer:
     daemon = True
 
-    def __init__(
-        self, process: Process, delay_secs: float, action: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, process: Process, delay_secs: float, action: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._process, self._delay_secs, self._action, self._args = process, delay_secs, action, args
         self._cancelled = False
 

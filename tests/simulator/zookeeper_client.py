@@ -169,9 +169,7 @@ class SimKazooClient:
         delay = connection.last_answer - self._world.now
         self._world.later(delay, self._answer, connection, pending, value, error, connection.seen)
 
-    def _answer(
-        self, connection: Connection, pending: Pending, value: Any, error: Exception | None, seen: int
-    ) -> None:
+    def _answer(self, connection: Connection, pending: Pending, value: Any, error: Exception | None, seen: int) -> None:
         if connection.cut or self._process.dead or connection is not self._connection:
             return
         self._seen = max(self._seen, seen)

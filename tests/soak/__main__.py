@@ -54,14 +54,21 @@ class Coordinator:
         self.started_at = time.monotonic()
         self.log = self._folder / "logs" / f"{self.name}-{self.lives:04d}.log"
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_DRIVER_PYTHON": sys.executable, "TMPDIR": str(self._folder / "tmp"),
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "TMPDIR": str(self._folder / "tmp"),
+        }
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.coordinator", str(self._folder)], env=environment, stdout=output,
-                stderr=subprocess.STDOUT, cwd=self._folder / "run",
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.soak.coordinator", str(self._folder)],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder / "run",
+            )
         self.pid = self.process.pid
         self.killed = False
 
@@ -197,13 +204,21 @@ class Soak:
         if leader is None:
             return
         jvms = measure.jvms(leader.pid)
-        self.records.append({
-            "kind": "process", "at": round(self.age, 1), "quiet": quiet, "pid": leader.pid,
-            "age": round(time.monotonic() - leader.started_at, 1), "python_mb": round(measure.rss_mb(leader.pid), 1),
-            "jvm_mb": round(sum(map(measure.rss_mb, jvms)), 1), "python_files": measure.open_files(leader.pid),
-            "jvm_files": sum(map(measure.open_files, jvms)), "python_threads": measure.threads(leader.pid),
-            "jvm_threads": sum(map(measure.threads, jvms)),
-        })  # fmt: skip
+        self.records.append(
+            {
+                "kind": "process",
+                "at": round(self.age, 1),
+                "quiet": quiet,
+                "pid": leader.pid,
+                "age": round(time.monotonic() - leader.started_at, 1),
+                "python_mb": round(measure.rss_mb(leader.pid), 1),
+                "jvm_mb": round(sum(map(measure.rss_mb, jvms)), 1),
+                "python_files": measure.open_files(leader.pid),
+                "jvm_files": sum(map(measure.open_files, jvms)),
+                "python_threads": measure.threads(leader.pid),
+                "jvm_threads": sum(map(measure.threads, jvms)),
+            }
+        )
         # It stops the JVM for a moment: now and then only.
         if quiet and jvms and self.age - self.heap_at >= 30.0:
             self.heap_at, heap = self.age, measure.live_heap_mb(jvms[0])
@@ -217,21 +232,28 @@ class Soak:
         hosts = f"127.0.0.1:{endpoint.port}" if endpoint else ""
         tables = [path.parent for path in store.glob("*/_delta_log")]
         return {
-            "kind": "totals", "at": round(self.age, 1), "kills": dict(self.kills),
+            "kind": "totals",
+            "at": round(self.age, 1),
+            "kills": dict(self.kills),
             "lives": sum(one.lives for one in self.coordinators),
             "txids": {group["name"]: group["current_txid"] - 1 for group in self._status().get("groups", [])},
-            "epoch": self._status().get("epoch"), "lines": sum(self.feeder.lines.values()),
-            "input_files": self.feeder.files, "orders": sum(self.feeder.orders.values()),
-            "state": measure.counted(state), "zookeeper": measure.counted(store / "_trident" / "zookeeper"),
+            "epoch": self._status().get("epoch"),
+            "lines": sum(self.feeder.lines.values()),
+            "input_files": self.feeder.files,
+            "orders": sum(self.feeder.orders.values()),
+            "state": measure.counted(state),
+            "zookeeper": measure.counted(store / "_trident" / "zookeeper"),
             **(measure.znodes(hosts, "/trident") if hosts else {}),
             "data_files": {table.name: len(measure.data_files(table)) for table in tables},
             "log_files": {table.name: measure.counted(table / "_delta_log")["files"] for table in tables},
             "orphans": {table.name: len(measure.orphans(table)) for table in tables},
-            "temporary": len(measure.temporary(store)), "local": measure.counted(self.folder / "local"),
-            "tmp": measure.counted(self.folder / "tmp"), "run": measure.counted(self.folder / "run"),
+            "temporary": len(measure.temporary(store)),
+            "local": measure.counted(self.folder / "local"),
+            "tmp": measure.counted(self.folder / "tmp"),
+            "run": measure.counted(self.folder / "run"),
             "queue_kb": (self.folder / "queue.db").stat().st_size // 1000,
             "map_kb": (self.folder / "map.db").stat().st_size // 1000 if (self.folder / "map.db").exists() else 0,
-        }  # fmt: skip
+        }
 
     def _record(self) -> None:
         found = self.totals()

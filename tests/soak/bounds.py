@@ -48,10 +48,14 @@ def _processes(records: list[dict[str, Any]]) -> list[str]:
     broken = []
     # Name, growth at once (Spark remembers its last 1,000 jobs), growth a minute, most.
     for name, once, each, most in (
-        ("python_mb", 10, 0.3, 600), ("heap_mb", 30, 0.5, HEAP_MB), ("jvm_mb", 120, 1.0, HEAP_MB + 700),
-        ("python_files", 12, 0.02, 150), ("jvm_files", 30, 0.05, 700), ("python_threads", 10, 0.02, 120),
+        ("python_mb", 10, 0.3, 600),
+        ("heap_mb", 30, 0.5, HEAP_MB),
+        ("jvm_mb", 120, 1.0, HEAP_MB + 700),
+        ("python_files", 12, 0.02, 150),
+        ("jvm_files", 30, 0.05, 700),
+        ("python_threads", 10, 0.02, 120),
         ("jvm_threads", 30, 0.02, 250),
-    ):  # fmt: skip
+    ):
         found = [(one["at"], one[name]) for one in points if name in one]
         if not found:
             print(f"{name}: NOT MEASURED here")

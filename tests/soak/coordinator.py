@@ -51,18 +51,29 @@ def topology(folder: Path) -> TridentTopology:
 
 def main(folder: Path) -> None:
     log_sweeper.GRACE_SECS = LOG_GRACE_SECS  # of this process alone: an hour is longer than most soaks
-    spark = make_session("soak", {
-        "spark.master": "local[2,3]", "spark.driver.memory": f"{HEAP_MB}m", "spark.local.dir": str(folder / "local"),
-        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"), "spark.sql.session.timeZone": "UTC",
-        "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # The whole heap from the start: what grows then is not the heap.
-        "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch -XX:TieredStopAtLevel=1 "
-        "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m -XX:MaxMetaspaceSize=400m",
-    })  # fmt: skip
+    spark = make_session(
+        "soak",
+        {
+            "spark.master": "local[2,3]",
+            "spark.driver.memory": f"{HEAP_MB}m",
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            # The whole heap from the start: what grows then is not the heap.
+            "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch -XX:TieredStopAtLevel=1 "
+            "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m -XX:MaxMetaspaceSize=400m",
+        },
+    )
     query = topology(folder).start(
-        spark, warehouse=str(folder / "w"), zookeeper_session_timeout_secs=SESSION_SECS, max_spout_pending=3,
-        progress="plain", progress_interval_secs=20,
-    )  # fmt: skip
+        spark,
+        warehouse=str(folder / "w"),
+        zookeeper_session_timeout_secs=SESSION_SECS,
+        max_spout_pending=3,
+        progress="plain",
+        progress_interval_secs=20,
+    )
     print("started", flush=True)
     while not (folder / "drain").exists():
         if query.await_termination(0.2):

@@ -69,10 +69,11 @@ class Feeder:
         words = dict(zip(table.column("word").to_pylist(), table.column("count").to_pylist()))
         orders = {key[0]: value.current for key, value in SqliteMap(str(self._folder / "map.db"), "orders").items()}
         return [
-            *_difference("lines", lines, self.lines), *_difference("words", words, self.words),
+            *_difference("lines", lines, self.lines),
+            *_difference("words", words, self.words),
             *_difference("orders", orders, self.orders),
             *([f"{len(self._queue)} messages are left in the queue"] if len(self._queue) else []),
-        ]  # fmt: skip
+        ]
 
 
 def _difference(name: str, found: dict[str, int], expected: Counter[str]) -> list[str]:

@@ -68,9 +68,14 @@ def open_files(pid: int) -> int:
 
 # Spark's own pools, which have bounds of 100 to 1,024 threads, grow with each burst of work and shrink after a minute.
 SPARKS_POOLS = (
-    "block-manager-", "shuffle-exchang", "broadcast-excha", "ResultQueryStag", "QueryStageCreat", "map-output-disp",
+    "block-manager-",
+    "shuffle-exchang",
+    "broadcast-excha",
+    "ResultQueryStag",
+    "QueryStageCreat",
+    "map-output-disp",
     "Executor task ",
-)  # fmt: skip
+)
 
 
 def threads(pid: int) -> int:
@@ -134,9 +139,10 @@ def log_actions(table: Path) -> Iterator[dict[str, Any]]:
 def data_files(table: Path) -> set[str]:
     """On disk, relative to the table."""
     return {
-        os.path.relpath(path, table) for path, is_folder, _ in walk(table)
+        os.path.relpath(path, table)
+        for path, is_folder, _ in walk(table)
         if not is_folder and path.endswith(".parquet") and "_delta_log" not in path
-    }  # fmt: skip
+    }
 
 
 def orphans(table: Path) -> set[str]:
@@ -147,9 +153,10 @@ def orphans(table: Path) -> set[str]:
 def temporary(folder: Path) -> list[str]:
     """Files that only a writer that was killed, or has failed, leaves."""
     return sorted(
-        os.path.relpath(path, folder) for path, is_folder, _ in walk(folder)
+        os.path.relpath(path, folder)
+        for path, is_folder, _ in walk(folder)
         if not is_folder and (path.endswith((".tmp", ".tmp.crc", ".new")) or "/.status.json." in path)
-    )  # fmt: skip
+    )
 
 
 # --- ZooKeeper --------------------------------------------------------------------------------

@@ -44,9 +44,14 @@ class Campaign:
     """
 
     def __init__(
-        self, kind: str, folder: Path, start: Start, znodes: Callable[[], list[str]], depose: Callable[[], None],
+        self,
+        kind: str,
+        folder: Path,
+        start: Start,
+        znodes: Callable[[], list[str]],
+        depose: Callable[[], None],
         merging: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._start, self._depose = start, depose
         self.books = Books(kind, folder, znodes, merging)
         self._query: TopologyQuery | None = None

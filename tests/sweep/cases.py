@@ -22,9 +22,19 @@ FIRST, REPLAY, RECOVERY, BIRTH, STOP = "first try", "replay", "recovery", "first
 
 # What each transaction passes, whatever its topology is; and what some kinds pass besides.
 EVERY = (
-    "zk.begin", "stage.write", "manifest.write", "zk.decide", "manifest.read", "stage.verify", "publish.table",
-    "delta.commit", "zk.advance", "spout.success", "clean.manifests", "clean.staged",
-)  # fmt: skip
+    "zk.begin",
+    "stage.write",
+    "manifest.write",
+    "zk.decide",
+    "manifest.read",
+    "stage.verify",
+    "publish.table",
+    "delta.commit",
+    "zk.advance",
+    "spout.success",
+    "clean.manifests",
+    "clean.staged",
+)
 BESIDES = {
     "transactional": (),
     "opaque": ("spout.emit",),
@@ -43,9 +53,23 @@ BORN = ("zk.ensure", "zk.register", "zk.record", "delta.commit", "descriptor.wri
 SELDOM = ("delta.checkpoint", "zk.reset", "zk.write")
 
 # The n-th entry, where the second is not the one that is wanted.
-NTH = dict.fromkeys((
-    "zk.acquire", "zk.sync", "delta.load", "descriptor.write", "zk.ensure", "zk.register", "zk.record", "zk.release",
-    "spout.success", "clean.manifests", "clean.staged", *MERGES), 1)  # fmt: skip
+NTH = dict.fromkeys(
+    (
+        "zk.acquire",
+        "zk.sync",
+        "delta.load",
+        "descriptor.write",
+        "zk.ensure",
+        "zk.register",
+        "zk.record",
+        "zk.release",
+        "spout.success",
+        "clean.manifests",
+        "clean.staged",
+        *MERGES,
+    ),
+    1,
+)
 
 
 class Case(NamedTuple):

@@ -19,14 +19,21 @@ def main(kind: str, folder: Path, zookeeper: str, root: str) -> None:
     spark = make_session(
         "killed",
         {
-            "spark.master": "local[2]", "spark.driver.memory": "700m", "spark.ui.enabled": "false",
-            "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.master": "local[2]",
+            "spark.driver.memory": "700m",
+            "spark.ui.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
-    )  # fmt: skip
+    )
     query = topology_of(kind, source_of(kind, folder), folder / "maps.db").start(
-        spark, warehouse=str(folder / "warehouse"), zookeeper=zookeeper, zookeeper_root=root,
-        zookeeper_session_timeout_secs=4, max_spout_pending=2,
-    )  # fmt: skip
+        spark,
+        warehouse=str(folder / "warehouse"),
+        zookeeper=zookeeper,
+        zookeeper_root=root,
+        zookeeper_session_timeout_secs=4,
+        max_spout_pending=2,
+    )
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
         if command == "drain":

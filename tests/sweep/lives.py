@@ -78,9 +78,14 @@ class _Process:
         jvm = f"{os.environ.get(VARIABLE, '')} {COLD}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault, VARIABLE: jvm}
         self._process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            command,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

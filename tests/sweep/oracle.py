@@ -37,9 +37,11 @@ def _unchanged(read: Any, path: Path) -> list[dict[str, Any]]:
 def _data_files(folder: Path) -> list[str]:
     """Parquet files, relative; by os.walk, for folders go while they are listed: a clean-up is in the background."""
     return [
-        os.path.relpath(f"{inner}/{name}", folder) for inner, _, names in os.walk(folder)
-        for name in names if name.endswith(".parquet")
-    ]  # fmt: skip
+        os.path.relpath(f"{inner}/{name}", folder)
+        for inner, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(".parquet")
+    ]
 
 
 @dataclass
@@ -87,7 +89,8 @@ class Table:
     def rows(self) -> list[dict[str, Any]]:
         """Every row, with the transaction that brought its file as "txid"."""
         return [
-            {**row, "txid": txid} for file, txid in sorted(self.files.items())
+            {**row, "txid": txid}
+            for file, txid in sorted(self.files.items())
             for row in _unchanged(_data, self.folder / file)
         ]
 

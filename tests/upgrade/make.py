@@ -23,16 +23,26 @@ JOB = HERE / "job.py"
 FED = 9  # how many inputs each source of a fixture has
 # The server makes these anew; they name this machine.
 OF_THIS_MACHINE = (
-    "endpoint.json", "start.lock", "owner.lock", "server.out", "zookeeper.log", "port", "zoo.cfg", "log4j2.properties",
-)  # fmt: skip
+    "endpoint.json",
+    "start.lock",
+    "owner.lock",
+    "server.out",
+    "zookeeper.log",
+    "port",
+    "zoo.cfg",
+    "log4j2.properties",
+)
 
 
 def job(folder: Path, *arguments: str, faults: str = "", timeout_secs: float = 400) -> subprocess.CompletedProcess:
     environment = {**os.environ, "TRIDENT_FAULTS": faults, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, str(JOB), str(folder), *arguments],
-        env=environment, capture_output=True, text=True, timeout=timeout_secs,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_secs,
+    )
 
 
 def make(name: str) -> Path:

@@ -124,9 +124,16 @@ def skip(
 
 
 def _skip(
-    engine: KernelEngine, zk: ZooKeeper, lease: Lease, warehouse: Path, name: str, group: str,
-    spouts: dict[str, str], incarnation: str, txid: int,
-) -> str:  # fmt: skip
+    engine: KernelEngine,
+    zk: ZooKeeper,
+    lease: Lease,
+    warehouse: Path,
+    name: str,
+    group: str,
+    spouts: dict[str, str],
+    incarnation: str,
+    txid: int,
+) -> str:
     fence = lease.fences[group]
     store = GroupStore(zk, name, group, list(spouts), fence)
     record, decision, pins = store.load()
@@ -183,9 +190,14 @@ def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor)
     # The descriptor is written again from this: it must say what it said.
     aggregator = SimpleNamespace(native_name=descriptor.aggregator) if descriptor.aggregator else None
     return StateBinding(
-        state, descriptor.kind, descriptor.keys, descriptor.schema, descriptor.value_fields, aggregator,
+        state,
+        descriptor.kind,
+        descriptor.keys,
+        descriptor.schema,
+        descriptor.value_fields,
+        aggregator,
         descriptor.merging,
-    )  # fmt: skip
+    )
 
 
 def _attached(warehouse: Path, name: str, group: str) -> list[StateDescriptor]:
@@ -223,9 +235,14 @@ class _SkipRunner:
     """Stages nothing but one dead letter."""
 
     def __init__(
-        self, committer: DeltaCommitter, warehouse: Path, incarnation: str, spouts: dict[str, str],
-        metadata: dict[str, Any], error: str,
-    ) -> None:  # fmt: skip
+        self,
+        committer: DeltaCommitter,
+        warehouse: Path,
+        incarnation: str,
+        spouts: dict[str, str],
+        metadata: dict[str, Any],
+        error: str,
+    ) -> None:
         self._committer, self._warehouse, self._incarnation = committer, warehouse, incarnation
         self._spouts, self._metadata, self._error = spouts, metadata, error
 
@@ -235,8 +252,10 @@ class _SkipRunner:
         letters = targets[-1]
         letter = {"metadata": json.dumps(self._metadata), "error": self._error}
         staged[letters.name] = stage_letters(letters.root, self._incarnation, attempt, [letter])
-        spouts = {tx_id: {"spout": self._spouts[tx_id], "kind": "", "metadata": value, "commit_data": None}
-                  for tx_id, value in self._metadata.items()}  # fmt: skip
+        spouts = {
+            tx_id: {"spout": self._spouts[tx_id], "kind": "", "metadata": value, "commit_data": None}
+            for tx_id, value in self._metadata.items()
+        }
         return ProcessedBatch(staged, spouts)
 
     def resolve(

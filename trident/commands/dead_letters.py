@@ -103,9 +103,14 @@ def _replayed(replays: list[tuple[float, str]], txid: int) -> str:
 
 
 def replay(
-    name: str, config: TridentConfig | None = None, stream: str | None = None, messages: Collection[str] = (),
-    again: bool = False, spark: "SparkSession | None" = None, force: bool = False,
-) -> str:  # fmt: skip
+    name: str,
+    config: TridentConfig | None = None,
+    stream: str | None = None,
+    messages: Collection[str] = (),
+    again: bool = False,
+    spark: "SparkSession | None" = None,
+    force: bool = False,
+) -> str:
     """Has dead letters tried again by the topology that runs, or by its next start.
 
     Each request counts each message once. What fails again, as often as
@@ -134,9 +139,10 @@ def replay(
             pass
     # Of one message only the newest letter counts, however often it was given up.
     newest = {
-        (letter.stream, letter.message): letter for letter in dead_letters(name, config, spark)
+        (letter.stream, letter.message): letter
+        for letter in dead_letters(name, config, spark)
         if letter.stream is not None and stream in (None, letter.stream)
-    }  # fmt: skip
+    }
     known = {str(message) for _, message in newest}
     wanted: dict[str, list[dict[str, Any]]] = {}
     lost = []
@@ -149,10 +155,11 @@ def replay(
     missing = sorted(set(messages) - known)
     if missing:
         raise TopologyError(
-            f"{name} has no such dead letter", found=", ".join(missing),
+            f"{name} has no such dead letter",
+            found=", ".join(missing),
             expected=f"one of {', '.join(sorted(known)[:20]) or 'none'}",
             action="`trident dead-letters list` shows them; a text is written with its quotes",
-        )  # fmt: skip
+        )
     if not wanted and not lost:
         return f"{name}: no dead letter is to be replayed"
     lines = lost

@@ -82,8 +82,12 @@ _STOP_SECS = 2.0
 # RFC 9112 3.2: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~%!$&'()*+,;=-]*))(?::[0-9]*)?")
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (UnknownFunction, 404), (WrongArguments, 400), (NotLeading, 503), (DrpcTimeout, 504), (DrpcError, 503),
-)  # fmt: skip
+    (UnknownFunction, 404),
+    (WrongArguments, 400),
+    (NotLeading, 503),
+    (DrpcTimeout, 504),
+    (DrpcError, 503),
+)
 # Everybody is told these in full: nothing in them comes from the user's code or data.
 _TOLD = (UnknownFunction, WrongArguments, NotLeading, DrpcTimeout)
 _ROUTES = Map(
@@ -110,9 +114,7 @@ class Answers(Protocol):
     @property
     def role(self) -> str: ...
 
-    def answer(
-        self, function: str, args: Sequence[Any], named: Mapping[str, Any], timeout_secs: float
-    ) -> Answer: ...
+    def answer(self, function: str, args: Sequence[Any], named: Mapping[str, Any], timeout_secs: float) -> Answer: ...
 
 
 class HttpServer:
@@ -136,9 +138,10 @@ class HttpServer:
             # "localhost" is whatever this machine's resolver says.
             self._listener.close()
             raise ConfigError(
-                f"http={address} would answer other machines, and anybody there, without http_token", found=host,
+                f"http={address} would answer other machines, and anybody there, without http_token",
+                found=host,
                 expected="a loopback address such as 127.0.0.1, or http_token as well",
-            )  # fmt: skip
+            )
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._map: dict[int, Any] = {}
         self._server = BoundedServer(_Application(token, front), self._listener, self._map, _THREADS, _BODY_BYTES_MAX)
@@ -246,9 +249,10 @@ class _Application:
         host = _host(given)
         if host is None:
             return _error(
-                400, f"the header Host cannot be read; found: {given[:100]!r}; expected: a name or an address, "
+                400,
+                f"the header Host cannot be read; found: {given[:100]!r}; expected: a name or an address, "
                 "and perhaps a port",
-            )  # fmt: skip
+            )
         if self._token is None:
             return _refused_without_token(request, host)
         if endpoint == "health":
@@ -267,13 +271,15 @@ class _Application:
         return _json({"topology": front.name, "role": front.role}, 200 if front.is_leader else 503)
 
     def _functions(self, request: Request) -> Response:
-        return _json({
-            name: {
-                kind: {field.name: field.dataType.simpleString() for field in schema.fields}
-                for kind, schema in (("arguments", plan.arguments), ("result", plan.result))
+        return _json(
+            {
+                name: {
+                    kind: {field.name: field.dataType.simpleString() for field in schema.fields}
+                    for kind, schema in (("arguments", plan.arguments), ("result", plan.result))
+                }
+                for name, plan in self._front.plans.items()
             }
-            for name, plan in self._front.plans.items()
-        })  # fmt: skip
+        )
 
     def _get(self, request: Request, function: str, argument: str) -> Response:
         try:
@@ -329,9 +335,10 @@ def _refused_without_token(request: Request, host: str) -> Response | None:
     else:
         return None
     return _error(
-        403, f"without http_token no page of another site is answered; found: {found}; expected: a page of this "
+        403,
+        f"without http_token no page of another site is answered; found: {found}; expected: a page of this "
         "machine, or no browser. Set http_token, and ask with Authorization: Bearer <http_token>",
-    )  # fmt: skip
+    )
 
 
 def _body(request: Request) -> Any:
@@ -374,10 +381,11 @@ def _timeout_secs(request: Request) -> float:
         timeout_secs = math.nan
     if not 0 < timeout_secs <= _TIMEOUT_SECS_MAX:
         raise WrongArguments(
-            "timeout_secs cannot be used", found=repr(given[:100]),
+            "timeout_secs cannot be used",
+            found=repr(given[:100]),
             expected=f"a number of seconds, more than 0 and at most {_TIMEOUT_SECS_MAX:g}",
             action="ask for less at once; query.execute in the leading process may take longer",
-        )  # fmt: skip
+        )
     return timeout_secs
 
 
@@ -444,9 +452,10 @@ def _http_error(problem: HTTPException) -> Response:
 
 def _busy() -> Response:
     refusal = _error(
-        503, f"too many requests; found: {_AT_ONCE} that run; expected: fewer. Ask again, after the seconds that "
+        503,
+        f"too many requests; found: {_AT_ONCE} that run; expected: fewer. Ask again, after the seconds that "
         "Retry-After says",
-    )  # fmt: skip
+    )
     refusal.headers["Retry-After"] = str(_RETRY_AFTER_SECS)
     return refusal
 

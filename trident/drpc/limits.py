@@ -191,17 +191,28 @@ class BoundedServer(TcpWSGIServer):
     channel_class = _Channel
 
     def __init__(
-        self, application: Callable[..., Any], listener: socket.socket, map: dict[int, Any], threads: int,
+        self,
+        application: Callable[..., Any],
+        listener: socket.socket,
+        map: dict[int, Any],
+        threads: int,
         body_bytes_max: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         adjustments = Adjustments(
-            sockets=[listener], threads=threads, ident=None, clear_untrusted_proxy_headers=True, cleanup_interval=1,
+            sockets=[listener],
+            threads=threads,
+            ident=None,
+            clear_untrusted_proxy_headers=True,
+            cleanup_interval=1,
             # It refuses a body that has as many bytes as this.
             max_request_body_size=body_bytes_max + 1,
             # Counted here: what is sent never waits in a thread, and nothing becomes a file, which needs a descriptor.
-            connection_limit=_IN_MEMORY, outbuf_high_watermark=_IN_MEMORY, outbuf_overflow=_IN_MEMORY,
-            inbuf_overflow=_IN_MEMORY, log_socket_errors=False,
-        )  # fmt: skip
+            connection_limit=_IN_MEMORY,
+            outbuf_high_watermark=_IN_MEMORY,
+            outbuf_overflow=_IN_MEMORY,
+            inbuf_overflow=_IN_MEMORY,
+            log_socket_errors=False,
+        )
         self.connections_max = _connections_max()
         self._accept_again_at = self._warn_again_at = 0.0
         dispatcher = ThreadedTaskDispatcher()

@@ -107,9 +107,16 @@ class DrpcRequests:
     """
 
     def __init__(
-        self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path, topology: str,
-        plans: Mapping[str, DrpcPlan], advanced: Mapping[str, Callable[[], int]], incarnation: str, epoch: int,
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession",
+        engine: "KernelEngine",
+        warehouse: Path,
+        topology: str,
+        plans: Mapping[str, DrpcPlan],
+        advanced: Mapping[str, Callable[[], int]],
+        incarnation: str,
+        epoch: int,
+    ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
         self._frames = RequestFrames(spark, engine, warehouse)
@@ -181,7 +188,7 @@ class DrpcRequests:
                         found=f"a newer value each of {_PINS} times: {newer}",
                         action="a map keeps one or two transactions: ask again, make batches larger, or keep the state "
                         "in a DeltaMapState, which can be read as of any transaction",
-                    ) from newer  # fmt: skip
+                    ) from newer
                 self._wait_for_newer(pin, deadline)
         raise AssertionError("the last try returns or raises")
 
@@ -249,10 +256,11 @@ def find_plan(plans: Mapping[str, DrpcPlan], function: str) -> DrpcPlan:
     if function not in plans:
         known = ", ".join(plans)
         raise UnknownFunction(
-            f"there is no DRPC function {function!r}", found=repr(function),
+            f"there is no DRPC function {function!r}",
+            found=repr(function),
             expected=f"one of {known}" if known else None,
             action=None if known else "declare it with topology.new_drpc_stream(function)",
-        )  # fmt: skip
+        )
     return plans[function]
 
 
@@ -288,6 +296,9 @@ def _translated(error: Exception, function: str, request: RequestId) -> Exceptio
         return FailedException(f"{report['error']} (raised by {operation} at {location}, {where})")
     return UserFunctionError(
         f"{operation} failed at {location} in {where} {report['place']}: {report['error']}",
-        operation=operation, location=location, found=report.get("found"), expected=report.get("expected"),
+        operation=operation,
+        location=location,
+        found=report.get("found"),
+        expected=report.get("expected"),
         action="correct the function or the arguments",
-    )  # fmt: skip
+    )

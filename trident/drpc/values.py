@@ -119,8 +119,9 @@ def _argument(function: str, name: str, kind: DataType, value: Any) -> Any:
         told = f": {problem}" if isinstance(problem, _Unfit) else ""
         raise WrongArguments(
             f"argument {name!r} of function {function!r} has another type",
-            found=f"{type(value).__name__} {repr(value)[:100]}{told}", expected=kind.simpleString(),
-        ) from None  # fmt: skip
+            found=f"{type(value).__name__} {repr(value)[:100]}{told}",
+            expected=kind.simpleString(),
+        ) from None
 
 
 def converted(value: Any, kind: DataType) -> Any:

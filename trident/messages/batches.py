@@ -61,19 +61,24 @@ class TrackedBatches:
     """
 
     def __init__(
-        self, spark: "SparkSession", executors: Mapping[str, MessageSpoutExecutor], anchored: Collection[str],
-        to_frame: Callable[[str, Any, bool], "DataFrame"], targets: Sequence[StagingTarget],
-        tables: Mapping[str, str], folder: Path, ackers: int, incarnation: str,
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession",
+        executors: Mapping[str, MessageSpoutExecutor],
+        anchored: Collection[str],
+        to_frame: Callable[[str, Any, bool], "DataFrame"],
+        targets: Sequence[StagingTarget],
+        tables: Mapping[str, str],
+        folder: Path,
+        ackers: int,
+        incarnation: str,
+    ) -> None:
         self._spark, self._executors, self._anchored, self._to_frame = spark, executors, anchored, to_frame
         self._roots = {target.name: target.root for target in targets}
         self._tables, self._ackers, self._incarnation = tables, ackers, incarnation
         self._ledgers = folder / "ledgers"
         drop_old(self._ledgers)
 
-    def process(
-        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch
-    ) -> Staged:
+    def process(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch) -> Staged:
         """Runs the attempt until no message fails; what is staged then is without those that did.
 
         Args:
@@ -100,13 +105,15 @@ class TrackedBatches:
             failures.update(found)
             # When the time is up before all are found, the next attempt need not find these again.
             self._suspect(attempt, found)
-            log.info("%d messages of attempt %s failed, the batch is run without them: %s",
-                     len(found), attempt, next(iter(found.values())))  # fmt: skip
+            log.info(
+                "%d messages of attempt %s failed, the batch is run without them: %s",
+                len(found),
+                attempt,
+                next(iter(found.values())),
+            )
         return {**staged, **self._ends(attempt, failures)}
 
-    def blame_late(
-        self, attempt: TransactionAttempt, run: Run, error: Exception, watch: Watch
-    ) -> None:
+    def blame_late(self, attempt: TransactionAttempt, run: Run, error: Exception, watch: Watch) -> None:
         """Finds the messages for which the attempt failed in its transaction's turn; the next one is without them.
 
         Raises:
@@ -130,9 +137,13 @@ class TrackedBatches:
     # --- one run -------------------------------------------------------------------------------
 
     def _once(
-        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], without: Collection[int], run: Run,
+        self,
+        attempt: TransactionAttempt,
+        inputs: Mapping[str, "DataFrame"],
+        without: Collection[int],
+        run: Run,
         watch: Watch,
-    ) -> tuple[Staged, dict[int, Failure]]:  # fmt: skip
+    ) -> tuple[Staged, dict[int, Failure]]:
         """What was staged without some messages, and which others have failed."""
         watch.begin_run()
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
@@ -173,9 +184,14 @@ class TrackedBatches:
     # --- whose fault it is ---------------------------------------------------------------------
 
     def _blame(
-        self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], failures: Mapping[int, Failure],
-        run: Run, error: Exception, watch: Watch,
-    ) -> dict[int, Failure]:  # fmt: skip
+        self,
+        attempt: TransactionAttempt,
+        inputs: Mapping[str, "DataFrame"],
+        failures: Mapping[int, Failure],
+        run: Run,
+        error: Exception,
+        watch: Watch,
+    ) -> dict[int, Failure]:
         """One message with which the batch fails, and without which those before it do not.
 
         The shortest beginning of the batch that fails ends with it, so a message is found too that only fails
@@ -185,9 +201,11 @@ class TrackedBatches:
             Exception: the error itself: no row can be the reason, or the batch fails without any too.
         """
         everything = [
-            one.root for executor in self._executors.values() for one in executor.messages(attempt)
+            one.root
+            for executor in self._executors.values()
+            for one in executor.messages(attempt)
             if one.key and one.root not in failures
-        ]  # fmt: skip
+        ]
 
         def fails(count: int) -> Exception | None:
             """Why the first so many messages fail."""
@@ -224,10 +242,13 @@ class TrackedBatches:
             outcome = executor.outcome(attempt, failures)
             name = self._tables[tx_id]
             staged[name] = stage_ends(
-                self._roots[name], self._incarnation, attempt, [one.key for one, _ in outcome.ends],
+                self._roots[name],
+                self._incarnation,
+                attempt,
+                [one.key for one, _ in outcome.ends],
                 [end for _, end in outcome.ends],
                 [one.attempts + (end != "acked") for one, end in outcome.ends],
-            )  # fmt: skip
+            )
             letters += outcome.letters
         name = self._tables[""]
         staged[name] = stage_letters(self._roots[name], self._incarnation, attempt, letters)

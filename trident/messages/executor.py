@@ -160,8 +160,11 @@ class MessageSpoutExecutor:
             for message in messages:
                 self._accept(message)
         if self._recognised > known:
-            log.info("stream %r: %d messages were settled before: acknowledged, not processed again",
-                     self._tx_id, self._recognised - known)  # fmt: skip
+            log.info(
+                "stream %r: %d messages were settled before: acknowledged, not processed again",
+                self._tx_id,
+                self._recognised - known,
+            )
 
     def _open_messages(self) -> int:
         return max(len(self._out), len(self._waiting))
@@ -321,11 +324,15 @@ class MessageSpoutExecutor:
 
     def _letter(self, one: Tracked, failure: Failure) -> dict[str, Any]:
         return {
-            "stream": self._tx_id, "message": message_key(one.message.message_id),
-            "tuples": self._as_text(one.message.rows), "attempts": one.attempts + 1,
-            "operation": failure.operation, "location": failure.location,
-            "error": " ".join(filter(None, (failure.error, failure.place))), "traceback": failure.traceback,
-        }  # fmt: skip
+            "stream": self._tx_id,
+            "message": message_key(one.message.message_id),
+            "tuples": self._as_text(one.message.rows),
+            "attempts": one.attempts + 1,
+            "operation": failure.operation,
+            "location": failure.location,
+            "error": " ".join(filter(None, (failure.error, failure.place))),
+            "traceback": failure.traceback,
+        }
 
     def _as_text(self, rows: Sequence[tuple]) -> str | None:
         """The rows so that they can be read back; None where a value has no such form: it cannot be replayed."""
@@ -391,8 +398,12 @@ class MessageSpoutExecutor:
         except Exception as error:
             self._untold.rotate(-1)  # one that can never be acknowledged does not stand before the others
             self._tell_at = time.monotonic() + _TELL_AGAIN_SECS
-            log.warning("the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
-                        self._tx_id, len(self._untold), error)  # fmt: skip
+            log.warning(
+                "the spout of stream %r could not acknowledge %d messages, it will be told again: %s",
+                self._tx_id,
+                len(self._untold),
+                error,
+            )
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""

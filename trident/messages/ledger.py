@@ -131,9 +131,10 @@ class BatchLedger:
             if not path.is_file() or not path.stat().st_size:  # Spark would leave it out, and acknowledge what it tells
                 raise TableError(
                     f"a file of the ledger of a tracked batch is not what was written: {path}",
-                    found="no file with anything in it", expected="a Parquet file",
+                    found="no file with anything in it",
+                    expected="a Parquet file",
                     action="the batch is tried again; check the disk",
-                )  # fmt: skip
+                )
         reader = parquet_reader(self._spark, _DDL)
         told = F.struct("operation", "location", "error", "traceback", "place")
         rows = reader.parquet(*map(str, newest))

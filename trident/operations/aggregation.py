@@ -40,8 +40,9 @@ def read_aggregation(
         FieldError, OutputTypeError, TopologyError: as the operations of streams say.
     """
     if isinstance(aggregator, type):
-        raise TopologyError(f"{what} needs an aggregator, not its class", found=aggregator.__name__,
-                            expected=f"{aggregator.__name__}()")  # fmt: skip
+        raise TopologyError(
+            f"{what} needs an aggregator, not its class", found=aggregator.__name__, expected=f"{aggregator.__name__}()"
+        )
     kind = kind_of(aggregator, what)
     names = field_names(inputs, what) if inputs else ()
     require_fields(names, schema, what)
@@ -49,10 +50,14 @@ def read_aggregation(
     check_distinct([*keys, *(name for name, _ in given)], f"the keys and outputs of {what}")
     fields, many = _result(schema, what, kind, names, aggregator, given, site)
     return Aggregation(
-        aggregator=aggregator, kind=kind, keys=keys, inputs=names, many=many,
+        aggregator=aggregator,
+        kind=kind,
+        keys=keys,
+        inputs=names,
+        many=many,
         outputs=tuple(StructField(name, type_, True) for name, type_ in fields),
         location=function_location(_main_method(kind, aggregator)) or site,
-    )  # fmt: skip
+    )
 
 
 def _result(
@@ -61,24 +66,27 @@ def _result(
     name = aggregator_name(aggregator)
     if kind != "aggregator" and len(given) != 1:
         raise OutputTypeError(
-            f"{what}({name}) gives one value", found=f"{len(given)} outputs", expected="one output field",
+            f"{what}({name}) gives one value",
+            found=f"{len(given)} outputs",
+            expected="one output field",
             action="give a struct type, as in 'stats struct<n: long, total: double>', for several values in one",
-        )  # fmt: skip
+        )
     if kind == "native":
         output, type_ = given[0]
         actual = aggregator.result_type([schema[field].dataType for field in inputs])
         if type_ is not None and type_ != actual:
             raise OutputTypeError(
                 f"output {output!r} of {what}({name}) has another type",
-                found=actual.simpleString(), expected=type_.simpleString(), action="leave the type out",
-            )  # fmt: skip
+                found=actual.simpleString(),
+                expected=type_.simpleString(),
+                action="leave the type out",
+            )
         return [(output, actual)], False
     _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
     check_lifecycle(aggregator, f"{what}({name})")
     check_serialisable(aggregator, f"{what}({name})")
     described = describe(_typed_method(kind, aggregator), what, site)
     return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
-
 
 
 def aggregator_name(aggregator: Any) -> str:

@@ -253,9 +253,20 @@ class Max(_Extreme):
 
 
 _PLAIN = (
-    StringType, BinaryType, BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType,
-    DecimalType, DateType, TimestampType, TimestampNTZType,
-)  # fmt: skip
+    StringType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
 
 
 def is_ordered(kind: DataType) -> bool:

@@ -42,9 +42,17 @@ from trident.udf.signatures import describe
 _INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
 # Types whose equality in Python is that of Spark's <=>.
 _COMPARED = (
-    StringType, BooleanType, BinaryType, DateType, TimestampType, TimestampNTZType, DecimalType, FloatType,
-    DoubleType, *_INTEGRAL,
-)  # fmt: skip
+    StringType,
+    BooleanType,
+    BinaryType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    DecimalType,
+    FloatType,
+    DoubleType,
+    *_INTEGRAL,
+)
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,11 @@ class Negate:
         described = describe(inner, "Negate", "")
         if described.vectors:
             raise TopologyError(
-                "Negate takes a filter over rows", found=f"{described.name}, which works on whole columns",
-                expected="a function that is called for each row", action="negate the column in the function",
-            )  # fmt: skip
+                "Negate takes a filter over rows",
+                found=f"{described.name}, which works on whole columns",
+                expected="a function that is called for each row",
+                action="negate the column in the function",
+            )
         self._inner = inner
         self.__qualname__ = f"Negate({described.name})"
 
@@ -230,9 +240,12 @@ def as_expression(
 ) -> Expression:
     """The expression of a step; all is known of it, so that no session is asked."""
     found = Analysis(
-        fields=(StructField("result", form.type, True),), reads=frozenset(inputs), deterministic=True,
-        generates=form.generates, aggregates=False,
-    )  # fmt: skip
+        fields=(StructField("result", form.type, True),),
+        reads=frozenset(inputs),
+        deterministic=True,
+        generates=form.generates,
+        aggregates=False,
+    )
     return Expression(form.expr, schema, tuple(outputs), found, what)
 
 

@@ -71,8 +71,9 @@ class PartitionAggregateNode(OwnNode):
                 maker.push_python(WithoutMarker(MARKER), tuple(read), [field.name for field in marked])
         # An empty partition gives the initial value too; a group that has no row is no group.
         step = replace(
-            groups_step(aggregation, self, mode, aggregation.inputs), always=not aggregation.keys,
-        )  # fmt: skip
+            groups_step(aggregation, self, mode, aggregation.inputs),
+            always=not aggregation.keys,
+        )
         maker.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
 
 
@@ -80,9 +81,7 @@ def partition_aggregate(
     stream: "Stream", keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any
 ) -> "Stream":
     """See :meth:`trident.streams.stream.Stream.partition_aggregate`."""
-    aggregation = read_aggregation(
-        stream.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site()
-    )  # fmt: skip
+    aggregation = read_aggregation(stream.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site())
     return _partition_aggregate(stream, aggregation, aggregator_name(aggregator))
 
 
@@ -90,9 +89,12 @@ def _partition_aggregate(stream: "Stream", aggregation: Aggregation, name: str) 
     schema = StructType([*picked(stream.schema, aggregation.keys).fields, *aggregation.outputs])
     return stream._next(
         PartitionAggregateNode(
-            parents=(stream._node,), schema=schema, operation=f"partition_aggregate({name})",
-            location=call_site(), aggregation=aggregation,
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=schema,
+            operation=f"partition_aggregate({name})",
+            location=call_site(),
+            aggregation=aggregation,
+        )
     )
 
 
@@ -151,9 +153,10 @@ class ChainedAggregation:
         self._check_open()
         if self._kind not in (None, kind):
             raise TopologyError(
-                "a chained_agg is over the batch or per Spark partition", found=f"{self._kind} and {kind}",
+                "a chained_agg is over the batch or per Spark partition",
+                found=f"{self._kind} and {kind}",
                 expected="aggregate in all links, or partition_aggregate in all",
-            )  # fmt: skip
+            )
         if outputs is ...:
             inputs, aggregator, outputs = (), inputs, aggregator
         self._refused = True
@@ -169,9 +172,10 @@ def check_chains(open_chains: Sequence[ChainedAggregation]) -> None:
         if chain._refused:
             continue
         raise TopologyError(
-            "a chained aggregation was left open", found=f"{chain!r} at {chain._location}",
+            "a chained aggregation was left open",
+            found=f"{chain!r} at {chain._location}",
             expected="chain_end() behind its last link",
-        )  # fmt: skip
+        )
 
 
 def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> "Stream":
@@ -189,22 +193,33 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
     if kinds <= {"native", "combiner"} and not per_partition:
         parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
         whole = Aggregation(
-            aggregator=_CombinerChain(links, inputs), kind="combiner", keys=keys, inputs=inputs,
-            outputs=(StructField(_CHAIN, parts, True),), location=location,
-        )  # fmt: skip
+            aggregator=_CombinerChain(links, inputs),
+            kind="combiner",
+            keys=keys,
+            inputs=inputs,
+            outputs=(StructField(_CHAIN, parts, True),),
+            location=location,
+        )
         return stream._next(
             CombinerChainNode(
                 parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
             )
         )
     whole = Aggregation(
-        aggregator=_AnyChain(links, inputs), kind="aggregator", keys=keys, inputs=inputs, outputs=outputs,
-        location=location, many=True,
-    )  # fmt: skip
+        aggregator=_AnyChain(links, inputs),
+        kind="aggregator",
+        keys=keys,
+        inputs=inputs,
+        outputs=outputs,
+        location=location,
+        many=True,
+    )
     if per_partition:
         return _partition_aggregate(stream, whole, name)
     return stream._next(
-        AnyChainNode(parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole)
+        AnyChainNode(
+            parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
+        )
     )
 
 

@@ -124,8 +124,12 @@ def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
     made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
     for name, column in columns.items():
         if not is_expression(column):
-            raise TopologyError(f"with_column({name!r}) needs a Column", found=repr(column),
-                                expected="a Column or trident.expr(…)", action="use each for a function")  # fmt: skip
+            raise TopologyError(
+                f"with_column({name!r}) needs a Column",
+                found=repr(column),
+                expected="a Column or trident.expr(…)",
+                action="use each for a function",
+            )
         made[name.lower()] = _made(stream, column, "with_column", name)
     return _select(stream, list(made.values()), "with_column")
 
@@ -167,24 +171,29 @@ def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
             fields.append(one.expression.outputs[0])
     return stream._next(
         SelectNode(
-            parents=(stream._node,), schema=StructType(fields), operation=f"{what}({', '.join(o.name for o in made)})",
-            location=call_site(), made=tuple(made),
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=StructType(fields),
+            operation=f"{what}({', '.join(o.name for o in made)})",
+            location=call_site(),
+            made=tuple(made),
+        )
     )
 
 
 def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> Made:
     found = analyse(column, stream.schema, what, needs_name=name is None)
     if found.aggregates:
-        raise TopologyError(f"{what} cannot aggregate", found=str(column), expected="an expression over a single row",
-                            action="use agg")  # fmt: skip
+        raise TopologyError(
+            f"{what} cannot aggregate", found=str(column), expected="an expression over a single row", action="use agg"
+        )
     if found.generates or len(found.fields) != 1:
         raise TopologyError(
-            f"{what} makes one row of each", found=str(column),
+            f"{what} makes one row of each",
+            found=str(column),
             expected="an expression that gives one value of each row",
             action="to multiply rows beside the other fields write each(expr('explode(items)'), 'item') before it; "
             "for the new rows alone flat_map(expr('explode(items)'), 'item')",
-        )  # fmt: skip
+        )
     field = found.fields[0]
     field = StructField(name or field.name, field.dataType, True)
     return Made(field.name, None, Expression(column, stream.schema, (field,), found, what))
@@ -242,16 +251,23 @@ def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[
     for one in columns:
         if not is_expression(one):
             raise TopologyError(
-                "agg takes aggregate Columns, or inputs, an aggregator and outputs", found=repr(one),
+                "agg takes aggregate Columns, or inputs, an aggregator and outputs",
+                found=repr(one),
                 expected="F.sum('n').alias('total'), or ('n', Sum(), 'total')",
-            )  # fmt: skip
+            )
     found = analyse_aggregates(columns, keys, stream.schema, "agg")
     schema = StructType([*picked(stream.schema, keys).fields, *found.fields])
     check_distinct(schema.names, "the keys and outputs of agg")
     return stream._next(
         ColumnAggregateNode(
-            parents=(stream._node,), schema=schema, operation=f"agg({', '.join(f.name for f in found.fields)})",
-            location=call_site(), keys=keys, columns=tuple(columns), taken=found.reads,
-            deterministic=found.deterministic, all_fields=found.all_fields,
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=schema,
+            operation=f"agg({', '.join(f.name for f in found.fields)})",
+            location=call_site(),
+            keys=keys,
+            columns=tuple(columns),
+            taken=found.reads,
+            deterministic=found.deterministic,
+            all_fields=found.all_fields,
+        )
     )

@@ -106,7 +106,9 @@ def _text(topology: str, source: Any, node: "PersistNode", state: StateKind, fou
     kind = kind_of(source.spout)
     pair = f"stream {source.tx_id!r} ({type(source.spout).__name__}, {kind.value}) and state {node.binding.name!r}"
     if kind is SpoutKind.NON_TRANSACTIONAL:
-        better = "a transactional or an opaque spout, such as FileSpout, with any of DeltaMapState, DeltaAppend or opaque(…)"
+        better = (
+            "a transactional or an opaque spout, such as FileSpout, with any of DeltaMapState, DeltaAppend or opaque(…)"
+        )
     elif found is Guarantee.UNLESS_WOKEN:
         better = "a map whose multi_put refuses an older epoch (fenced = True), such as SqliteMap, or DeltaMapState"
     else:

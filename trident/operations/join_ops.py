@@ -40,9 +40,7 @@ class UnionOp(MeetOp):
             columns.append(_anchors(self.fields[-1], branch))
 
         def meet(frames: Sequence[Any], _: Any) -> Any:
-            return reduce(
-                lambda a, b: a.union(b), [frame.select(*columns) for frame, columns in zip(frames, chosen)]
-            )  # fmt: skip
+            return reduce(lambda a, b: a.union(b), [frame.select(*columns) for frame, columns in zip(frames, chosen)])
 
         return meet
 

@@ -58,9 +58,12 @@ class MergeNode(MeetNode):
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         found = {
-            given for side, names in zip(self.parents, self.sides) if side is parent
-            for name, given in zip(self.names, names) if name in live
-        }  # fmt: skip
+            given
+            for side, names in zip(self.parents, self.sides)
+            if side is parent
+            for name, given in zip(self.names, names)
+            if name in live
+        }
         return frozenset(found)
 
     def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
@@ -100,12 +103,15 @@ def merge(topology: "TridentTopology", streams: Sequence["Stream"], outputs: Any
                     expected=f"{first[base].dataType.simpleString()}, as in the first stream",
                     action=f"cast it in one of them, as in with_column({given!r}, "
                     f"F.col({given!r}).cast({first[base].dataType.simpleString()!r}))",
-                )  # fmt: skip
+                )
     fields = [StructField(name, first[base].dataType, True) for name, base in zip(names, sides[0])]
     node = MergeNode(
-        parents=tuple(stream._node for stream in streams), schema=StructType(fields),
-        operation="merge", location=call_site(), sides=tuple(sides),
-    )  # fmt: skip
+        parents=tuple(stream._node for stream in streams),
+        schema=StructType(fields),
+        operation="merge",
+        location=call_site(),
+        sides=tuple(sides),
+    )
     topology._add(node)
     return Stream(topology, node)
 
@@ -121,7 +127,7 @@ def _by_name(first: StructType, stream: "Stream", number: int) -> tuple[str, ...
             + (f"; only it has {', '.join(more)}" if more else ""),
             expected=f"{', '.join(first.names)}, as the first stream",
             action="use project, rename or map before the merge; or name the outputs: then fields go by their position",
-        )  # fmt: skip
+        )
     return tuple(first.names)
 
 
@@ -129,8 +135,9 @@ def _by_position(names: Sequence[str], stream: "Stream", number: int) -> tuple[s
     if len(stream.fields) != len(names):
         raise FieldError(
             "merge: a stream has another number of fields than there are outputs",
-            found=f"stream {number + 1} has {', '.join(stream.fields)}", expected=f"{len(names)}: {', '.join(names)}",
-        )  # fmt: skip
+            found=f"stream {number + 1} has {', '.join(stream.fields)}",
+            expected=f"{len(names)}: {', '.join(names)}",
+        )
     return stream.fields
 
 
@@ -168,8 +175,15 @@ _HOW = {
     "right": (JoinType.OUTER, JoinType.INNER),
     "full": (JoinType.OUTER, JoinType.OUTER),
 }
-_ALIASES = {"left_outer": "left", "leftouter": "left", "right_outer": "right", "rightouter": "right",
-            "outer": "full", "full_outer": "full", "fullouter": "full"}  # fmt: skip
+_ALIASES = {
+    "left_outer": "left",
+    "leftouter": "left",
+    "right_outer": "right",
+    "rightouter": "right",
+    "outer": "full",
+    "full_outer": "full",
+    "fullouter": "full",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,9 +228,13 @@ class JoinNode(MeetNode):
 
 
 def join(
-    topology: "TridentTopology", streams: Sequence["Stream"], keys: Any, outputs: Any, type: Any,
+    topology: "TridentTopology",
+    streams: Sequence["Stream"],
+    keys: Any,
+    outputs: Any,
+    type: Any,
     mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
-) -> "Stream":  # fmt: skip
+) -> "Stream":
     """See :meth:`trident.streams.topology.TridentTopology.join`."""
     from trident.streams.stream import Stream
 
@@ -230,17 +248,24 @@ def join(
         for name, base in zip(names, compared[0]):
             wanted, found = streams[0].schema[base].dataType, stream.schema[name].dataType
             if not is_groupable(found):
-                raise TopologyError(f"join cannot compare field {name!r}", found=found.simpleString(),
-                                    expected="a type that can be compared")  # fmt: skip
+                raise TopologyError(
+                    f"join cannot compare field {name!r}",
+                    found=found.simpleString(),
+                    expected="a type that can be compared",
+                )
             if found != wanted:
                 raise FieldError(
                     f"join: key {name!r} of stream {side + 1} has another type than {base!r} of the first",
-                    found=found.simpleString(), expected=wanted.simpleString(),
+                    found=found.simpleString(),
+                    expected=wanted.simpleString(),
                     action="cast one of them before the join",
-                )  # fmt: skip
+                )
     if not isinstance(mode, JoinOutFieldsMode):
-        raise TopologyError("join does not know the mode", found=repr(mode),
-                            expected="JoinOutFieldsMode.COMPACT or JoinOutFieldsMode.PRESERVE")  # fmt: skip
+        raise TopologyError(
+            "join does not know the mode",
+            found=repr(mode),
+            expected="JoinOutFieldsMode.COMPACT or JoinOutFieldsMode.PRESERVE",
+        )
     preserve = mode is JoinOutFieldsMode.PRESERVE
     others = tuple(
         tuple(name for name in stream.fields if preserve or name not in names)
@@ -261,10 +286,14 @@ def join(
         names = _join_outputs(given, kinds, outputs)
     schema = StructType([StructField(name, kind, True) for name, kind in zip(names, kinds)])
     node = JoinNode(
-        parents=tuple(stream._node for stream in streams), schema=schema,
-        operation=f"join({', '.join(compared[0])})", location=call_site(), keys=compared, others=others,
+        parents=tuple(stream._node for stream in streams),
+        schema=schema,
+        operation=f"join({', '.join(compared[0])})",
+        location=call_site(),
+        keys=compared,
+        others=others,
         types=_join_types(type, len(streams)),
-    )  # fmt: skip
+    )
     topology._add(node)
     warn_if_independent(node, node.operation)
     joined = Stream(topology, node)
@@ -273,20 +302,28 @@ def join(
 
 def _join_keys(streams: Sequence["Stream"], keys: Any) -> tuple[tuple[str, ...], ...]:
     """The keys of each side: one choice of fields for all, or one for each."""
-    several = isinstance(keys, (list, tuple)) and len(keys) == len(streams) and (
-        any(not isinstance(one, str) or "," in one for one in keys)
-        or len(set(keys)) < len(keys)
-        # Plain names are one for each side only where they can mean nothing else.
-        or all((name in stream.fields) is (own == side)
-               for own, name in enumerate(keys) for side, stream in enumerate(streams))
-    )  # fmt: skip
+    several = (
+        isinstance(keys, (list, tuple))
+        and len(keys) == len(streams)
+        and (
+            any(not isinstance(one, str) or "," in one for one in keys)
+            or len(set(keys)) < len(keys)
+            # Plain names are one for each side only where they can mean nothing else.
+            or all(
+                (name in stream.fields) is (own == side)
+                for own, name in enumerate(keys)
+                for side, stream in enumerate(streams)
+            )
+        )
+    )
     if not keys:
         raise FieldError("join has no keys", found=repr(keys), expected="at least one field that is compared")
     sides = [field_names(one, "join") for one in keys] if several else [field_names(keys, "join")] * len(streams)
     counts = {len(names) for names in sides}
     if len(counts) != 1:
-        raise FieldError("join: the sides have keys of different lengths", found=repr(keys),
-                         expected="as many fields for each side")  # fmt: skip
+        raise FieldError(
+            "join: the sides have keys of different lengths", found=repr(keys), expected="as many fields for each side"
+        )
     return tuple(sides)
 
 
@@ -298,11 +335,15 @@ def _named(outputs: Any, kinds: Sequence[DataType], given: Sequence[str], what: 
             f"{what} has another number of outputs than fields",
             found=f"{len(named)}: {', '.join(name for name, _ in named)}",
             expected=f"{len(given)}, for {', '.join(given)}",
-        )  # fmt: skip
+        )
     for (name, wanted), kind in zip(named, kinds):
         if wanted is not None and wanted != kind:
-            raise OutputTypeError(f"output {name!r} of {what} has another type", found=kind.simpleString(),
-                                  expected=wanted.simpleString(), action="leave the type out")  # fmt: skip
+            raise OutputTypeError(
+                f"output {name!r} of {what} has another type",
+                found=kind.simpleString(),
+                expected=wanted.simpleString(),
+                action="leave the type out",
+            )
     return [name for name, _ in named]
 
 
@@ -313,9 +354,11 @@ def _join_outputs(given: Sequence[str], kinds: Sequence[DataType], outputs: Any)
     for name in given:
         if name.lower() in seen:
             raise FieldError(
-                "join would give two fields of one name", found=repr(name), expected="outputs that name the fields",
+                "join would give two fields of one name",
+                found=repr(name),
+                expected="outputs that name the fields",
                 action=f"give outputs={', '.join(given)!r} with other names; or rename the field before the join",
-            )  # fmt: skip
+            )
         seen.add(name.lower())
     return given
 
@@ -331,10 +374,11 @@ def _join_types(type: Any, count: int) -> tuple[JoinType, ...]:
     elif isinstance(type, (list, tuple)) and len(type) == count and all(isinstance(one, JoinType) for one in type):
         return tuple(type)
     raise TopologyError(
-        "join does not know the type", found=repr(type),
+        "join does not know the type",
+        found=repr(type),
         expected="JoinType.INNER, JoinType.OUTER, one of them per stream as JoinType.mixed(…); or "
         "'inner', 'left', 'right', 'full' of two streams",
-    )  # fmt: skip
+    )
 
 
 # --- multi_reduce ------------------------------------------------------------------------
@@ -406,9 +450,11 @@ class MultiReduceNode(MeetNode):
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(
-            name for side, node in enumerate(self.parents) if node is parent
+            name
+            for side, node in enumerate(self.parents)
+            if node is parent
             for name in (*self.keys[side], *self.inputs[side])
-        )  # fmt: skip
+        )
 
     def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
         keys = [self.parents[0].schema[name] for name in self.keys[0]]
@@ -422,9 +468,12 @@ class MultiReduceNode(MeetNode):
 
 
 def multi_reduce(
-    topology: "TridentTopology", streams: Sequence[Union["Stream", "GroupedStream"]], inputs: Any, reducer: Any,
+    topology: "TridentTopology",
+    streams: Sequence[Union["Stream", "GroupedStream"]],
+    inputs: Any,
+    reducer: Any,
     outputs: Any,
-) -> "Stream":  # fmt: skip
+) -> "Stream":
     """See :meth:`trident.streams.topology.TridentTopology.multi_reduce`."""
     from trident.streams.stream import GroupedStream, Stream
 
@@ -441,10 +490,14 @@ def multi_reduce(
     schema = StructType([*picked(plain[0].schema, keys[0]).fields, *fields])
     check_distinct(schema.names, f"the keys and outputs of {what}")
     node = MultiReduceNode(
-        parents=tuple(stream._node for stream in plain), schema=schema,
-        operation=f"{what}({type(reducer).__name__})", location=call_site(), keys=keys, inputs=taken,
+        parents=tuple(stream._node for stream in plain),
+        schema=schema,
+        operation=f"{what}({type(reducer).__name__})",
+        location=call_site(),
+        keys=keys,
+        inputs=taken,
         reduces=aggregation,
-    )  # fmt: skip
+    )
     topology._add(node)
     warn_if_independent(node, node.operation)
     return Stream(topology, node)
@@ -458,7 +511,7 @@ def _check_group_keys(streams: Sequence["Stream"], keys: Sequence[tuple[str, ...
                 "multi_reduce: the streams are grouped by fields of other types",
                 found=f"stream {side + 1}: " + ", ".join(kind.simpleString() for kind in found),
                 expected=", ".join(kind.simpleString() for kind in kinds[0]) + ", as the first",
-            )  # fmt: skip
+            )
 
 
 def _multi_inputs(
@@ -467,8 +520,11 @@ def _multi_inputs(
     if inputs is None:
         return tuple(tuple(n for n in s.fields if n not in names) or s.fields for s, names in zip(streams, keys))
     if isinstance(inputs, str) or len(inputs) != len(streams):
-        raise FieldError("multi_reduce takes the inputs of each stream", found=repr(inputs),
-                         expected=f"a list of {len(streams)}, as in ['a, b', 'c']")  # fmt: skip
+        raise FieldError(
+            "multi_reduce takes the inputs of each stream",
+            found=repr(inputs),
+            expected=f"a list of {len(streams)}, as in ['a, b', 'c']",
+        )
     taken = tuple(field_names(one, "multi_reduce") for one in inputs)
     for side, (stream, names) in enumerate(zip(streams, taken)):
         require_fields(names, stream.schema, f"multi_reduce, stream {side + 1},")
@@ -480,9 +536,10 @@ def _reduces(
 ) -> tuple[Aggregation, list[StructField]]:
     if isinstance(reducer, type) or not isinstance(reducer, MultiReducer):
         raise TopologyError(
-            f"{what} needs a multi-reducer", found=repr(reducer),
+            f"{what} needs a multi-reducer",
+            found=repr(reducer),
             expected="an object with init(batch_id), execute(state, stream_index, *values) and complete(state)",
-        )  # fmt: skip
+        )
     check_arity(reducer.init, 0, f"init of {what}", ("the batch id",))
     for names in taken:
         check_arity(reducer.execute, len(names), f"execute of {what}", ("the state", "the stream's index"))
@@ -496,18 +553,21 @@ def _reduces(
     fields = [StructField(name, kind, True) for name, kind in found]
     sides = tuple(f"{_SIDE}{number}" for number in range(len(taken)))
     aggregation = Aggregation(
-        aggregator=_AsAggregator(reducer, taken), kind="aggregator", keys=keys[0], inputs=(_INDEX, *sides),
-        outputs=tuple(fields), location=described.location, many=many,
-    )  # fmt: skip
+        aggregator=_AsAggregator(reducer, taken),
+        kind="aggregator",
+        keys=keys[0],
+        inputs=(_INDEX, *sides),
+        outputs=tuple(fields),
+        location=described.location,
+        many=many,
+    )
     return aggregation, fields
 
 
 # --- all of them -------------------------------------------------------------------------
 
 
-def _check_streams(
-    topology: "TridentTopology", streams: Sequence[Any], what: str, cls: Callable[..., Any]
-) -> None:
+def _check_streams(topology: "TridentTopology", streams: Sequence[Any], what: str, cls: Callable[..., Any]) -> None:
     if not streams:
         raise TopologyError(f"{what} has no streams", expected="at least one")
     for stream in streams:
@@ -519,4 +579,4 @@ def _check_streams(
                 found=f"one of {stream._topology.name!r} and one of {topology.name!r}",
                 expected="streams of one topology: they meet within a transaction",
                 action="read the other topology's table with a DeltaSpout",
-            )  # fmt: skip
+            )

@@ -168,10 +168,12 @@ def partition_persist(
         return _add(stream, binding, PersistNode, parents=(stream._node,))
     if updater is None:
         raise TopologyError(
-            "partition_persist appends rows", found=repr(state), expected="DeltaAppend(name)",
+            "partition_persist appends rows",
+            found=repr(state),
+            expected="DeltaAppend(name)",
             action="use persistent_aggregate for a state with one value per key; or give an updater: "
             "Upsert(keys) keeps the last row of each key, a StateUpdater of your own does what it likes",
-        )  # fmt: skip
+        )
     by = field_names(partition_by, "partition_by") if partition_by else ()
     require_fields(by, schema, "partition_by of partition_persist")
     return _updater(stream, state, kind, schema, updater, outputs, by)
@@ -182,35 +184,43 @@ def _updater(
 ) -> TridentState:
     if not callable(getattr(updater, "update_state", None)) or isinstance(updater, type):
         raise TopologyError(
-            "partition_persist needs an updater", found=repr(updater),
+            "partition_persist needs an updater",
+            found=repr(updater),
             expected="Upsert(keys), or an object with update_state(state, tuples, collector)",
-        )  # fmt: skip
+        )
     if kind in ("keyed", "memory"):
         raise TopologyError(
-            f"{type(state).__name__} is written by Spark, which calls no updater", found=repr(updater),
+            f"{type(state).__name__} is written by Spark, which calls no updater",
+            found=repr(updater),
             expected="Upsert(keys)",
             action="use opaque(name, map) for a state that is updated by your own code, or persistent_aggregate",
-        )  # fmt: skip
+        )
     check_named(state)
     check_serialisable(updater, "partition_persist")
     check_serialisable(state, "partition_persist")
     if outputs and kind == "user":
         raise TopologyError(
-            f"the updater of state {state.name} cannot emit", found=repr(outputs),
+            f"the updater of state {state.name} cannot emit",
+            found=repr(outputs),
             expected="no outputs: such a state is updated while it is published, after the decision",
             action="use a map: the updates of opaque(name, map) and transactional(name, map) are found before it",
-        )  # fmt: skip
+        )
     partitions = getattr(state, "partitions", 1)
     if partitions != 1 and not by:
         raise TopologyError(
             f"state {state.name} has {partitions} partitions: which rows belong to which is not known",
-            found="no partition_by", expected="partition_by, the fields whose equal values stay together",
-        )  # fmt: skip
+            found="no partition_by",
+            expected="partition_by, the fields whose equal values stay together",
+        )
     binding = StateBinding(state, kind, by, schema, tuple(schema.names), updater)
     return _add(
-        stream, binding, _UpdaterNode, parents=(stream._node,), mode="update" if kind == "map" else None,
+        stream,
+        binding,
+        _UpdaterNode,
+        parents=(stream._node,),
+        mode="update" if kind == "map" else None,
         new_values=_emitted(outputs),
-    )  # fmt: skip
+    )
 
 
 def _emitted(outputs: Any) -> StructType:
@@ -233,16 +243,25 @@ def _upsert(stream: "Stream", state: Any, schema: StructType, upsert: Upsert) ->
     check_memory_keys(state, stored, keys)
     kind = state_kind(state)
     last = LastNode(
-        parents=(stream._node,), schema=StructType([*stored.fields, _deleted_field()]),
-        operation=f"last({', '.join(keys)})", location=call_site(), keys=keys, values=values,
-        delete_when=upsert.delete_when, order_by=upsert.order_by,
-    )  # fmt: skip
+        parents=(stream._node,),
+        schema=StructType([*stored.fields, _deleted_field()]),
+        operation=f"last({', '.join(keys)})",
+        location=call_site(),
+        keys=keys,
+        values=values,
+        delete_when=upsert.delete_when,
+        order_by=upsert.order_by,
+    )
     stream._topology._add(last)
     binding = StateBinding(state, kind, keys, stored, values, upsert, merging="last")
     return _add(
-        stream, binding, PersistNode, parents=(last,), mode="put" if kind == "map" else None,
+        stream,
+        binding,
+        PersistNode,
+        parents=(last,),
+        mode="put" if kind == "map" else None,
         takes=tuple(last.schema.names),
-    )  # fmt: skip
+    )
 
 
 def _deleted_field() -> Any:
@@ -279,9 +298,12 @@ def persistent_aggregate(
     if kind in ("map", "user") and combines:
         # A map takes one value per key: the batch's own, which is found before the transaction's turn.
         of_batch = AggregateNode(
-            parents=(stream._node,), schema=schema, aggregation=aggregation, location=call_site(),
+            parents=(stream._node,),
+            schema=schema,
+            aggregation=aggregation,
+            location=call_site(),
             operation=f"aggregate({aggregator_name(aggregator)})",
-        )  # fmt: skip
+        )
         stream._topology._add(of_batch)
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
         return _add(
@@ -293,8 +315,9 @@ def persistent_aggregate(
     if kind == "user":
         raise TopologyError(
             f"state {state.name} cannot keep a {aggregation.kind}: it is updated while it is published",
-            found=repr(aggregator), expected="a combiner, or a state with opaque(…) or transactional(…) values",
-        )  # fmt: skip
+            found=repr(aggregator),
+            expected="a combiner, or a state with opaque(…) or transactional(…) values",
+        )
     binding = StateBinding(
         state, kind, keys, schema, values, aggregator, merging="last" if kind in ("keyed", "memory") else "combine"
     )
@@ -303,15 +326,29 @@ def persistent_aggregate(
 
 
 def _add(
-    stream: "Stream", binding: StateBinding, cls: type[PersistNode], *, parents: tuple[Node, ...],
-    aggregation: Any = None, mode: str | None = None, takes: tuple[str, ...] | None = None, label: str = "",
+    stream: "Stream",
+    binding: StateBinding,
+    cls: type[PersistNode],
+    *,
+    parents: tuple[Node, ...],
+    aggregation: Any = None,
+    mode: str | None = None,
+    takes: tuple[str, ...] | None = None,
+    label: str = "",
     **more: Any,
-) -> TridentState:  # fmt: skip
+) -> TridentState:
     operation = f"{'persistent_aggregate' if label else 'partition_persist'}({label or binding.name})"
     node = cls(
-        parents=parents, schema=binding.schema, operation=operation, location=call_site(), binding=binding,
-        aggregation=aggregation, mode=mode, takes=takes, **more,
-    )  # fmt: skip
+        parents=parents,
+        schema=binding.schema,
+        operation=operation,
+        location=call_site(),
+        binding=binding,
+        aggregation=aggregation,
+        mode=mode,
+        takes=takes,
+        **more,
+    )
     stream._topology._add_sink(node)
     warn_if_not_exactly_once(node, stream._topology)
     return TridentState(stream._topology, node)

@@ -100,9 +100,15 @@ class RepartitionNode(OwnNode):
     def _choose(self, maker: Any, fields: tuple[StructField, ...]) -> None:
         assert self.function is not None
         step = Rows(
-            Label(self.operation, self.function.location), _Targets(self.function.call), self.keys, (_TARGET,),
-            (pa.int64(),), True, tuple(field.name for field in fields), drop_none=True,
-        )  # fmt: skip
+            Label(self.operation, self.function.location),
+            _Targets(self.function.call),
+            self.keys,
+            (_TARGET,),
+            (pa.int64(),),
+            True,
+            tuple(field.name for field in fields),
+            drop_none=True,
+        )
         target = StructField(_TARGET, LongType(), True)
         maker.push_python(step, (*fields, target), tuple(field.name for field in fields))
 
@@ -178,9 +184,7 @@ class PlaceOp(OwnOp):
         return lambda frame, _: frame.select(*unmarked).union(marker).repartitionById(count, _TARGET).select(*kept)
 
     def _markers(self, compiler: Any, count: int) -> Any:
-        nothing = [
-            F.lit(None).cast(field.dataType).alias(field.name) for field in self.fields if field.name != MARKER
-        ]  # fmt: skip
+        nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in self.fields if field.name != MARKER]
         rows = compiler.session.range(0, count, 1, 1)
         return rows.select(*nothing, F.lit(1).cast("long").alias(MARKER), F.col("id").cast("int").alias(_TARGET))
 
@@ -196,7 +200,9 @@ class PlaceOp(OwnOp):
 
     def text(self) -> str:
         by = f" by {', '.join(self.keys)}" if self.kind == "partition_by" else ""
-        every = ", each row in every one" if self.kind == "broadcast" else ", as chosen" if self.kind == "chosen" else ""
+        every = (
+            ", each row in every one" if self.kind == "broadcast" else ", as chosen" if self.kind == "chosen" else ""
+        )
         into = f"{self.count} partitions" if self.count else "as many partitions as cores"
         return f"into {into}{by}{every}"
 
@@ -254,26 +260,33 @@ def repartition(
     for name in keys if kind == "partition_by" else ():
         if not is_groupable(stream.schema[name].dataType):
             raise TopologyError(
-                f"{operation} cannot use field {name!r}", found=stream.schema[name].dataType.simpleString(),
+                f"{operation} cannot use field {name!r}",
+                found=stream.schema[name].dataType.simpleString(),
                 expected="a type that can be compared",
-            )  # fmt: skip
+            )
     site, described = call_site(), None
     if function is not None:
         described = describe(function, operation, site)
         if described.vectors is not None:
             raise TopologyError(
-                f"{operation} calls its function row by row", found=f"{described.name}, which takes columns",
+                f"{operation} calls its function row by row",
+                found=f"{described.name}, which takes columns",
                 expected="a function of a row's values",
-            )  # fmt: skip
+            )
         check_arity(function, len(keys), f"{operation}({described.name})")
         check_serialisable(function, f"{operation}({described.name})")
         check_lifecycle(function, f"{operation}({described.name})")
     label = described.name if described else ", ".join(keys)
     return stream._next(
         RepartitionNode(
-            parents=(stream._node,), schema=stream.schema, operation=f"{operation}({label})", location=site,
-            kind=kind, keys=keys, function=described,
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=stream.schema,
+            operation=f"{operation}({label})",
+            location=site,
+            kind=kind,
+            keys=keys,
+            function=described,
+        )
     )
 
 
@@ -286,8 +299,9 @@ def hint(stream: "Stream", count: int) -> "Stream":
 def check_hint(count: Any) -> None:
     """Raises TopologyError unless it can be a number of Spark partitions."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise TopologyError("parallelism_hint takes a number of Spark partitions", found=repr(count),
-                            expected="a whole number from 1")  # fmt: skip
+        raise TopologyError(
+            "parallelism_hint takes a number of Spark partitions", found=repr(count), expected="a whole number from 1"
+        )
 
 
 def named(stream: "Stream", name: str) -> "Stream":

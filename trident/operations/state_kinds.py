@@ -57,8 +57,14 @@ def state_kind(state: object) -> str:
     if not isinstance(state, type) and callable(getattr(state, "make_state", None)):
         return "user"
     hint = "()" if isinstance(state, type) else ""
-    names = ("DeltaAppend(name)", "DeltaMapState(name)", "MemoryMapState(name)", "opaque(name, map)",
-             "transactional(name, map)", "a StateFactory")  # fmt: skip
+    names = (
+        "DeltaAppend(name)",
+        "DeltaMapState(name)",
+        "MemoryMapState(name)",
+        "opaque(name, map)",
+        "transactional(name, map)",
+        "a StateFactory",
+    )
     raise TopologyError(
         "this is not a state",
         found=f"{state.__name__}, the class" if isinstance(state, type) else repr(state),
@@ -89,8 +95,9 @@ def check_named(state: Any) -> str:
     if name is None:
         raise TopologyError(
             "a state needs a name: what is decided is published under it, also after a restart",
-            found=f"{type(state).__name__} without the attribute `name`", action="give the factory a name",
-        )  # fmt: skip
+            found=f"{type(state).__name__} without the attribute `name`",
+            action="give the factory a name",
+        )
     return check_name("state", name)
 
 
@@ -102,8 +109,9 @@ def check_append(state: Any, schema: StructType) -> None:
         if column not in schema.names:
             raise FieldError(
                 f"state {state.name} is partitioned by a field that is not written to it",
-                found=repr(column), expected=f"one of {', '.join(schema.names)}",
-            )  # fmt: skip
+                found=repr(column),
+                expected=f"one of {', '.join(schema.names)}",
+            )
         if not can_partition(schema[column].dataType):
             raise FieldError(
                 f"state {state.name} cannot be partitioned by field {column!r}",
@@ -111,7 +119,7 @@ def check_append(state: Any, schema: StructType) -> None:
                 expected="a number, string, boolean, date or timestamp: values of other types do not come back exactly "
                 "from the text that a Delta log has of them",
                 action="partition by another field, as in with_column('part', F.hex('key'))",
-            )  # fmt: skip
+            )
     if columns and len(columns) == len(schema.names):
         raise FieldError(
             f"state {state.name} is partitioned by every field written to it", expected="at least one other field"
@@ -123,32 +131,37 @@ def check_keyed(state: Any, what: str) -> None:
     kind = state_kind(state)
     if kind == "append":
         raise TopologyError(
-            f"{what} needs a state with one value per key", found=repr(state), expected="DeltaMapState(name)",
+            f"{what} needs a state with one value per key",
+            found=repr(state),
+            expected="DeltaMapState(name)",
             action="use partition_persist to append rows",
-        )  # fmt: skip
+        )
     if kind == "user" and not is_backed_map(state):
         raise TopologyError(
-            f"{what} needs a state with one value per key", found=repr(state),
+            f"{what} needs a state with one value per key",
+            found=repr(state),
             expected="DeltaMapState(name), or opaque(name, map) over a map of your own",
             action="use partition_persist with an updater to write a state of your own",
-        )  # fmt: skip
+        )
 
 
 def check_upsert(state: Any, schema: StructType, upsert: Any) -> None:
     """Raises TopologyError or FieldError when rows cannot be upserted into the state."""
     if state_kind(state) not in _KEYED:
         raise TopologyError(
-            "Upsert needs a state with one value per key that survives a replay", found=repr(state),
+            "Upsert needs a state with one value per key that survives a replay",
+            found=repr(state),
             expected="DeltaMapState(name), or opaque(name, map) or transactional(name, map)",
-        )  # fmt: skip
+        )
     from trident.planning.nodes import require_fields
 
     require_fields([*upsert.keys, *filter(None, (upsert.delete_when, upsert.order_by))], schema, "Upsert")
     if upsert.delete_when is not None and not isinstance(schema[upsert.delete_when].dataType, BooleanType):
         raise FieldError(
-            f"Upsert deletes by field {upsert.delete_when!r}", found=schema[upsert.delete_when].dataType.simpleString(),
+            f"Upsert deletes by field {upsert.delete_when!r}",
+            found=schema[upsert.delete_when].dataType.simpleString(),
             expected="boolean",
-        )  # fmt: skip
+        )
     if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when)]:
         raise FieldError("Upsert has nothing to store beside the keys", expected="at least one other field")
 
@@ -160,9 +173,11 @@ def check_memory_keys(state: Any, schema: StructType, keys: tuple[str, ...]) -> 
     nested = [name for name in keys if not is_plain(schema[name].dataType)]
     if nested and state_kind(state) == "memory":
         raise TopologyError(
-            f"field {nested[0]!r} cannot be a key of a MemoryMapState", found=schema[nested[0]].dataType.simpleString(),
-            expected="a type without parts", action="use DeltaMapState, or a key made of its parts",
-        )  # fmt: skip
+            f"field {nested[0]!r} cannot be a key of a MemoryMapState",
+            found=schema[nested[0]].dataType.simpleString(),
+            expected="a type without parts",
+            action="use DeltaMapState, or a key made of its parts",
+        )
 
 
 def check_columns(state: Any, schema: StructType) -> None:
@@ -171,15 +186,18 @@ def check_columns(state: Any, schema: StructType) -> None:
         found = sorted(set(path) & _NOT_IN_NAMES)
         if found:
             raise FieldError(
-                f"field {path!r} cannot be a column of state {state.name}", found=" ".join(map(repr, found)),
+                f"field {path!r} cannot be a column of state {state.name}",
+                found=" ".join(map(repr, found)),
                 expected="a name without any of ,;{}()=, blanks, tabs and line ends, as Delta asks",
                 action="give it another name, as in F.sum('n').alias('total') or rename",
-            )  # fmt: skip
+            )
         if isinstance(kind, (NullType, AnsiIntervalType, CalendarIntervalType)):
             raise FieldError(
-                f"field {path!r} cannot be a column of state {state.name}", found=kind.simpleString(),
-                expected="a type that Delta has", action="cast it, as in F.lit(None).cast('string')",
-            )  # fmt: skip
+                f"field {path!r} cannot be a column of state {state.name}",
+                found=kind.simpleString(),
+                expected="a type that Delta has",
+                action="cast it, as in F.lit(None).cast('string')",
+            )
 
 
 def _columns(kind: Any, path: str) -> Iterator[tuple[str, Any]]:

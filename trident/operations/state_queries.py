@@ -27,15 +27,23 @@ def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any
 
     what = "state_query"
     if not isinstance(state, TridentState):
-        raise TopologyError(f"{what} needs a state of the topology", found=repr(state),
-                            expected="what persistent_aggregate, partition_persist or new_static_state gave")  # fmt: skip
+        raise TopologyError(
+            f"{what} needs a state of the topology",
+            found=repr(state),
+            expected="what persistent_aggregate, partition_persist or new_static_state gave",
+        )
     if state._topology is not stream._topology:
-        raise TopologyError(f"{what} needs a state of its own topology", found=repr(state),
-                            action="query it from a stream of that topology")  # fmt: skip
+        raise TopologyError(
+            f"{what} needs a state of its own topology",
+            found=repr(state),
+            action="query it from a stream of that topology",
+        )
     names = field_names(inputs, what) if inputs else ()
     require_fields(names, stream.schema, what)
     if isinstance(query, type):
-        raise TopologyError(f"{what} needs a query, not its class", found=query.__name__, expected=f"{query.__name__}()")
+        raise TopologyError(
+            f"{what} needs a query, not its class", found=query.__name__, expected=f"{query.__name__}()"
+        )
     many: bool | None = None
     if isinstance(query, BUILT_IN):
         fields = _built_in(stream.schema, state, names, query, parse_outputs(outputs))
@@ -43,10 +51,17 @@ def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any
         fields, many = _own(stream.schema, state, names, query, parse_outputs(outputs))
     made = tuple(name for name, _ in fields)
     node = StateQueryNode(
-        parents=(stream._node,), schema=appended(stream.schema, fields, what),
-        operation=f"{what}({state.name or 'static'}, {type(query).__name__})", location=call_site(),
-        state=state.binding or state.source, writer=state._node, query=query, inputs=names, outputs=made, many=many,
-    )  # fmt: skip
+        parents=(stream._node,),
+        schema=appended(stream.schema, fields, what),
+        operation=f"{what}({state.name or 'static'}, {type(query).__name__})",
+        location=call_site(),
+        state=state.binding or state.source,
+        writer=state._node,
+        query=query,
+        inputs=names,
+        outputs=made,
+        many=many,
+    )
     stream._topology._add(node)
     return Stream(stream._topology, node)
 
@@ -62,8 +77,11 @@ def _built_in(
             return _typed(outputs, f"{query!r} of a state of your own")
         if own and isinstance(query, MapGet):
             return _typed(outputs, f"{query!r} of a state of your own")
-        raise TopologyError(f"{query!r} cannot ask this state", found=repr(state.name or state.source),
-                            expected="a state with one value per key")  # fmt: skip
+        raise TopologyError(
+            f"{query!r} cannot ask this state",
+            found=repr(state.name or state.source),
+            expected="a state with one value per key",
+        )
     _check_inputs(schema, binding, inputs, query)
     given = list(binding.keys) if isinstance(query, TupleCollectionGet) else []
     stored = [binding.schema[name] for name in (*given, *binding.value_fields)]
@@ -71,13 +89,18 @@ def _built_in(
         _check_collection(state, inputs, query)
     if len(outputs) != len(stored):
         raise OutputTypeError(
-            f"{query!r} of state {binding.name} gives {len(stored)} fields", found=f"{len(outputs)} outputs",
+            f"{query!r} of state {binding.name} gives {len(stored)} fields",
+            found=f"{len(outputs)} outputs",
             expected=", ".join(f"a name for {field.name}" for field in stored),
-        )  # fmt: skip
+        )
     for (name, type_), field in zip(outputs, stored):
         if type_ is not None and type_ != field.dataType:
-            raise OutputTypeError(f"output {name!r} of {query!r} has another type", found=field.dataType.simpleString(),
-                                  expected=type_.simpleString(), action="leave the type out")  # fmt: skip
+            raise OutputTypeError(
+                f"output {name!r} of {query!r} has another type",
+                found=field.dataType.simpleString(),
+                expected=type_.simpleString(),
+                action="leave the type out",
+            )
     return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
 
 
@@ -87,8 +110,12 @@ def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any
     if inputs:
         raise TopologyError(f"{query!r} takes no inputs", found=", ".join(inputs), expected="state, query, outputs")
     if getattr(setting, "partitions", 1) != 1:
-        raise TopologyError(f"{query!r} cannot ask a state in several partitions", found=repr(state.name),
-                            expected="a state with partitions=1", action="use MapGet, or a QueryFunction")  # fmt: skip
+        raise TopologyError(
+            f"{query!r} cannot ask a state in several partitions",
+            found=repr(state.name),
+            expected="a state with partitions=1",
+            action="use MapGet, or a QueryFunction",
+        )
     made_there = callable(getattr(setting, "make_state", None)) or callable(getattr(setting, "get_tuples", None))
     backing = getattr(setting, "backing", None)
     if not made_there and backing is not None and hasattr(backing, "multi_get") and not hasattr(backing, "items"):
@@ -96,10 +123,13 @@ def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any
             f"{query!r} cannot ask state {state.name}: its map cannot list what it has",
             found=f"{type(backing).__name__} without items()",
             expected="items(), which gives every (key, stored value)",
-        )  # fmt: skip
+        )
     if not made_there and backing is None:
-        raise TopologyError(f"{query!r} cannot ask this state", found=repr(setting)[:200],
-                            expected="a state with get_tuples(), which gives a tuple for each entry")  # fmt: skip
+        raise TopologyError(
+            f"{query!r} cannot ask this state",
+            found=repr(setting)[:200],
+            expected="a state with get_tuples(), which gives a tuple for each entry",
+        )
 
 
 def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str, ...], query: Any) -> None:
@@ -110,9 +140,10 @@ def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str
         raise TopologyError(f"state {binding.name} has keys", found="SnapshotGet()", expected="MapGet()")
     if len(inputs) != len(wanted):
         raise TopologyError(
-            f"{query!r} of state {binding.name} takes {len(wanted)} fields", found=", ".join(inputs) or "none",
+            f"{query!r} of state {binding.name} takes {len(wanted)} fields",
+            found=", ".join(inputs) or "none",
             expected=", ".join(wanted) or "no inputs",
-        )  # fmt: skip
+        )
     for name, key in zip(inputs, wanted):
         if schema[name].dataType != binding.schema[key].dataType:
             raise TopologyError(
@@ -128,24 +159,29 @@ def _own(
     for method in ("batch_retrieve", "execute"):
         if not callable(getattr(query, method, None)):
             raise TopologyError(
-                "state_query needs a query", found=repr(query),
+                "state_query needs a query",
+                found=repr(query),
                 expected="MapGet(), SnapshotGet(), TupleCollectionGet(), or an object with batch_retrieve and execute",
-            )  # fmt: skip
+            )
     binding = state.binding
     if binding is not None and binding.kind not in ("map", "user"):
         raise TopologyError(
-            f"state {binding.name} is read by Spark, which calls no query of yours", found=repr(query),
+            f"state {binding.name} is read by Spark, which calls no query of yours",
+            found=repr(query),
             expected="MapGet(), SnapshotGet() or TupleCollectionGet()",
             action="follow it with each(...) for what execute would do",
-        )  # fmt: skip
+        )
     if binding is not None and getattr(binding.state, "partitions", 1) > 1:
-        given, wanted = [schema[name].dataType for name in inputs], [binding.schema[key].dataType for key in binding.keys]
+        given, wanted = (
+            [schema[name].dataType for name in inputs],
+            [binding.schema[key].dataType for key in binding.keys],
+        )
         if given != wanted:
             raise TopologyError(
                 f"state {binding.name} has several partitions: which one has a row's answer is not known",
                 found=f"inputs {', '.join(inputs) or 'none'}",
                 expected=f"its keys, {', '.join(binding.keys)}, in their order and types",
-            )  # fmt: skip
+            )
     check_serialisable(query, "state_query")
     described = describe(query.execute, "state_query", call_site())
     return resolve_outputs("each", described, outputs, "state_query")

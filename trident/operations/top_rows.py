@@ -183,9 +183,7 @@ class BestRow:
         return not worse and order >= before
 
 
-def extreme(
-    stream: "Stream", what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str
-) -> "Stream":
+def extreme(stream: "Stream", what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> "Stream":
     """See :meth:`trident.streams.stream.Stream.min_by` and the like."""
     if scope not in SCOPES:
         raise TopologyError(f"{what} has no such scope", found=repr(scope), expected="'partition' or 'batch'")
@@ -193,8 +191,11 @@ def extreme(
     defined = call_site()
     if comparator is not None:
         if not callable(comparator):
-            raise TopologyError(f"{what} needs a comparator", found=repr(comparator),
-                                expected="a function of two values: below 0, 0 or above 0")  # fmt: skip
+            raise TopologyError(
+                f"{what} needs a comparator",
+                found=repr(comparator),
+                expected="a function of two values: below 0, 0 or above 0",
+            )
         check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2)
         check_serialisable(comparator, f"the comparator of {what}")
         check_lifecycle(comparator, f"the comparator of {what}")
@@ -203,14 +204,22 @@ def extreme(
         for name in by:
             if not is_ordered(stream.schema[name].dataType):
                 raise FieldError(
-                    f"{what} cannot compare field {name!r}", found=stream.schema[name].dataType.simpleString(),
+                    f"{what} cannot compare field {name!r}",
+                    found=stream.schema[name].dataType.simpleString(),
                     expected="a type with an order, or a comparator",
-                )  # fmt: skip
+                )
     return stream._next(
         ExtremeNode(
-            parents=(stream._node,), schema=stream.schema, location=call_site(), by=by, greatest=greatest,
-            operation=f"{what}({', '.join(by)})", comparator=comparator, scope=scope, defined=defined,
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=stream.schema,
+            location=call_site(),
+            by=by,
+            greatest=greatest,
+            operation=f"{what}({', '.join(by)})",
+            comparator=comparator,
+            scope=scope,
+            defined=defined,
+        )
     )
 
 
@@ -243,13 +252,19 @@ class FirstN:
             require_fields((self.by,), stream.schema, repr(self))
             kind = stream.schema[self.by].dataType
             if not is_ordered(kind):
-                raise FieldError(f"{self!r} cannot order by {self.by!r}", found=kind.simpleString(),
-                                 expected="a type with an order")  # fmt: skip
+                raise FieldError(
+                    f"{self!r} cannot order by {self.by!r}", found=kind.simpleString(), expected="a type with an order"
+                )
         return stream._next(
             FirstNode(
-                parents=(stream._node,), schema=stream.schema, operation=repr(self), location=call_site(),
-                n=self.n, by=self.by, reverse=self.reverse,
-            )  # fmt: skip
+                parents=(stream._node,),
+                schema=stream.schema,
+                operation=repr(self),
+                location=call_site(),
+                n=self.n,
+                by=self.by,
+                reverse=self.reverse,
+            )
         )
 
 

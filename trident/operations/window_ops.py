@@ -114,8 +114,15 @@ class _Turn:
         fires = spec.fires_between(self.before, self.now)
         opened = None if self.before is None else spec.first_open(self.before)
         closed = spec.last_closed(self.now) if fires and self.now is not None else None
-        values = {"before": self.before, "now": self.now, "first": self.first, "next": self.first + self.rows,
-                  "late": self.late, "opened": opened, "closed": closed}  # fmt: skip
+        values = {
+            "before": self.before,
+            "now": self.now,
+            "first": self.first,
+            "next": self.first + self.rows,
+            "late": self.late,
+            "opened": opened,
+            "closed": closed,
+        }
         parts = [f"'{name}', {'cast(null as bigint)' if v is None else f'{v}L'}" for name, v in values.items()]
         return f"named_struct({', '.join(parts)}) as {_TURN}"
 
@@ -169,9 +176,15 @@ class _Windows:
         placed = f"if({_NEW}, {place[spec.unit]}, _position) as _position"
         self._placed = _Select(compiler, numbered, placed, _NEW, _TURN, *names)
         self._events = _Select(
-            compiler, "_seq", "_position", f"{none} as _next", f"{none} as _late", *names,
-            f"not {_NEW} as {DELETED_COLUMN}", f"explode({self._event_texts()}) as {_EVENT}",
-        )  # fmt: skip
+            compiler,
+            "_seq",
+            "_position",
+            f"{none} as _next",
+            f"{none} as _late",
+            *names,
+            f"not {_NEW} as {DELETED_COLUMN}",
+            f"explode({self._event_texts()}) as {_EVENT}",
+        )
         log = [_tick(name) for name in op.binding.log_schema.names]
         self._given = _Select(compiler, *log, f"{_EVENT}.start as {START}", f"{_EVENT}.tag as {TAG}")
         late = f"{_TURN}.late"
@@ -179,10 +192,16 @@ class _Windows:
             late = f"max({_TURN}.late) + count_if({self._is_late(self._position)})"
         last = "max" if in_events else ""
         self._about_all = _Select(
-            compiler, "-1L as _seq", f"{last}({_TURN}.now) as _position", f"{last}({_TURN}.next) as _next",
-            f"{late} as _late", *[f"null as {name}" for name in names], f"false as {DELETED_COLUMN}",
-            f"{none} as {START}", f"{STATE} as {TAG}",
-        )  # fmt: skip
+            compiler,
+            "-1L as _seq",
+            f"{last}({_TURN}.now) as _position",
+            f"{last}({_TURN}.next) as _next",
+            f"{late} as _late",
+            *[f"null as {name}" for name in names],
+            f"false as {DELETED_COLUMN}",
+            f"{none} as {START}",
+            f"{STATE} as {TAG}",
+        )
 
     def __call__(self, frame: "DataFrame", batch: Any) -> "DataFrame":
         frame, rows = self._numbered(frame, batch)

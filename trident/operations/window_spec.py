@@ -17,9 +17,14 @@ from typing import Any, Union
 from trident.coordinators.errors import TopologyError
 
 _MICROS = {
-    "microsecond": 1, "millisecond": 1000, "second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6,
-    "day": 86400 * 10**6, "week": 7 * 86400 * 10**6,
-}  # fmt: skip
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 10**6,
+    "minute": 60 * 10**6,
+    "hour": 3600 * 10**6,
+    "day": 86400 * 10**6,
+    "week": 7 * 86400 * 10**6,
+}
 _PART = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)\s+([a-z]+)(?:\s+|$)")
 # Row numbers and times of any use are far below; sums of a few of them stay below 2**63.
 _MOST_WINDOWS = 10_000  # each row that fires becomes a row per window
@@ -118,18 +123,24 @@ def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | N
     in_rows, size = _read(what, "length", length)
     slides_in_rows, step = _read(what, "slide", slide)
     if in_rows is not slides_in_rows:
-        raise TopologyError(f"length and slide of {what} differ in their unit", found=f"{length!r} and {slide!r}",
-                            expected="two whole numbers of rows, or two durations")  # fmt: skip
+        raise TopologyError(
+            f"length and slide of {what} differ in their unit",
+            found=f"{length!r} and {slide!r}",
+            expected="two whole numbers of rows, or two durations",
+        )
     if step > size:
         raise TopologyError(
-            f"the slide of {what} is greater than its length", found=f"{slide!r} after {length!r}",
-            expected="at most the length", action="rows in the gaps would be in no window: filter them out instead",
-        )  # fmt: skip
+            f"the slide of {what} is greater than its length",
+            found=f"{slide!r} after {length!r}",
+            expected="at most the length",
+            action="rows in the gaps would be in no window: filter them out instead",
+        )
     if size > _MOST_WINDOWS * step:
         raise TopologyError(
-            f"the slide of {what} is too small for its length", found=f"{length!r} every {slide!r}: each row in "
-            f"{-(-size // step):,} windows", expected=f"at most {_MOST_WINDOWS:,} windows for a row",
-        )  # fmt: skip
+            f"the slide of {what} is too small for its length",
+            found=f"{length!r} every {slide!r}: each row in {-(-size // step):,} windows",
+            expected=f"at most {_MOST_WINDOWS:,} windows for a row",
+        )
     if in_rows:
         return WindowSpec(size, step, Unit.ROWS)
     if watermark is None:
@@ -140,8 +151,11 @@ def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | N
 def _read(what: str, part: str, given: Any) -> tuple[bool, int]:
     in_rows = isinstance(given, int) and not isinstance(given, bool)
     if not in_rows and not isinstance(given, str):
-        raise TopologyError(f"{what} cannot be that {part}", found=repr(given),
-                            expected="a whole number of rows, or a duration such as '10 minutes'")  # fmt: skip
+        raise TopologyError(
+            f"{what} cannot be that {part}",
+            found=repr(given),
+            expected="a whole number of rows, or a duration such as '10 minutes'",
+        )
     size = given if in_rows else duration_us(given, f"the {part} of {what}")
     if not 0 < size < _GREATEST:
         raise TopologyError(f"{what} cannot be that {part}", found=repr(given), expected="more than nothing")
@@ -171,7 +185,7 @@ def duration_us(given: Union[str, Any], what: str) -> int:
 
 
 def duration_text(micros: int) -> str:
-    """"1 hour 30 seconds"."""
+    """ "1 hour 30 seconds"."""
     parts, rest = [], micros
     for unit in ("day", "hour", "minute", "second", "millisecond", "microsecond"):
         count, rest = divmod(rest, _MICROS[unit])

@@ -162,9 +162,11 @@ class WindowedStream:
         """
         if self._node.spec.unit is not Unit.EVENT_TIME:
             raise TopologyError(
-                f"no row is late for {self._node.operation}", found=f"windows of {self._node.spec.unit.value}",
-                expected="windows of event time", action="put with_watermark(field, delay) before the window",
-            )  # fmt: skip
+                f"no row is late for {self._node.operation}",
+                found=f"windows of {self._node.spec.unit.value}",
+                expected="windows of event time",
+                action="put with_watermark(field, delay) before the window",
+            )
         return self._given(fired=False)
 
     def _given(self, fired: bool) -> "Stream":
@@ -175,9 +177,12 @@ class WindowedStream:
             fields = [StructField(WINDOW, StructType([StructField("start", kind), StructField("end", kind)])), *fields]
         return self._stream._next(
             WindowRowsNode(
-                parents=(node,), schema=StructType(fields), location=call_site(), fired=fired,
+                parents=(node,),
+                schema=StructType(fields),
+                location=call_site(),
+                fired=fired,
                 operation=f"{'rows' if fired else 'late_rows'}({node.binding.name})",
-            )  # fmt: skip
+            )
         )
 
 
@@ -189,23 +194,35 @@ def with_watermark(stream: "Stream", field: str, delay: str) -> "Stream":
     require_fields([field], stream.schema, what)
     kind = stream.schema[field].dataType
     if not isinstance(kind, TimestampType):
-        raise TopologyError(f"{what} needs a timestamp", found=f"field {field!r} of type {kind.simpleString()}",
-                            expected="timestamp", action="make one with each(expr('...'), 'at timestamp')")  # fmt: skip
+        raise TopologyError(
+            f"{what} needs a timestamp",
+            found=f"field {field!r} of type {kind.simpleString()}",
+            expected="timestamp",
+            action="make one with each(expr('...'), 'at timestamp')",
+        )
     micros = duration_us(delay, f"the delay of {what}")
     if micros < 0:
         raise TopologyError(f"the delay of {what} is negative", found=repr(delay), expected="'0 seconds' or more")
     return stream._next(
         WatermarkNode(
-            parents=(stream._node,), schema=stream.schema, operation=f"{what}({field}, {duration_text(micros)})",
-            location=call_site(), field=field, delay=micros,
-        )  # fmt: skip
+            parents=(stream._node,),
+            schema=stream.schema,
+            operation=f"{what}({field}, {duration_text(micros)})",
+            location=call_site(),
+            field=field,
+            delay=micros,
+        )
     )
 
 
 def window(
-    stream: "Stream", what: str, length: Union[int, str], slide: Union[int, str], name: str | None,
+    stream: "Stream",
+    what: str,
+    length: Union[int, str],
+    slide: Union[int, str],
+    name: str | None,
     clock: Clock = now_us,
-) -> WindowedStream:  # fmt: skip
+) -> WindowedStream:
     """See :meth:`trident.streams.stream.Stream.sliding_window`.
 
     Args:
@@ -223,17 +240,25 @@ def window(
     for field in stream.fields:
         if field.lower() in (*_OF_STATE, WINDOW):
             raise FieldError(
-                f"{what} cannot keep field {field!r}", expected=f"a name other than {', '.join((WINDOW, *_OF_STATE))}",
+                f"{what} cannot keep field {field!r}",
+                expected=f"a name other than {', '.join((WINDOW, *_OF_STATE))}",
                 action="give the field another name",
-            )  # fmt: skip
+            )
     check_reserved(state, stream.schema)
     long = LongType()
     schema = StructType([*(StructField(field, long, True) for field in _OF_STATE), *stream.schema.fields])
     binding = StateBinding(state, "keyed", (SEQ,), schema, tuple(schema.names[1:]), spec, merging=LAST)
     node = WindowNode(
-        parents=(stream._node,), schema=schema, operation=f"{what}({spec})", location=call_site(), binding=binding,
-        mode="window", takes=stream.fields, spec=spec, clock=clock,
-    )  # fmt: skip
+        parents=(stream._node,),
+        schema=schema,
+        operation=f"{what}({spec})",
+        location=call_site(),
+        binding=binding,
+        mode="window",
+        takes=stream.fields,
+        spec=spec,
+        clock=clock,
+    )
     topology._add_sink(node)
     warn_if_not_exactly_once(node, topology)
     return WindowedStream(stream, node)
@@ -292,10 +317,13 @@ def _carried(node: Node, marks: Sequence[Watermark | None]) -> Watermark | None:
                     found=f"{node.operation} at {node.location}",
                     expected=f"a stream that carries {mark.field!r} on to its window",
                     action=f"keep the field, or put with_watermark behind {node.operation}",
-                )  # fmt: skip
+                )
             found.append(replace(mark, field=field))
     if len({(mark.field, mark.delay) for mark in found}) > 1:
         texts = " and ".join(sorted({mark.node.operation for mark in found}))
-        raise TopologyError(f"streams with different watermarks meet in {node.operation}", found=texts,
-                            action="put with_watermark behind it, not before")  # fmt: skip
+        raise TopologyError(
+            f"streams with different watermarks meet in {node.operation}",
+            found=texts,
+            action="put with_watermark behind it, not before",
+        )
     return found[0] if found else None

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from trident.states.core.binding import StateBinding
 
+
 @dataclass(frozen=True)
 class Batch:
     """What transforms are told of the batch that they build.
@@ -219,7 +220,8 @@ class CompiledGroup:
         fields = ops[-1].fields
         self._passes += 1
         chain = Chain(
-            tuple(op.step for op in ops), pa.schema([(field.name, arrow_type(field.dataType)) for field in fields]),
+            tuple(op.step for op in ops),
+            pa.schema([(field.name, arrow_type(field.dataType)) for field in fields]),
             f"pass{self._passes}",
         )
         schema, takes = StructType(list(fields)), sorted(ops[0].takes)
@@ -334,9 +336,9 @@ class CompiledGroup:
         keys = [F.col(_quoted(name)) for name in op.keys]
         grouping, last = self._seq(keys), F.max_by(_ROW, _PLACE).alias(_ROW)._jc
         nothing = self._seq([])
-        chosen = self._seq([
-            *keys, *[F.col(f"{_ROW}.{_quoted(name)}").alias(name) for name in op.values], F.col(f"{_ROW}.{DELETED}")
-        ])  # fmt: skip
+        chosen = self._seq(
+            [*keys, *[F.col(f"{_ROW}.{_quoted(name)}").alias(name) for name in op.values], F.col(f"{_ROW}.{DELETED}")]
+        )
         return lambda frame, _: _frame(
             frame, frame._jdf.select(placed).groupBy(grouping).agg(last, nothing).select(chosen)
         )

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 # kind → (colour, shape)
 _LOOK = {
-    "spout": ("#cfe8cf", "cds"), "Python": ("#fff2b3", "box"), "Spark": ("#d6e6f7", "box"),
-    "repartition": ("#e6d9f2", "hexagon"), "state": ("#f7d9c4", "cylinder"),
-}  # fmt: skip
+    "spout": ("#cfe8cf", "cds"),
+    "Python": ("#fff2b3", "box"),
+    "Spark": ("#d6e6f7", "box"),
+    "repartition": ("#e6d9f2", "hexagon"),
+    "state": ("#f7d9c4", "cylinder"),
+}
 _PASS = {"shape": "note", "fillcolor": "#f5f5f5", "fontname": "monospace", "fontsize": "9"}
 _LABEL_MAX = 24
 
@@ -74,9 +77,11 @@ def write_svg(topology: "TridentTopology", path: str) -> None:
         drawn = picture.pipe(format="svg")
     except _graphviz().ExecutableNotFound:
         raise EnvironmentProblem(
-            "the plan cannot be drawn", found="no program `dot`", expected="Graphviz on the PATH",
+            "the plan cannot be drawn",
+            found="no program `dot`",
+            expected="Graphviz on the PATH",
             action="install it (apt-get install graphviz), or print the picture's text with --dot",
-        ) from None  # fmt: skip
+        ) from None
     try:
         Path(path).write_bytes(drawn)
     except OSError as error:
@@ -88,17 +93,20 @@ def _graphviz() -> Any:
         return importlib.import_module("graphviz")
     except ImportError:
         raise EnvironmentProblem(
-            "the plan cannot be drawn", found="no Python package graphviz", expected="the extra `plan`",
+            "the plan cannot be drawn",
+            found="no Python package graphviz",
+            expected="the extra `plan`",
             action="install it: pip install graphviz",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _digraph(topology: "TridentTopology") -> Any:
     picture = _graphviz().Digraph(
-        topology.name, graph_attr={"rankdir": "LR", "label": _escaped(f"topology {topology.name}"), "labelloc": "t"},
+        topology.name,
+        graph_attr={"rankdir": "LR", "label": _escaped(f"topology {topology.name}"), "labelloc": "t"},
         node_attr={"style": "filled", "fontname": "sans-serif", "fontsize": "11"},
         edge_attr={"fontname": "sans-serif", "fontsize": "9"},
-    )  # fmt: skip
+    )
     begun = 0
     for number, group in enumerate(plan(topology), 1):
         with picture.subgraph(name=f"cluster{number}") as box:

@@ -88,8 +88,9 @@ def _segments(segments: Sequence[Segment], group: "GroupPlan | DrpcPlan", number
         yield f"from {origin} to {_target(segment, group, numbers)}:"
         steps = [
             f"Spark: {anchor.operation} into {group.lowered.spreads[anchor]} partitions{_MOVES}"
-            for anchor in segment.anchors if anchor in group.lowered.spreads
-        ]  # fmt: skip
+            for anchor in segment.anchors
+            if anchor in group.lowered.spreads
+        ]
         steps += _steps(segment.ops)
         yield from (f"  {step}" for step in steps or ["as it is"])
 

@@ -199,9 +199,10 @@ def _check_order(nodes: Sequence[Node]) -> None:
         for other in (*node.parents, *node.links):
             if other not in known:
                 raise TopologyError(
-                    "the topology has a cycle", found=f"{node.operation} at {node.location} depends on {other.operation}, "
-                    "which comes later", expected="operations on streams that there are already",
-                )  # fmt: skip
+                    "the topology has a cycle",
+                    found=f"{node.operation} at {node.location} depends on {other.operation}, which comes later",
+                    expected="operations on streams that there are already",
+                )
         known.add(node)
 
 
@@ -246,17 +247,16 @@ def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
     targets = sinks + _dangling(nodes)
     if not targets:
         raise TopologyError(
-            f"stream {name!r} leads nowhere", found="no state and no Python function behind it",
+            f"stream {name!r} leads nowhere",
+            found="no state and no Python function behind it",
             expected="partition_persist or persistent_aggregate",
-        )  # fmt: skip
+        )
     used = list(_above(targets, nodes))
     lonely = [node.tx_id for node in nodes if isinstance(node, SourceNode) and node not in used]
     if lonely:
         raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
     spouts = {node.tx_id: node.spout for node in used if isinstance(node, SourceNode)}
-    tracked = [
-        node for node in used if isinstance(node, SourceNode) and tracking and is_rich_spout(node.spout)
-    ]  # fmt: skip
+    tracked = [node for node in used if isinstance(node, SourceNode) and tracking and is_rich_spout(node.spout)]
     lowered = lower(used, targets, tracked)
     bindings = [sink.binding for sink in [*sinks, *tables]]
     return GroupPlan(name, spouts, bindings, used, lowered, tables, frozenset(node.tx_id for node in tracked))

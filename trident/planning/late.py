@@ -52,9 +52,11 @@ from trident.workers.states import SHOWN, UpdateMap
 _FOUND = "__trident_found"
 _STORED_PREFIX = "__trident_stored_"
 MAP_FIELDS: Fields = (
-    StructField(KEY, StringType(), True), StructField(STORED, StringType(), True),
-    StructField(PARTITION, IntegerType(), True), StructField(SHOWN, BooleanType(), True),
-)  # fmt: skip
+    StructField(KEY, StringType(), True),
+    StructField(STORED, StringType(), True),
+    StructField(PARTITION, IntegerType(), True),
+    StructField(SHOWN, BooleanType(), True),
+)
 
 
 def lower_late(
@@ -81,12 +83,16 @@ def lower_late(
     spread = spreads(late)
     segments = [
         _late_segment(node, anchors, lowered, live, spread)
-        for node in late if node in shared or node in passing or node in targets
-    ]  # fmt: skip
+        for node in late
+        if node in shared or node in passing or node in targets
+    ]
     return replace(
-        lowered, shared=lowered.shared | shared, checkpointed=lowered.checkpointed | shared,
-        late_segments=tuple(segments), passing=lowered.passing | passing,
-    )  # fmt: skip
+        lowered,
+        shared=lowered.shared | shared,
+        checkpointed=lowered.checkpointed | shared,
+        late_segments=tuple(segments),
+        passing=lowered.passing | passing,
+    )
 
 
 def late_sink_fields(node: PersistNode) -> Fields:
@@ -165,9 +171,14 @@ class _LateMaker(_Maker):
         made = tuple(node.schema[name] for name in node.outputs)
         self._push(
             JoinStateOp(
-                binding, node.inputs, tuple(zip(stored, node.outputs)), None, every, self._computed,
+                binding,
+                node.inputs,
+                tuple(zip(stored, node.outputs)),
+                None,
+                every,
+                self._computed,
                 (*self._physical, *made),
-            )  # fmt: skip
+            )
         )
         kept = tuple(field for field in node.schema.fields if field.name in live or field.name in node.outputs)
         self._push(SelectOp(tuple(field.name for field in kept), None, kept))
@@ -183,9 +194,14 @@ class _LateMaker(_Maker):
         found = StructField(_FOUND, BooleanType(), True)
         self._push(
             JoinStateOp(
-                binding, binding.keys, tuple(zip(binding.value_fields, names)), _FOUND, False, self._computed,
+                binding,
+                binding.keys,
+                tuple(zip(binding.value_fields, names)),
+                _FOUND,
+                False,
+                self._computed,
                 (*self._physical, *fields, found),
-            )  # fmt: skip
+            )
         )
         return names, (*fields, found)
 
@@ -244,9 +260,12 @@ class _LateMaker(_Maker):
         if keys:
             self._push(ByKeyOp(keys, self._physical))
         step = replace(
-            groups_step(aggregation, node, mode, inputs), stored=stored, found=_FOUND, marker="".join(marked),
+            groups_step(aggregation, node, mode, inputs),
+            stored=stored,
+            found=_FOUND,
+            marker="".join(marked),
             always=not keys,
-        )  # fmt: skip
+        )
         fields = tuple(binding.schema.fields)
         self._push_python(step, fields, (*keys, *inputs, *stored, _FOUND, *marked), batch_id=mode == "aggregate")
 
@@ -271,13 +290,21 @@ class _LateMaker(_Maker):
             self.into_partitions(binding.keys, binding.state.partitions)
             place = (PARTITION,)
         step = UpdateMap(
-            Label(node.operation, node.location), binding.name, binding.state, binding.aggregator, mode, keys, inputs,
-            tuple(field.name for field in outputs), tuple(arrow_type(field.dataType) for field in outputs),
-            "".join(deleted), "".join(marked), "".join(place),
+            Label(node.operation, node.location),
+            binding.name,
+            binding.state,
+            binding.aggregator,
+            mode,
+            keys,
+            inputs,
+            tuple(field.name for field in outputs),
+            tuple(arrow_type(field.dataType) for field in outputs),
+            "".join(deleted),
+            "".join(marked),
+            "".join(place),
             node.aggregation.many if node.aggregation is not None else None,
-        )  # fmt: skip
-        self._push_python(step, late_sink_fields(node), (*keys, *inputs, *deleted, *marked, *place),
-                          batch_id=True)  # fmt: skip
+        )
+        self._push_python(step, late_sink_fields(node), (*keys, *inputs, *deleted, *marked, *place), batch_id=True)
 
 
 def _repeats(op: Op) -> bool:

@@ -287,9 +287,21 @@ class MeetOp(OwnOp):
 
 
 Op = Union[
-    PyOp, SelectOp, FilterOp, NativeAggregateOp, CollectOp, ByKeyOp, OnePartitionOp, LastOp, JoinStateOp,
-    CombineStoredOp, KeepRowsOp, NotDeletedOp, IntoPartitionsOp, OwnOp,
-]  # fmt: skip
+    PyOp,
+    SelectOp,
+    FilterOp,
+    NativeAggregateOp,
+    CollectOp,
+    ByKeyOp,
+    OnePartitionOp,
+    LastOp,
+    JoinStateOp,
+    CombineStoredOp,
+    KeepRowsOp,
+    NotDeletedOp,
+    IntoPartitionsOp,
+    OwnOp,
+]
 
 
 @dataclass(frozen=True)
@@ -457,16 +469,22 @@ def lower(nodes: Sequence[Node], targets: Sequence[Node], tracked: Collection[No
     branches = _branches(early, anchors, live)
     segments = [
         _segment(node, anchors, live, spread, branches)
-        for node in early if node in shared or node in passing or node in ends
-    ]  # fmt: skip
+        for node in early
+        if node in shared or node in passing or node in ends
+    ]
     # What several branches use is computed once where it could give them other rows, or costs a shuffle.
     costly = {segment.target for segment in segments if any(map(moves_rows, segment.ops))}
     checkpointed = {node for node in shared if not _repeatable(node) or node in costly}
     of_sources = {node: count for node, count in spread.counts.items() if isinstance(node, SourceNode)}
     lowered = Lowered(
-        tuple(segments), frozenset(shared), frozenset(checkpointed), boundaries, passing=frozenset(passing),
-        spreads=of_sources, anchored=frozenset(node for node in tracked if ANCHORS in live.get(node, ())),
-    )  # fmt: skip
+        tuple(segments),
+        frozenset(shared),
+        frozenset(checkpointed),
+        boundaries,
+        passing=frozenset(passing),
+        spreads=of_sources,
+        anchored=frozenset(node for node in tracked if ANCHORS in live.get(node, ())),
+    )
     if not late:
         return lowered
     from trident.planning.late import lower_late
@@ -542,9 +560,7 @@ def _known_early(node: NewValuesNode) -> bool:
     return isinstance(persist, PersistNode) and persist.binding.merging == "last" and persist.mode is None
 
 
-def _boundaries(
-    early: Sequence[Node], late: frozenset[Node], live: dict[Node, frozenset[str]]
-) -> dict[Node, Boundary]:
+def _boundaries(early: Sequence[Node], late: frozenset[Node], live: dict[Node, frozenset[str]]) -> dict[Node, Boundary]:
     read = {parent for node in late for parent in node.parents}
     found: dict[Node, Boundary] = {}
     for node in early:
@@ -593,14 +609,14 @@ def _branches(
             if parent in anchors and ANCHORS in live[parent] and _wants_anchors(node, live):
                 edges.setdefault(parent, []).append((node, side))
     return {
-        edge: Branch(number, len(found)) for found in edges.values() if len(found) > 1
+        edge: Branch(number, len(found))
+        for found in edges.values()
+        if len(found) > 1
         for number, edge in enumerate(found)
-    }  # fmt: skip
+    }
 
 
-def live_fields(
-    nodes: Sequence[Node], anchored: frozenset[Node] = frozenset()
-) -> dict[Node, frozenset[str]]:
+def live_fields(nodes: Sequence[Node], anchored: frozenset[Node] = frozenset()) -> dict[Node, frozenset[str]]:
     """The fields of each node that something behind it reads.
 
     Args:
@@ -668,9 +684,12 @@ def _repeats(node: Node) -> bool:
 
 
 def _segment(
-    target: Node, anchors: set[Node], live: dict[Node, frozenset[str]], spread: Spread,
+    target: Node,
+    anchors: set[Node],
+    live: dict[Node, frozenset[str]],
+    spread: Spread,
     branches: Mapping[tuple[Node, int], Branch],
-) -> Segment:  # fmt: skip
+) -> Segment:
     wanted = segment_fields(target, live)
     if isinstance(target, SourceNode):  # a boundary right behind a spout
         path, anchor = [], target
@@ -720,9 +739,11 @@ class _Maker:
     """Adds operations one by one; knows which columns there physically are."""
 
     def __init__(
-        self, physical: Fields, spread: Spread = Spread({}, frozenset()),
+        self,
+        physical: Fields,
+        spread: Spread = Spread({}, frozenset()),
         branches: Mapping[tuple[Node, int], Branch] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ops: list[Op] = []
         self._physical = physical
         self.spread = spread
@@ -836,8 +857,15 @@ class _Maker:
         if node.kind == "peek":
             return Peek(label, node.function.call, node.inputs)
         return Rows(
-            label, node.function.call, node.inputs, node.outputs, types, node.many, keep, drop_none=node.kind != "map",
-        )  # fmt: skip
+            label,
+            node.function.call,
+            node.inputs,
+            node.outputs,
+            types,
+            node.many,
+            keep,
+            drop_none=node.kind != "map",
+        )
 
     def _push_rows(self, step: Any, fields: Fields, takes: Sequence[str], goes_on: bool) -> None:
         """Adds a step that calls a function for rows; where they have anchors, what raises fails its row alone.
@@ -859,10 +887,16 @@ class _Maker:
         earlier = tuple(field for field in node.schema.fields if field.name in live and field.name not in node.outputs)
         made = tuple(node.schema[name] for name in node.outputs)
         step = QueryRows(
-            Label(node.operation, node.location), node.state, node.query, node.inputs, node.outputs,
-            tuple(arrow_type(field.dataType) for field in made), node.many, tuple(field.name for field in earlier),
+            Label(node.operation, node.location),
+            node.state,
+            node.query,
+            node.inputs,
+            node.outputs,
+            tuple(arrow_type(field.dataType) for field in made),
+            node.many,
+            tuple(field.name for field in earlier),
             place,
-        )  # fmt: skip
+        )
         takes = (*(field.name for field in earlier), *node.inputs, *filter(None, (place,)))
         self._push_python(step, (*earlier, *made), takes, batch_id=True)
 
@@ -908,9 +942,12 @@ class _Maker:
     def _native_aggregate(self, aggregation: Aggregation, fields: Fields, persists: bool) -> None:
         merges = False
         if (
-            isinstance(self._last(), PyOp) and aggregation.keys and aggregation.aggregator.native_name == "count"
-            and not self.anchored and all(is_plain(field.dataType) for field in fields)
-        ):  # fmt: skip
+            isinstance(self._last(), PyOp)
+            and aggregation.keys
+            and aggregation.aggregator.native_name == "count"
+            and not self.anchored
+            and all(is_plain(field.dataType) for field in fields)
+        ):
             step = CountRows(aggregation.keys, aggregation.outputs[0].name)
             self._push_python(step, fields, aggregation.keys)
             merges = True
@@ -933,9 +970,15 @@ class _Maker:
         self._push(CollectOp(PARTIAL, (StructField(PARTIALS, parts, False), *anchors)))
         goes_on = fields[-1].name == ANCHORS
         step = Rows(
-            Label(node.operation, aggregation.location), Folded(aggregation.aggregator), (PARTIALS,), (output.name,),
-            (arrow_type(output.dataType),), False, (ROW,) if goes_on else (), drop_none=False,
-        )  # fmt: skip
+            Label(node.operation, aggregation.location),
+            Folded(aggregation.aggregator),
+            (PARTIALS,),
+            (output.name,),
+            (arrow_type(output.dataType),),
+            False,
+            (ROW,) if goes_on else (),
+            drop_none=False,
+        )
         self._push_rows(step, (output,), (PARTIALS,), goes_on)
 
     def _fold(self, aggregation: Aggregation, node: Node, fields: Fields) -> None:
@@ -952,9 +995,15 @@ class _Maker:
         self._groups(aggregation, node, mode, aggregation.inputs, fields)
 
     def _groups(
-        self, aggregation: Aggregation, node: Node, mode: str, inputs: tuple[str, ...], fields: Fields,
-        output: str | None = None, merged: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        aggregation: Aggregation,
+        node: Node,
+        mode: str,
+        inputs: tuple[str, ...],
+        fields: Fields,
+        output: str | None = None,
+        merged: bool = False,
+    ) -> None:
         """Folds rows by key; where they have anchors, a group has those of its rows.
 
         Args:
@@ -984,12 +1033,16 @@ def groups_step(
 ) -> Groups:
     outputs = aggregation.outputs
     return Groups(
-        label=Label(node.operation, aggregation.location), aggregator=aggregation.aggregator, mode=mode,
-        keys=aggregation.keys, inputs=inputs,
+        label=Label(node.operation, aggregation.location),
+        aggregator=aggregation.aggregator,
+        mode=mode,
+        keys=aggregation.keys,
+        inputs=inputs,
         outputs=(output,) if output else tuple(field.name for field in outputs),
         types=tuple(arrow_type(field.dataType) for field in outputs),
-        many=aggregation.many, always=mode in ("reduce", "aggregate") and not aggregation.keys,
-    )  # fmt: skip
+        many=aggregation.many,
+        always=mode in ("reduce", "aggregate") and not aggregation.keys,
+    )
 
 
 def arrow_type(kind: DataType) -> pa.DataType:

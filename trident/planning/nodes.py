@@ -47,9 +47,10 @@ class Node:
         taken = [name for name in self.schema.names if name.lower().startswith("__trident")]
         if taken:
             raise FieldError(
-                f"a field of {self.operation} has a name that is kept for the framework", found=", ".join(taken),
+                f"a field of {self.operation} has a name that is kept for the framework",
+                found=", ".join(taken),
                 expected="a name that does not begin with __trident",
-            )  # fmt: skip
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -51,9 +51,10 @@ def drpc_node(function: str, fields: Any, known: Mapping[str, DrpcNode]) -> Drpc
     check_name("function", function)
     if function in known:
         raise TopologyError(
-            f"the topology has a DRPC stream {function!r} already", found=f"the one at {known[function].location}",
+            f"the topology has a DRPC stream {function!r} already",
+            found=f"the one at {known[function].location}",
             action="choose another name",
-        )  # fmt: skip
+        )
     schema = StructType()
     for name, type_ in parse_outputs(fields):
         if type_ is None:
@@ -61,9 +62,7 @@ def drpc_node(function: str, fields: Any, known: Mapping[str, DrpcNode]) -> Drpc
                 f"the type of argument {name!r} of function {function!r} is not known", expected=f"'{name} string', say"
             )
         schema.add(StructField(name, type_, True))
-    return DrpcNode(
-        parents=(), schema=schema, operation=f"drpc {function}", location=call_site(), tx_id=function
-    )  # fmt: skip
+    return DrpcNode(parents=(), schema=schema, operation=f"drpc {function}", location=call_site(), tx_id=function)
 
 
 def origin_of(node: Node, origins: Origins) -> DrpcNode | None:

@@ -123,12 +123,11 @@ def _plan(topology: "TridentTopology", source: DrpcNode, groups: dict[str, str])
     if len(ends) > 1:
         raise TopologyError(
             f"DRPC stream {source.function!r} ends in several places: which one is the result is not known",
-            found=" and ".join(f"{end.operation} at {end.location}" for end in ends), expected="one end",
+            found=" and ".join(f"{end.operation} at {end.location}" for end in ends),
+            expected="one end",
             action="merge or join them, or leave the others out",
-        )  # fmt: skip
+        )
     result = result_of(ends[0])
     asked = [node.state for node in nodes if isinstance(node, StateQueryNode) and node.writer is not None]
     states = {binding.name: (binding, groups[binding.name]) for binding in asked}
-    return DrpcPlan(
-        source.function, source.schema, result.schema, nodes, states, lower([*nodes, result], [result])
-    )  # fmt: skip
+    return DrpcPlan(source.function, source.schema, result.schema, nodes, states, lower([*nodes, result], [result]))

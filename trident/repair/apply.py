@@ -39,7 +39,7 @@ from trident.repair.steps import (
     WriteLedger,
     WriteRecord,
     with_versions,
-)  # fmt: skip
+)
 from trident.running.own_zookeeper import refuse_leader_elsewhere
 from trident.running.query import open_zookeeper, spark_settings
 from trident.spark.session import make_session
@@ -196,7 +196,7 @@ class _Repair:
         session = self._engine.spark.newSession()
         session.conf.set(
             "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)
-        )  # fmt: skip
+        )
         try:
             with faults.fault_point(RESTORE):
                 DeltaTable.forPath(session, path).restoreToVersion(version)
@@ -217,7 +217,5 @@ class _Repair:
         store = self._store(step.group, step.tx_ids)
         record = with_versions(step.record, self._versions)
         txid = record.last_published.txid if record.last_published else 0
-        store.rebuild(
-            step.incarnation, step.identity, record, step.decision, step.pins, step.opaque, max(txid, 1)
-        )  # fmt: skip
+        store.rebuild(step.incarnation, step.identity, record, step.decision, step.pins, step.opaque, max(txid, 1))
         return f"ZooKeeper's record of {step.group} is written: current transaction {record.current_txid}"

@@ -43,18 +43,22 @@ def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
     if having:
         return [
             Finding(
-                "staged files gone after the decision", group.name, text,
+                "staged files gone after the decision",
+                group.name,
+                text,
                 refusal=f"{', '.join(table.path for table in having)} has the transaction already, so it cannot be "
                 f"given up: one table would have it and another not. {back}",
             )
-        ]  # fmt: skip
+        ]
     if not published_to:
         return [
             Finding(
-                "staged files gone after the decision", group.name, text,
+                "staged files gone after the decision",
+                group.name,
+                text,
                 refusal="the group has no Delta table that would show whether something is published already. " + back,
             )
-        ]  # fmt: skip
+        ]
     offer = Offer(
         ("--abandon-decision",),
         f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "

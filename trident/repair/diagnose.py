@@ -42,9 +42,11 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
     if strangers:
         return strangers
     changed = [
-        finding for table in group.tables if table.exists
+        finding
+        for table in group.tables
+        if table.exists
         for finding in (*foreign_changes(group, table, choices), *unverified_log(group, table, choices))
-    ]  # fmt: skip
+    ]
     lost = _lost_tables(group, choices)
     if lost and not _other_life(facts, group):
         return [*changed, *lost]
@@ -73,9 +75,10 @@ def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
         return [*findings, differ]
     steps = tuple(
         replace(step, record=replace(step.record, tables={**step.record.tables, **marks}))
-        if isinstance(step, WriteRecord) else step
+        if isinstance(step, WriteRecord)
+        else step
         for step in differ.chosen.steps
-    )  # fmt: skip
+    )
     return [*findings, replace(differ, chosen=replace(differ.chosen, steps=steps))]
 
 
@@ -94,13 +97,14 @@ def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> li
         return []
     return [
         Finding(
-            "two topologies on one table", group.name,
+            "two topologies on one table",
+            group.name,
             f"the table {table.path} belongs to topology {control.topology!r}, batch group {control.group!r}, which "
             f"has published transaction {control.txid} to it; expected: {facts.name!r}, {group.name!r}",
             refusal="a table has one writer: give the state another name in one of the two topologies. What the other "
             "one has written stays its own.",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
@@ -120,14 +124,15 @@ def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
     last = group.record.last_published if group.record else None
     return [
         Finding(
-            "table dropped and recreated", group.name,
+            "table dropped and recreated",
+            group.name,
             f"ZooKeeper is the newer side: it knows tables {', '.join(gone)} with transactions up to "
             f"{last.txid if last else 0}; found: {where or 'no such table'}",
             refusal="the rows of these transactions are nowhere else, so nothing is taken for them. Bring the folder "
             "of the table back from a back-up (one of the present moment goes on at once, with an older one run this "
             "command again), or begin again with `trident reset NAME --drop-tables`.",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], choices: Choices) -> Finding:
@@ -136,14 +141,18 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     short = [table for table in plains if not table.complete_log]
     if short:
         return Finding(
-            "table dropped and recreated", group.name, text,
+            "table dropped and recreated",
+            group.name,
+            text,
             refusal=f"the log of {short[0].state} is kept above transaction {short[0].floor} only; what came before "
             "was in the plain table alone. Bring the table back from a back-up, or begin again with `trident reset`.",
-        )  # fmt: skip
+        )
     foreign = [table for table in plains if table.exists and table.control is None]
     if foreign:
         return Finding(
-            "table dropped and recreated", group.name, text,
+            "table dropped and recreated",
+            group.name,
+            text,
             refusal=f"{foreign[0].path} is a table of somebody else now: move its folder away, then run this again.",
         )
     steps = (SetMarks(group.name, forget=tuple(gone)),)
@@ -179,11 +188,13 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
         )
         if not fresh:
             return Finding(
-                "incarnations differ", group.name, text,
+                "incarnations differ",
+                group.name,
+                text,
                 refusal="ZooKeeper has transactions of another life of the topology (incarnation "
                 f"{record.incarnation if record else ''}): tables and ZooKeeper are not of one system. Name the right "
                 "warehouse and ZooKeeper, or begin again with `trident reset NAME --drop-tables`.",
-            )  # fmt: skip
+            )
         return _rebuilt(facts, group, choices, "ZooKeeper wiped", text, lossy=False, blocked=blocked)
     ahead = [table for table in tables if _compare(table, decision) > 0]
     behind = [table for table in tables if _compare(table, decision) < 0]
@@ -192,10 +203,11 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
     said = "; ".join(_says(table) for table in [*ahead, *behind])
     if ahead and behind:
         return Finding(
-            "tables of different moments", group.name,
+            "tables of different moments",
+            group.name,
             f"neither side is the older one: some tables are ahead of ZooKeeper, some behind it; found: {said}",
             refusal="bring all tables, and the folder _trident, back from one copy, then run this again.",
-        )  # fmt: skip
+        )
     if ahead:
         text = f"ZooKeeper is the older side ({_zookeeper_says(record)}), restored from an older copy; found: {said}"
         return _rebuilt(facts, group, choices, "ZooKeeper restored from an older copy", text, False, blocked)
@@ -206,12 +218,14 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
     if level:
         least = min(behind, key=_position)
         return Finding(
-            "one table restored from an older copy", group.name, text,
+            "one table restored from an older copy",
+            group.name,
+            text,
             refusal=f"{', '.join(table.path for table in level)} are as ZooKeeper says, {least.path} lacks "
             "transactions, and what it lacks is nowhere else. Rolling the other tables back is not offered: Delta's "
             "transaction ids never go back. Bring all tables, and the folder _trident, back from the copy of the older "
             "one came from and run this again; or begin again with `trident reset NAME --drop-tables`.",
-        )  # fmt: skip
+        )
     return _rebuilt(facts, group, choices, "tables restored from an older copy", text, True, blocked)
 
 
@@ -266,9 +280,10 @@ def _rebuilt(
 
 def _asked(choices: Choices) -> set[str]:
     named = {
-        "--adopt-tables": choices.adopt_tables, "--accept-loss": choices.accept_loss,
+        "--adopt-tables": choices.adopt_tables,
+        "--accept-loss": choices.accept_loss,
         "--abandon-decision": choices.abandon_decision,
-    }  # fmt: skip
+    }
     return {option for option, asked in named.items() if asked}
 
 
@@ -289,11 +304,13 @@ def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
         if table.role == PLAIN and table.merged < table.floor:
             findings.append(
                 Finding(
-                    "plain table restored from an older copy", group.name, text,
+                    "plain table restored from an older copy",
+                    group.name,
+                    text,
                     refusal=f"its log is kept above transaction {table.floor} only, the table is merged up to "
                     f"{table.merged}: what is between is nowhere. Bring the table back from a newer copy.",
                 )
-            )  # fmt: skip
+            )
             continue
         if table.foreign or table.unverified:
             continue  # what is decided about these says of the table what it is

@@ -16,9 +16,11 @@ def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> l
     if not table.foreign:
         return _healed(group, table)
     first, restored = table.foreign[0], any(change.operation == "RESTORE" for change in table.foreign)
-    older = "the table is the older side (its rows are those of an earlier version)" if restored else (
-        "the table is the newer side (it has what no transaction wrote)"
-    )  # fmt: skip
+    older = (
+        "the table is the older side (its rows are those of an earlier version)"
+        if restored
+        else ("the table is the newer side (it has what no transaction wrote)")
+    )
     said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
     text = f"somebody else changed {table.path} after version {first.version - 1}; {older}; found: {said}"
     undo, accept = _undo(group, table, first), _accept(group, table, restored)
@@ -127,12 +129,14 @@ def unverified_log(group: GroupFacts, table: TableFacts, choices: Choices) -> li
     )
     return [
         Finding(
-            "Delta log cleaned too far", group.name,
+            "Delta log cleaned too far",
+            group.name,
             f"the log entries of {table.path} after version {since} (the last that ZooKeeper knows) are gone up to "
             f"some point before version {table.version}; which side is older cannot be known",
-            (offer,), chosen=offer if table.state in choices.accept_unverified else None,
+            (offer,),
+            chosen=offer if table.state in choices.accept_unverified else None,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _accepted(table: TableFacts) -> Mapping[str, TableMark]:

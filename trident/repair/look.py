@@ -89,10 +89,13 @@ def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> Top
     epoch = max([greatest_epoch(zk, name), _status_epoch(warehouse, name), *(control.epoch for control in controls)])
     states = {
         one.name: {
-            "keys": list(one.keys), "value_schema": one.schema.simpleString(), "aggregator": one.aggregator or "append"
+            "keys": list(one.keys),
+            "value_schema": one.schema.simpleString(),
+            "aggregator": one.aggregator or "append",
         }
-        for one in descriptors if one.ends_at is None
-    }  # fmt: skip
+        for one in descriptors
+        if one.ends_at is None
+    }
     return TopologyFacts(name, incarnation, identity, tuple(groups), states, epoch)
 
 
@@ -143,16 +146,22 @@ class _Look:
             found = [one for one in found if one[1].incarnation == record.incarnation]
         misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
-        manifests = tuple(
-            ManifestFacts(decided, manifest, self._missing(manifest)) for decided, manifest in found
-        )
+        manifests = tuple(ManifestFacts(decided, manifest, self._missing(manifest)) for decided, manifest in found)
         leftovers: dict[int, int] = {}
         for txid, attempt_id in [*((one.txid, one.attempt_id) for one, _ in found), *self._folders(tables)]:
             leftovers[txid] = max(leftovers.get(txid, 0), attempt_id)
         return GroupFacts(
-            self.group, record, decision, tables, manifests, leftovers, tx_ids, pins, tuple(misplaced),
+            self.group,
+            record,
+            decision,
+            tables,
+            manifests,
+            leftovers,
+            tx_ids,
+            pins,
+            tuple(misplaced),
             tuple(self._ledgers(pins)),
-        )  # fmt: skip
+        )
 
     def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerFacts]:
         for tx_id, of_stream in pins.items() if self.incarnation else ():
@@ -207,10 +216,17 @@ class _Look:
         control = decode_control(path, text) if text is not None else None
         mark = record.tables.get(snapshot.table_id) if record else None
         table = TableFacts(
-            state, role, relative, True, snapshot.table_id, snapshot.version, control, mark=mark,
+            state,
+            role,
+            relative,
+            True,
+            snapshot.table_id,
+            snapshot.version,
+            control,
+            mark=mark,
             before=self._before(str(path), snapshot.version, control),
             merged=merged_upto(descriptor, snapshot, descriptor.starts_at) if descriptor and role == PLAIN else 0,
-        )  # fmt: skip
+        )
         if control is not None and descriptor is not None and role == PLAIN:
             this_life = replace(descriptor, incarnation=control.incarnation)
             table = replace(table, merged_log=merged_log_version(str(path), this_life))
@@ -228,15 +244,20 @@ class _Look:
             except TableError:
                 return None  # cleaned up
             if isinstance(value, dict) and (value.get("txid"), value.get("attempt_id")) != (
-                control.txid, control.attempt_id,
-            ):  # fmt: skip
+                control.txid,
+                control.attempt_id,
+            ):
                 return decode_control(path, json.dumps(value))
         return None
 
     def _with_changes(
-        self, table: TableFacts, path: Path, snapshot: TableSnapshot, control: ControlRecord,
+        self,
+        table: TableFacts,
+        path: Path,
+        snapshot: TableSnapshot,
+        control: ControlRecord,
         descriptor: StateDescriptor | None,
-    ) -> TableFacts:  # fmt: skip
+    ) -> TableFacts:
         def ours(commit: delta_log.Commit) -> bool:
             if table.role == PLAIN and descriptor is not None:
                 return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))

@@ -79,9 +79,10 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
                 f"{', '.join(found.missing[table.state][:5])}. Bring them back from a back-up, and run this again."
             )
         same_before = (
-            before is not None and control is not None
+            before is not None
+            and control is not None
             and (control.txid, control.attempt_id, control.digest) == (before.txid, before.attempt_id, before.digest)
-        )  # fmt: skip
+        )
         new_one = control is not None and control.attempt_id < 0
         if not same_before and not new_one and table.role != BESIDE:
             return (
@@ -129,9 +130,14 @@ def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> 
 
 
 def _offer(
-    facts: TopologyFacts, group: GroupFacts, found: ManifestFacts, pending: bool, before: ControlRecord | None,
-    identity: Mapping[str, Any], lossy: bool,
-) -> Offer:  # fmt: skip
+    facts: TopologyFacts,
+    group: GroupFacts,
+    found: ManifestFacts,
+    pending: bool,
+    before: ControlRecord | None,
+    identity: Mapping[str, Any],
+    lossy: bool,
+) -> Offer:
     decision, manifest = found.decision, found.manifest
     txid, attempt_id = decision.txid, decision.attempt_id
     marker = Marker(txid, attempt_id, decision.sha256)
@@ -155,9 +161,16 @@ def _offer(
     opaque = {tx_id: dict(spout["opaque"]) for tx_id, spout in spouts.items() if spout.get("opaque") and not pending}
     tx_ids = tuple(sorted({*group.tx_ids, *spouts}))
     step = WriteRecord(
-        group.name, tx_ids, incarnation, identity, record, decision if pending else None, pins, opaque,
+        group.name,
+        tx_ids,
+        incarnation,
+        identity,
+        record,
+        decision if pending else None,
+        pins,
+        opaque,
         facts.epoch + EPOCH_LEAP,
-    )  # fmt: skip
+    )
     options, text = _meaning(group, found, current, pending, lossy)
     unsure = [t.path for t in group.tables if t.role == BESIDE and t.exists and t.control and t.control.txid < txid]
     if unsure:

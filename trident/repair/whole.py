@@ -28,9 +28,10 @@ def not_whole(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts, los
         lossy: ZooKeeper knows later transactions, which the tables do not have.
     """
     return (
-        _missing_tables(group, found) or next((text for _, text in _misfits(group)), "")
+        _missing_tables(group, found)
+        or next((text for _, text in _misfits(group)), "")
         or (_own_states(facts, group, found) if lossy else "")
-    )  # fmt: skip
+    )
 
 
 def _missing_tables(group: GroupFacts, found: ManifestFacts) -> str:
@@ -58,15 +59,21 @@ def _misfits(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
             continue
         if not plain.exists:
             if not plain.complete_log:
-                yield plain, (
-                    f"{plain.path} is gone, and its log {log.path} is kept above transaction {plain.floor} only: what "
-                    "came before was in that table alone. Bring the folder of the table back from a back-up, and run "
-                    "this again; or begin again with `trident reset NAME --drop-tables`."
+                yield (
+                    plain,
+                    (
+                        f"{plain.path} is gone, and its log {log.path} is kept above transaction {plain.floor} only: what "
+                        "came before was in that table alone. Bring the folder of the table back from a back-up, and run "
+                        "this again; or begin again with `trident reset NAME --drop-tables`."
+                    ),
                 )
         elif plain.merged < plain.floor:
-            yield plain, (
-                f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} is kept above "
-                f"transaction {plain.floor} only: what is between is nowhere. Bring the table back from a newer copy."
+            yield (
+                plain,
+                (
+                    f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} is kept above "
+                    f"transaction {plain.floor} only: what is between is nowhere. Bring the table back from a newer copy."
+                ),
             )
         elif plain.merged > log.control.txid:
             yield plain, _ahead(plain, log)
@@ -86,22 +93,27 @@ def ahead_of_log(group: GroupFacts) -> list[Finding]:
     """Plain tables with transactions that their logs do not have, where ZooKeeper agrees with the logs."""
     return [
         Finding(
-            "plain table newer than its log", group.name,
+            "plain table newer than its log",
+            group.name,
             f"{plain.path} and its log are of different moments; the log is the older side; found: merged up to "
             f"transaction {plain.merged}",
             refusal=text,
         )
-        for plain, text in _misfits(group) if plain.exists and plain.merged >= plain.floor
-    ]  # fmt: skip
+        for plain, text in _misfits(group)
+        if plain.exists and plain.merged >= plain.floor
+    ]
 
 
 def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> str:
     own = {part.state for part in found.manifest.tables if part.kind in OWN}
     # A state that was added after the copy is in no manifest of it, but ZooKeeper knows it.
     elsewhere = {
-        part.state for other in facts.groups if other.name != group.name
-        for one in other.manifests[-1:] for part in one.manifest.tables
-    }  # fmt: skip
+        part.state
+        for other in facts.groups
+        if other.name != group.name
+        for one in other.manifests[-1:]
+        for part in one.manifest.tables
+    }
     known = (facts.identity or {}).get("states", {})
     own |= {state for state, said in known.items() if _kind(said) in OWN and state not in elsewhere}
     if own:
@@ -129,11 +141,12 @@ def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
     last = kept[-1]
     states = sorted({part.state for part in last.manifest.tables})
     return Finding(
-        "ZooKeeper wiped", group.name,
+        "ZooKeeper wiped",
+        group.name,
         f"ZooKeeper is the older side: it knows no batch group {group.name!r}; found: a manifest of transaction "
         f"{last.decision.txid} attempt {last.decision.attempt_id} (incarnation {last.manifest.incarnation})",
         refusal=f"no Delta table of the group says which transaction was its last, and the states {', '.join(states)} "
         "are not looked at from here: their transactions may be the manifest's, or those before or behind it, and "
         "begun at transaction 1 everything would be counted again. Bring ZooKeeper's data back from a copy of the same "
         "moment, or empty these states and begin again with `trident reset NAME`.",
-    )  # fmt: skip
+    )

@@ -57,10 +57,16 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
         if folder is not None:
             folder.mkdir(parents=True)
             (folder / _DRIVERS).write_text(nonce, encoding="utf-8")
-        found = _ask(spark, {
-            "folder": None if folder is None else str(folder), "nonce": nonce, "framework": framework,
-            "modules": modules, "libraries": _LIBRARIES,
-        })  # fmt: skip
+        found = _ask(
+            spark,
+            {
+                "folder": None if folder is None else str(folder),
+                "nonce": nonce,
+                "framework": framework,
+                "modules": modules,
+                "libraries": _LIBRARIES,
+            },
+        )
         for one in found:
             _check(one, framework, warehouse)
         if folder is not None:
@@ -80,9 +86,16 @@ def look(task: Mapping[str, Any], tasks: Iterable[int]) -> Iterator[dict[str, An
 
     for number in tasks:
         found: dict[str, Any] = {
-            "number": number, "host": socket.gethostname(), "python": list(sys.version_info[:3]),
-            "executable": sys.executable, "missing": {}, "framework": None, "read": None, "wrote": None, "error": None,
-        }  # fmt: skip
+            "number": number,
+            "host": socket.gethostname(),
+            "python": list(sys.version_info[:3]),
+            "executable": sys.executable,
+            "missing": {},
+            "framework": None,
+            "read": None,
+            "wrote": None,
+            "error": None,
+        }
         for name in [*task["libraries"], "trident", "trident.states", "trident.coordinators", *task["modules"]]:
             try:
                 if name in task["modules"] and not importlib.util.find_spec(name):
@@ -114,10 +127,14 @@ def _ask(spark: "SparkSession", task: Mapping[str, Any]) -> list[dict[str, Any]]
     context = spark.sparkContext
     count = max(2, min(context.defaultParallelism, _TASKS_MAX))
     waiting = threading.Timer(
-        _WAITING_SECS, log.warning,
-        ("no executor of %s has answered for %.0f s; waiting (has the cluster free cores and memory?)",
-         context.master, _WAITING_SECS),
-    )  # fmt: skip
+        _WAITING_SECS,
+        log.warning,
+        (
+            "no executor of %s has answered for %.0f s; waiting (has the cluster free cores and memory?)",
+            context.master,
+            _WAITING_SECS,
+        ),
+    )
     waiting.daemon = True
     waiting.start()
     here = sys.modules[__name__]
@@ -142,20 +159,24 @@ def _check(found: Mapping[str, Any], framework: str, warehouse: Path | None) -> 
     for name, problem in found["missing"].items():
         if name in _LIBRARIES:
             raise ClusterProblem(
-                f"the executors on {host} cannot import {name}", found=f"{problem} (in {found['executable']})",
+                f"the executors on {host} cannot import {name}",
+                found=f"{problem} (in {found['executable']})",
                 expected="pyarrow, pandas and numpy, in the Python of every host",
                 action="install them there, or send an environment with --conf spark.archives=env.tar.gz#env and "
                 "PYSPARK_PYTHON=env/bin/python",
-            )  # fmt: skip
+            )
         raise ClusterProblem(
-            f"the executors on {host} cannot import {name}, which was sent to them", found=problem,
+            f"the executors on {host} cannot import {name}, which was sent to them",
+            found=problem,
             action="the log of the executor has more; or install it on every host",
-        )  # fmt: skip
+        )
     if framework and framework not in (found["framework"] or ""):
         raise ClusterProblem(
-            f"the executors on {host} have another version of this framework", found=found["framework"],
-            expected=framework, action="take it out of PYTHONPATH and of spark.submit.pyFiles there: it is sent",
-        )  # fmt: skip
+            f"the executors on {host} have another version of this framework",
+            found=found["framework"],
+            expected=framework,
+            action="take it out of PYTHONPATH and of spark.submit.pyFiles there: it is sent",
+        )
     if warehouse is not None and found["error"] is not None:
         raise _not_shared(warehouse, host, found["error"])
 
@@ -182,18 +203,20 @@ def _holds(path: Path, text: str) -> bool:
 
 def _not_shared(warehouse: Path | None, host: str, found: str) -> ClusterProblem:
     return ClusterProblem(
-        f"the warehouse {warehouse} is not one folder for the driver and the executors on {host}", found=found,
+        f"the warehouse {warehouse} is not one folder for the driver and the executors on {host}",
+        found=found,
         expected="a folder of a file system that every host has mounted at this path, and may write to",
         action="set warehouse to such a folder (NFS, CephFS, …), or run with spark_master=local[*]",
-    )  # fmt: skip
+    )
 
 
 def _other_python(host: str, there: str, executable: str) -> ClusterProblem:
     return ClusterProblem(
-        f"the executors on {host} have another version of Python", found=f"{there} ({executable})",
+        f"the executors on {host} have another version of Python",
+        found=f"{there} ({executable})",
         expected=f"{'.'.join(map(str, sys.version_info[:2]))}, as the driver has",
         action="set PYSPARK_PYTHON to a Python of that version, at a path that every host has",
-    )  # fmt: skip
+    )
 
 
 def _translated(error: Exception, python: str) -> ClusterProblem:

@@ -34,9 +34,12 @@ class EmbeddedKeeper:
     """
 
     def __init__(
-        self, zk: ZooKeeper, folder: Path, tell: Callable[[str], None],
+        self,
+        zk: ZooKeeper,
+        folder: Path,
+        tell: Callable[[str], None],
         explain: Callable[[BaseException], BaseException],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._zk, self._folder, self._tell, self._explain = zk, folder, tell, explain
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trident-zookeeper", daemon=True)

@@ -97,8 +97,11 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
         return
     try:
         names = ", ".join(stop_all())
-        print("trident: interrupted" + (f"; {names} goes on where it was at the next start" if names else ""),
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            "trident: interrupted" + (f"; {names} goes on where it was at the next start" if names else ""),
+            file=sys.stderr,
+            flush=True,
+        )
     except KeyboardInterrupt:
         print("trident: aborted", file=sys.stderr, flush=True)
         os._exit(_EXIT_INTERRUPTED)

@@ -133,8 +133,11 @@ class _Guard:
         self.check_leader(known)
         if known.damaged:
             return
-        strange = [one for one in lives_in(self.warehouse, self.name)
-                   if one.incarnation not in (known.incarnation, *known.forgotten)]  # fmt: skip
+        strange = [
+            one
+            for one in lives_in(self.warehouse, self.name)
+            if one.incarnation not in (known.incarnation, *known.forgotten)
+        ]
         if not strange:
             return
         knows = f"incarnation {known.incarnation}" if known.incarnation else "no topology of this name"

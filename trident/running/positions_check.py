@@ -19,9 +19,11 @@ from trident.states.delta.manifest import Manifest, ManifestStore
 
 
 def misplaced_by_manifest(
-    record: GroupRecord | None, pins: Mapping[str, Mapping[int, Any]],
-    partitions: Mapping[str, Mapping[str, Any]], manifests: list[tuple[Decision, Manifest]],
-) -> list[Misplaced]:  # fmt: skip
+    record: GroupRecord | None,
+    pins: Mapping[str, Mapping[int, Any]],
+    partitions: Mapping[str, Mapping[str, Any]],
+    manifests: list[tuple[Decision, Manifest]],
+) -> list[Misplaced]:
     """What the last manifest contradicts; nothing for a record with digests.
 
     Args:
@@ -33,9 +35,10 @@ def misplaced_by_manifest(
         return []
     last = record.last_published
     found = [
-        manifest for decision, manifest in manifests
+        manifest
+        for decision, manifest in manifests
         if (decision.txid, decision.attempt_id, decision.sha256) == (last.txid, last.attempt_id, last.digest)
-    ]  # fmt: skip
+    ]
     return list(_contradicted(record, pins, partitions, found[0])) if found else []
 
 
@@ -53,9 +56,11 @@ def check_by_manifest(store: GroupStore, warehouse: Path) -> None:
 
 
 def _contradicted(
-    record: GroupRecord, pins: Mapping[str, Mapping[int, Any]], partitions: Mapping[str, Mapping[str, Any]],
+    record: GroupRecord,
+    pins: Mapping[str, Mapping[int, Any]],
+    partitions: Mapping[str, Mapping[str, Any]],
     manifest: Manifest,
-) -> Iterator[Misplaced]:  # fmt: skip
+) -> Iterator[Misplaced]:
     assert record.last is not None
     txid, exact = record.last.txid, record.last == record.last_published
     for tx_id, spout in manifest.spouts.items():

@@ -95,9 +95,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.query")
 _SPOUT_SETTINGS = (
-    "max_spout_pending", "ackers", "max_pending_messages", "max_replays", "replay_backoff_secs",
+    "max_spout_pending",
+    "ackers",
+    "max_pending_messages",
+    "max_replays",
+    "replay_backoff_secs",
     "remember_messages_secs",
-)  # fmt: skip
+)
 _STATUS_POLL_SECS = 0.5
 # Of process_all_available: how long a standby waits beyond the session timeout, and how long a source may fail to say
 # whether it has data.
@@ -156,9 +160,15 @@ def master_of(spark: "SparkSession | None", config: TridentConfig) -> str:
 
 
 def start_topology(
-    topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
-    *, show_progress: bool = False, replace: bool = False, standby: bool = False, **settings: Any,
-) -> "TopologyQuery":  # fmt: skip
+    topology: "TridentTopology",
+    spark: "SparkSession | None" = None,
+    config: TridentConfig | None = None,
+    *,
+    show_progress: bool = False,
+    replace: bool = False,
+    standby: bool = False,
+    **settings: Any,
+) -> "TopologyQuery":
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
 
     Args:
@@ -206,9 +216,11 @@ def start_topology(
 
 
 def run_topology(
-    topology: "TridentTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
+    topology: "TridentTopology",
+    spark: "SparkSession | None" = None,
+    config: TridentConfig | None = None,
     **settings: Any,
-) -> "TopologyQuery":  # fmt: skip
+) -> "TopologyQuery":
     """Starts a topology and waits until it ends; see ``TridentTopology.run``.
 
     A first SIGINT or SIGTERM finishes what is decided and stops; a second one
@@ -264,9 +276,14 @@ class TopologyQuery(OtherNames):
     _OTHER_NAMES = QUERY_NAMES
 
     def __init__(
-        self, topology: "TridentTopology", plans: list[GroupPlan], spark: "SparkSession", config: TridentConfig,
-        warehouse: Path, show_progress: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        topology: "TridentTopology",
+        plans: list[GroupPlan],
+        spark: "SparkSession",
+        config: TridentConfig,
+        warehouse: Path,
+        show_progress: bool = False,
+    ) -> None:
         self._topology, self._plans, self._spark, self._config = topology, plans, spark, config
         self._warehouse, self._place = warehouse, WarehousePlace(warehouse, topology.name)
         self._engine = KernelEngine(spark)
@@ -307,9 +324,11 @@ class TopologyQuery(OtherNames):
         self._helpers = [
             threading.Thread(target=work, name=f"trident-{name}", daemon=True)
             for name, work in (
-                ("status", self._pulse_status), ("backlog", self._ask_backlogs), ("stop", self._time_the_stop),
+                ("status", self._pulse_status),
+                ("backlog", self._ask_backlogs),
+                ("stop", self._time_the_stop),
             )
-        ]  # fmt: skip
+        ]
 
     # --- what a user asks ---------------------------------------------------------------------
 
@@ -420,9 +439,11 @@ class TopologyQuery(OtherNames):
                     reason = f": {who}" if who else ""
                     raise TimeoutError(f"{self.name} did not lead within {timeout_secs} s{reason}")
                 raise CoordinationError(
-                    f"{self.name} is a standby here and processes nothing", found=who, expected="this process to lead",
+                    f"{self.name} is a standby here and processes nothing",
+                    found=who,
+                    expected="this process to lead",
                     action="ask the process that leads, or stop it; with timeout_secs this waits for longer",
-                )  # fmt: skip
+                )
 
     def _check_can_process(self) -> None:
         """Raises where waiting would never end."""
@@ -436,9 +457,10 @@ class TopologyQuery(OtherNames):
             if unready is not None and time.monotonic() - unready[0] > _UNREADY_SECS:
                 raise SourceError(
                     f"whether the sources of {group.plan.name} have data cannot be asked",
-                    found=self._explain(unready[1]), expected="an answer within half a minute",
+                    found=self._explain(unready[1]),
+                    expected="an answer within half a minute",
                     action="mend the source and try again; the topology goes on asking",
-                ) from unready[1]  # fmt: skip
+                ) from unready[1]
 
     def await_termination(self, timeout_secs: float | None = None) -> bool:
         """Blocks until it ends; False when timeout_secs went by first.
@@ -509,9 +531,14 @@ class TopologyQuery(OtherNames):
         if binding.kind in ("memory", "map", "user"):
             return own_snapshot(self._spark, binding, txid, self._incarnation)
         return read_state(
-            self._spark, self._engine, self._warehouse, state, txid=txid, aggregator=binding.aggregator,
+            self._spark,
+            self._engine,
+            self._warehouse,
+            state,
+            txid=txid,
+            aggregator=binding.aggregator,
             advanced_txid=self._advanced_txid(state),
-        )  # fmt: skip
+        )
 
     # --- requests to DRPC streams -------------------------------------------------------------
 
@@ -658,9 +685,10 @@ class TopologyQuery(OtherNames):
         calls = stuck_calls(lambda name: name == self._thread.name or name.startswith(tuple(groups)))
         log.warning(
             "%s: after %g s its stop goes on without %s; the next start goes on from there, as after a kill",
-            self.name, self._config.stop_timeout_secs,
+            self.name,
+            self._config.stop_timeout_secs,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
-        )  # fmt: skip
+        )
         parts = [part for group in list(self._groups) for part in (group.driver.abandon, group.runner.close)]
         # A JVM that does not answer keeps whoever cancels something there.
         cancelling = threading.Thread(target=self._each, args=(parts,), name="trident-ending", daemon=True)
@@ -689,7 +717,7 @@ class TopologyQuery(OtherNames):
         self._final_groups = tuple(
             GroupStatus(plan_.name, 0, "recovering", (), 0.0, 0.0, {}, f"recovery: {cause}", time.time(), None)
             for plan_ in self._plans
-        )  # fmt: skip
+        )
         self._status_writer.update(self._make_status())
 
     def _wait_for_lease(self) -> Lease | None:
@@ -697,9 +725,13 @@ class TopologyQuery(OtherNames):
         self._mode, self._standby_of = "standby", ""
         leadership = Leadership(self._zk, self._topology.name, [plan_.name for plan_ in self._plans])
         warm_up = WarmUp(
-            self._spark, self._engine, self._warehouse, self._topology.name, self._plans,
+            self._spark,
+            self._engine,
+            self._warehouse,
+            self._topology.name,
+            self._plans,
             lambda secs: self._event(f"standby: warm after {secs:.1f} s"),
-        )  # fmt: skip
+        )
         try:
             return leadership.acquire(
                 self._stop_requested,
@@ -780,25 +812,35 @@ class TopologyQuery(OtherNames):
         else:
             check_by_manifest(store, self._warehouse)
         committer = DeltaCommitter(
-            self._engine, self._warehouse, self._topology.name, plan_.name, self._incarnation, fence.epoch,
-            plan_.bindings, lambda: fence.verify(self._zk),
-        )  # fmt: skip
+            self._engine,
+            self._warehouse,
+            self._topology.name,
+            plan_.name,
+            self._incarnation,
+            fence.epoch,
+            plan_.bindings,
+            lambda: fence.verify(self._zk),
+        )
         if decision is not None:
             self._finish_decision(plan_, store, committer, lease)
         committer.open(store.record)
         return self._make_group(plan_, store, committer)
 
-    def _finish_decision(
-        self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter, lease: Lease
-    ) -> None:
+    def _finish_decision(self, plan_: GroupPlan, store: GroupStore, committer: DeltaCommitter, lease: Lease) -> None:
         """Rolls a decided transaction forward from its manifest alone, by the same driver."""
         decided = store.decision.attempt  # the store has none any more once it is finished
         self._event(f"finishing the decided transaction {decided} of {plan_.name}")
         spouts = RecoverySpouts(lambda tx_id: self._make_executor(plan_, tx_id), plan_.spouts, decided.txid)
         driver = GroupDriver(
-            store, spouts, _NoRunner(), committer, _GroupObserver(self, plan_.name), self._limits(), None,
+            store,
+            spouts,
+            _NoRunner(),
+            committer,
+            _GroupObserver(self, plan_.name),
+            self._limits(),
+            None,
             self._explain,
-        )  # fmt: skip
+        )
         driver.start()
         driver.stop()
         told: BaseException | None = None
@@ -836,36 +878,61 @@ class TopologyQuery(OtherNames):
             raise
         stored = StoredFrames(self._spark, self._engine, self._warehouse)
         runner = SparkBatchRunner(
-            self._spark, self._topology.name, plan_, host, committer.staging_targets, committer.folder, stored,
-            self._incarnation, committer.epoch, self._config.batch_partitions, self._config.ackers,
-        )  # fmt: skip
+            self._spark,
+            self._topology.name,
+            plan_,
+            host,
+            committer.staging_targets,
+            committer.folder,
+            stored,
+            self._incarnation,
+            committer.epoch,
+            self._config.batch_partitions,
+            self._config.ackers,
+        )
         compactor = self._make_compactor(plan_)
         observer = _GroupObserver(self, plan_.name, compactor)
         driver = GroupDriver(
-            store, host, runner, committer, observer, self._limits(), self._config.message_timeout_secs,
+            store,
+            host,
+            runner,
+            committer,
+            observer,
+            self._limits(),
+            self._config.message_timeout_secs,
             self._explain,
-        )  # fmt: skip
+        )
         return _RunningGroup(plan_, driver, host, runner, compactor)
 
     def _make_requests(self, groups: Sequence[_RunningGroup]) -> DrpcRequests:
         advanced = {group.plan.name: partial(getattr, group.driver, "last_advanced") for group in groups}
         return DrpcRequests(
-            self._spark, self._engine, self._warehouse, self.name, self._front.plans, advanced, self._incarnation,
+            self._spark,
+            self._engine,
+            self._warehouse,
+            self.name,
+            self._front.plans,
+            advanced,
+            self._incarnation,
             self._epoch,
-        )  # fmt: skip
+        )
 
     def _make_compactor(self, plan_: GroupPlan) -> BackgroundCompactor:
         return BackgroundCompactor(
             [
                 Compactor(
-                    self._spark, self._engine, self._warehouse, load_descriptor(self._warehouse, binding.name),
-                    binding.state, binding.aggregator,
+                    self._spark,
+                    self._engine,
+                    self._warehouse,
+                    load_descriptor(self._warehouse, binding.name),
+                    binding.state,
+                    binding.aggregator,
                 )
                 for binding in plan_.bindings
                 if binding.kind == "keyed"
             ],
             on_error=partial(self._compaction_error, plan_.name),
-        )  # fmt: skip
+        )
 
     def _compaction_error(self, group: str, state: str, error: BaseException) -> None:
         text = f"merging {state} in the background failed, trying again: {self._explain(error)}"
@@ -880,12 +947,17 @@ class TopologyQuery(OtherNames):
         folder = self._warehouse / "_trident" / self._topology.name / "streams" / tx_id
         make_folder(folder, self._warehouse)
         return SpoutContext(
-            self._spark, self._topology.name, tx_id, folder, self._incarnation,
+            self._spark,
+            self._topology.name,
+            tx_id,
+            folder,
+            self._incarnation,
             {
-                "epoch": self._epoch, "warehouse": str(self._warehouse),
+                "epoch": self._epoch,
+                "warehouse": str(self._warehouse),
                 **{name: getattr(self._config, name) for name in _SPOUT_SETTINGS},
             },
-        )  # fmt: skip
+        )
 
     def _limits(self) -> Limits:
         return Limits(
@@ -1033,10 +1105,14 @@ class TopologyQuery(OtherNames):
     def _make_status(self) -> TopologyStatus:
         role = "leader" if self._leading.is_set() else self._mode
         return TopologyStatus(
-            self.name, self._incarnation, self._run_id, self._epoch, role,
+            self.name,
+            self._incarnation,
+            self._run_id,
+            self._epoch,
+            role,
             error=str(self._error) if self._error else None,
             groups=self._group_statuses() or self._final_groups,
-        )  # fmt: skip
+        )
 
     def _group_statuses(self) -> tuple[GroupStatus, ...]:
         return tuple(self._group_status(group) for group in list(self._groups))
@@ -1050,16 +1126,26 @@ class TopologyQuery(OtherNames):
         rows, txids = self._progress.rates()
         attempts = tuple(
             AttemptStatus(
-                live.attempt.txid, live.attempt.attempt_id, live.stage.phase.value,
-                began.get(live.attempt, 0.0), state.trouble_of(live.attempt.txid).failures,
+                live.attempt.txid,
+                live.attempt.attempt_id,
+                live.stage.phase.value,
+                began.get(live.attempt, 0.0),
+                state.trouble_of(live.attempt.txid).failures,
             )
             for live in state.live
-        )  # fmt: skip
+        )
         return GroupStatus(
-            group.plan.name, state.current, mode, attempts, rows, txids, group.host.backlog(),
-            error[0] if error else None, error[1] if error else None,
+            group.plan.name,
+            state.current,
+            mode,
+            attempts,
+            rows,
+            txids,
+            group.host.backlog(),
+            error[0] if error else None,
+            error[1] if error else None,
             str(group.driver.error) if state.mode is Mode.HALTED else None,
-        )  # fmt: skip
+        )
 
 
 def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping[str, tuple[int, Any]]) -> None:
@@ -1090,9 +1176,7 @@ class _NoRunner:
 
 
 class _GroupObserver:
-    def __init__(
-        self, query: TopologyQuery, group: str, compactor: BackgroundCompactor | None = None
-    ) -> None:
+    def __init__(self, query: TopologyQuery, group: str, compactor: BackgroundCompactor | None = None) -> None:
         self._query, self._group, self._compactor = query, group, compactor
 
     def advanced(self, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def read(
-    spark: "SparkSession", warehouse: "str | os.PathLike[str]", state: str, txid: int | None = None,
+    spark: "SparkSession",
+    warehouse: "str | os.PathLike[str]",
+    state: str,
+    txid: int | None = None,
     aggregator: Any = None,
-) -> "DataFrame":  # fmt: skip
+) -> "DataFrame":
     """A state as of one transaction, exactly: never a half-published one.
 
     All states of a batch group read with the same txid belong together: they

@@ -53,11 +53,12 @@ def make_room(place: Place, *, replace: bool, standby: bool) -> None:
     for query in running:
         if not replace:
             raise TridentError(
-                f"{query.name} runs in this process already", found=repr(query),
+                f"{query.name} runs in this process already",
+                found=repr(query),
                 expected="one query of it in a process",
                 action="call its query.stop() first, or start(replace=True), which does; start(standby=True) is for "
                 "one that is to wait for its turn",
-            )  # fmt: skip
+            )
         log.warning("%s: the query that ran here (run %s) is stopped and replaced", query.name, query.run_id[:8])
         query.request_stop(compact=False)
         query.stop()

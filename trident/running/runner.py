@@ -88,10 +88,19 @@ class SparkBatchRunner:
     """
 
     def __init__(
-        self, spark: "SparkSession", topology: str, plan: "GroupPlan", host: TridentSpoutHost,
-        targets: Sequence[StagingTarget], folder: Path, reader: Callable[..., "DataFrame"], incarnation: str,
-        epoch: int, batch_partitions: int | None = None, ackers: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession",
+        topology: str,
+        plan: "GroupPlan",
+        host: TridentSpoutHost,
+        targets: Sequence[StagingTarget],
+        folder: Path,
+        reader: Callable[..., "DataFrame"],
+        incarnation: str,
+        epoch: int,
+        batch_partitions: int | None = None,
+        ackers: int = 1,
+    ) -> None:
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
@@ -104,9 +113,16 @@ class SparkBatchRunner:
         self._tracked: TrackedBatches | None = None
         if plan.message_tables:
             self._tracked = TrackedBatches(
-                spark, {tx_id: host.executors[tx_id] for tx_id in plan.tracked}, plan.anchored, self._tracked_frame,
-                [*targets, *self._boundaries], plan.message_tables, folder, ackers, incarnation,
-            )  # fmt: skip
+                spark,
+                {tx_id: host.executors[tx_id] for tx_id in plan.tracked},
+                plan.anchored,
+                self._tracked_frame,
+                [*targets, *self._boundaries],
+                plan.message_tables,
+                folder,
+                ackers,
+                incarnation,
+            )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._context = spark.sparkContext
@@ -180,9 +196,10 @@ class SparkBatchRunner:
             emitted = executor.emit_batch(attempt, metadata[tx_id])
             if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:
                 raise SourceError(
-                    f"stream {tx_id!r} gives rows for a table that its spout does not own", found="Emitted.table_rows",
+                    f"stream {tx_id!r} gives rows for a table that its spout does not own",
+                    found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
-                )  # fmt: skip
+                )
             inputs[tx_id] = self._frame(emitted, spout_schema(spout))
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
@@ -292,10 +309,13 @@ class SparkBatchRunner:
         if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
             return False  # windows may be due
         return not any(
-            binding.name in self._plan.late_states and binding.kind != "append" and not binding.keys
-            and binding.aggregator is not None and not hasattr(binding.aggregator, "update_state")
+            binding.name in self._plan.late_states
+            and binding.kind != "append"
+            and not binding.keys
+            and binding.aggregator is not None
+            and not hasattr(binding.aggregator, "update_state")
             for binding in self._plan.bindings
-        )  # fmt: skip
+        )
 
     def _staged_frame(self, root: Path, files: Sequence[Any], fields: Sequence[Any]) -> "DataFrame":
         schema = StructType(list(fields))
@@ -376,8 +396,11 @@ def gives_again(spouts: Iterable[Any]) -> bool:
 def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
     """What the manifest says of a stream's part in the batch."""
     return {
-        "spout": type(spout).__qualname__, "kind": kind_of(spout).value, "metadata": metadata, "commit_data": commit_data,
-    }  # fmt: skip
+        "spout": type(spout).__qualname__,
+        "kind": kind_of(spout).value,
+        "metadata": metadata,
+        "commit_data": commit_data,
+    }
 
 
 def _input_rows(metadata: Mapping[str, Json]) -> int | None:

@@ -33,15 +33,17 @@ def session_end(spark: "SparkSession", ask: bool = False) -> SessionEnded | None
 
 def _stopped() -> SessionEnded:
     return SessionEnded(
-        "the Spark session was stopped while the topology ran", found="spark.stop()",
+        "the Spark session was stopped while the topology ran",
+        found="spark.stop()",
         expected="query.stop() before spark.stop()",
         action="start the topology again, with a new session: it goes on from its last transaction",
-    )  # fmt: skip
+    )
 
 
 def _jvm_gone(found: str) -> SessionEnded:
     return SessionEnded(
-        "the JVM of the Spark session is gone", found=found,
+        "the JVM of the Spark session is gone",
+        found=found,
         expected="a JVM that lives as long as the topology; the system's log says whether it ran out of memory",
         action="start the topology again in a new process: it goes on from its last transaction",
-    )  # fmt: skip
+    )

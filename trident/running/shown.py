@@ -27,8 +27,9 @@ def as_html(kind: str, name: str, facts: Facts) -> str:
     left = "style='text-align:left'"
     rows = "".join(
         f"<tr><th {left}>{escape(key or 'role')}</th><td {left}>{escape(value)}</td></tr>"
-        for key, value in facts if value
-    )  # fmt: skip
+        for key, value in facts
+        if value
+    )
     return f"<table><caption><b>{escape(name)}</b> ({escape(kind)})</caption>{rows}</table>"
 
 

@@ -164,9 +164,7 @@ class StatusWriter:
         clock: seconds since the epoch.
     """
 
-    def __init__(
-        self, path: Path, interval_secs: float = 1.0, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, interval_secs: float = 1.0, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._interval, self._clock = Path(path), interval_secs, clock
         self._lock = threading.Lock()
         self._wanted: TopologyStatus | None = None

@@ -39,8 +39,15 @@ _MEMORY = re.compile(
 )
 _NEXT = "nothing is lost: the batch is tried again, and after max_attempts it goes on at the next start"
 _TRUSTED = (
-    BatchOutOfMemory, BatchTimeout, FailedException, UserFunctionError, Deposed, Halted, OutcomeUnknown, StorageProblem,
-)  # fmt: skip
+    BatchOutOfMemory,
+    BatchTimeout,
+    FailedException,
+    UserFunctionError,
+    Deposed,
+    Halted,
+    OutcomeUnknown,
+    StorageProblem,
+)
 
 
 class FailureExplainer:

@@ -16,10 +16,12 @@ import trident.states
 _NOT_USERS = tuple(
     str(Path(folder).resolve())
     for folder in {
-        str(Path(__file__).parent.parent), *trident.coordinators.__path__, *trident.states.__path__,
+        str(Path(__file__).parent.parent),
+        *trident.coordinators.__path__,
+        *trident.states.__path__,
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     }
-)  # fmt: skip
+)
 
 
 def stuck_calls(is_ours: Callable[[str], bool]) -> list[str]:

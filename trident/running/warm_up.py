@@ -87,9 +87,14 @@ class WarmUp:
     """
 
     def __init__(
-        self, spark: SparkSession, engine: "KernelEngine", warehouse: Path, topology: str,
-        plans: Sequence[GroupPlan], on_warm: Callable[[float], None],
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        engine: "KernelEngine",
+        warehouse: Path,
+        topology: str,
+        plans: Sequence[GroupPlan],
+        on_warm: Callable[[float], None],
+    ) -> None:
         self._given, self._engine, self._warehouse, self._plans = spark, engine, warehouse, plans
         self._on_warm = on_warm
         self._root = warehouse / "_trident" / ".warm-up"
@@ -185,9 +190,10 @@ class WarmUp:
         try:
             own = {table.name for table in plan.spout_tables.values()}
             names = [
-                binding for binding in plan.bindings
+                binding
+                for binding in plan.bindings
                 if binding.name not in plan.late_states and binding.name not in own and binding.kind not in BESIDE
-            ]  # fmt: skip
+            ]
             boundaries = [StagingTarget(name, self._folder) for name in boundaries_of(plan.lowered)]
             stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
         finally:

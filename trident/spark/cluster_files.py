@@ -68,8 +68,11 @@ def send_user_modules(context: "SparkContext") -> list[str]:
         if size > _BYTES_MAX or len(of_one) > _FILES_MAX:
             log.warning(
                 "%s is not sent to the executors: %d Python files with %d bytes; install it on every host, or give it "
-                "with --py-files", place, len(of_one), size,
-            )  # fmt: skip
+                "with --py-files",
+                place,
+                len(of_one),
+                size,
+            )
             continue
         files |= of_one
         sent.append(name)

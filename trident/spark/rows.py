@@ -98,7 +98,9 @@ def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructTy
     columns = []
     for field, column in zip(target, table.columns, strict=True):
         if column.null_count and not field.nullable:
-            raise SourceError(f"the field {field.name!r} of a spout's batch holds nulls", expected="none, by its schema")
+            raise SourceError(
+                f"the field {field.name!r} of a spout's batch holds nulls", expected="none, by its schema"
+            )
         try:
             columns.append(column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -122,8 +124,11 @@ def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table"
     target = to_arrow_schema(schema, timezone="UTC")
     wrong = next((row for row in rows if len(row) != len(target)), None)
     if wrong is not None:
-        raise SourceError("a row of a spout's batch cannot be used", found=repr(wrong)[:200],
-                          expected=f"a tuple of {len(target)}: {', '.join(target.names)}")  # fmt: skip
+        raise SourceError(
+            "a row of a spout's batch cannot be used",
+            found=repr(wrong)[:200],
+            expected=f"a tuple of {len(target)}: {', '.join(target.names)}",
+        )
     values = list(zip(*rows)) if rows else [()] * len(target)
     columns = [_column(list(column), field, of) for column, field, of in zip(values, target, schema.fields)]
     return pa.table(columns, schema=target)

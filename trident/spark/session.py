@@ -220,9 +220,10 @@ def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -
     # A session takes any name as its own setting, but only those of Spark SQL do anything there. Our part is added to
     # some; and whoever leaves the master at its default takes the session as it is.
     ignored = [
-        key for key, value in asked.items()
+        key
+        for key, value in asked.items()
         if value not in has.get(key, "") and not key.startswith("spark.sql.") and (key, value) != _DEFAULT_MASTER
-    ]  # fmt: skip
+    ]
     if ignored:
         warnings.warn(
             f"the Spark session of this process was made before, without {', '.join(ignored)}; it stays as it is. Make "
@@ -245,11 +246,16 @@ def _check_descriptors() -> None:
     if SparkContext._gateway is not None:
         return
     raise EnvironmentProblem(
-        "this process may open too few files for Spark's JVM to start", found=f"ulimit -n is {soft}",
+        "this process may open too few files for Spark's JVM to start",
+        found=f"ulimit -n is {soft}",
         expected=f"at least {_DESCRIPTORS_MIN}, better 4096",
-        action="raise it: ulimit -n 4096" + ("" if hard == resource.RLIM_INFINITY or hard >= _DESCRIPTORS_MIN else
-        f" (the hard limit is {hard}: /etc/security/limits.conf, or LimitNOFILE= in a systemd unit)"),
-    )  # fmt: skip
+        action="raise it: ulimit -n 4096"
+        + (
+            ""
+            if hard == resource.RLIM_INFINITY or hard >= _DESCRIPTORS_MIN
+            else f" (the hard limit is {hard}: /etc/security/limits.conf, or LimitNOFILE= in a systemd unit)"
+        ),
+    )
 
 
 def session_to_ask() -> SparkSession:
@@ -420,8 +426,12 @@ def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
         try:
             done = subprocess.run(
                 [*command, str(script), str(answer)],
-                env=environment, capture_output=True, text=True, errors="replace", timeout=_RESOLVE_TIMEOUT_SECS,
-            )  # fmt: skip
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_RESOLVE_TIMEOUT_SECS,
+            )
             said = done.stderr + done.stdout
         except subprocess.TimeoutExpired:
             said = f"no answer after {_RESOLVE_TIMEOUT_SECS} s"

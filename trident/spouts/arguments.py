@@ -33,9 +33,10 @@ def seconds(name: str, value: Any, zero: bool = True, error: Refusal = TopologyE
         usable = False
     if not usable:
         raise error(
-            f"{name} cannot be used", found=f"{name.split()[0]}={described(value)}",
+            f"{name} cannot be used",
+            found=f"{name.split()[0]}={described(value)}",
             expected="seconds, a finite number from 0 on" if zero else "seconds, a finite number over 0",
-        )  # fmt: skip
+        )
     return float(value)
 
 

@@ -291,9 +291,7 @@ class PartitionEmitter(Protocol):
 class OpaquePartitionEmitter(Protocol):
     """Emits partitions of an opaque source. Made on an executor, for one Spark task."""
 
-    def emit_partition_batch(
-        self, attempt: TransactionAttempt, partition: str, last_metadata: Json
-    ) -> PartitionBatch:
+    def emit_partition_batch(self, attempt: TransactionAttempt, partition: str, last_metadata: Json) -> PartitionBatch:
         """The partition's next rows: after a failure perhaps others than the first time.
 
         last_metadata is that of the last *committed* batch of the partition,

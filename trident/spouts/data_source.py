@@ -62,10 +62,13 @@ class DataSourceSpout:
     kind = SpoutKind.TRANSACTIONAL
 
     def __init__(
-        self, source: Union["type[DataSource]", "DataSource"], options: Mapping[str, Any] | None = None,
-        schema: Union[str, "StructType", None] = None, read_limit: "ReadLimit | None" = None,
+        self,
+        source: Union["type[DataSource]", "DataSource"],
+        options: Mapping[str, Any] | None = None,
+        schema: Union[str, "StructType", None] = None,
+        read_limit: "ReadLimit | None" = None,
         poll_interval_secs: float = 0.5,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source = as_source(
             source, None if options is None else spout_arguments.options("a DataSourceSpout", options)
         )

@@ -67,9 +67,10 @@ def as_source(source: Any, options: Mapping[str, Any] | None) -> "DataSource":
         return source
     if not (isinstance(source, type) and issubclass(source, DataSource)):
         raise TopologyError(
-            "a DataSourceSpout needs a Python data source", found=repr(source)[:200],
+            "a DataSourceSpout needs a Python data source",
+            found=repr(source)[:200],
             expected="a subclass of pyspark.sql.datasource.DataSource, or an instance of one",
-        )  # fmt: skip
+        )
     # Spark hands options over as text.
     return source(CaseInsensitiveDict({name: _text(value) for name, value in (options or {}).items()}))
 

@@ -221,8 +221,9 @@ class TridentSpoutExecutor:
             raise SourceError(
                 f"stream {self._tx_id!r} has commit data and no one to give it to",
                 found=f"{type(self._emitter).__name__} without commit(attempt, commit_data)",
-                expected="the emitter of a CommitterTridentSpout", action="add the method, or give no commit_data",
-            )  # fmt: skip
+                expected="the emitter of a CommitterTridentSpout",
+                action="add the method, or give no commit_data",
+            )
 
     def success(self, attempt: TransactionAttempt) -> None:
         try:
@@ -334,9 +335,10 @@ class _InPartitions:
         partitions = tuple(self._coordinator.get_partitions_for_batch())
         if not all(map(_usable, partitions)) or len(set(partitions)) != len(partitions):
             raise SourceError(
-                f"the partitions of stream {self._tx_id!r} cannot be used", found=repr(partitions)[:200],
+                f"the partitions of stream {self._tx_id!r} cannot be used",
+                found=repr(partitions)[:200],
                 expected=f"distinct texts of at most {_NAME_BYTES_MAX} bytes, not empty and not only dots",
-            )  # fmt: skip
+            )
         if partitions != self._partitions:
             if self._partitions is not None:
                 self._coordinator.refresh_partitions(partitions)
@@ -456,10 +458,11 @@ class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
         size = len(json.dumps(metadata).encode())
         if size > _METADATA_BYTES_MAX:
             raise SourceError(
-                f"the metadata of the partitions of stream {self._tx_id!r} is too large", found=f"{size:,} bytes",
+                f"the metadata of the partitions of stream {self._tx_id!r} is too large",
+                found=f"{size:,} bytes",
                 expected=f"at most {_METADATA_BYTES_MAX:,} bytes over all partitions of a batch",
                 action="keep positions in the metadata, not data",
-            )  # fmt: skip
+            )
 
     def opaque_metadata(self, metadata: Json) -> Mapping[str, Json]:
         return _all_of(metadata, self._tx_id)
@@ -477,9 +480,10 @@ def _parts_of(metadata: Json, tx_id: str, part: str = "partitions") -> dict[str,
     if not isinstance(value, dict):
         raise SourceError(
             f"the metadata of stream {tx_id!r} was not written by a spout in partitions",
-            found=repr(metadata)[:200], expected='{"partitions": {id: metadata}, "absent": …}',
+            found=repr(metadata)[:200],
+            expected='{"partitions": {id: metadata}, "absent": …}',
             action="give the stream another tx_id, or begin again with `trident reset NAME`",
-        )  # fmt: skip
+        )
     return value
 
 
@@ -504,4 +508,3 @@ def as_json(tx_id: str, value: Any, what: str = "metadata") -> Json:
             found=repr(value)[:200],
             expected="None, numbers, text, lists and dicts",
         ) from error
-

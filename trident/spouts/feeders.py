@@ -88,9 +88,10 @@ class _Feeder:
         width = len(self._schema.fields)
         if not isinstance(row, (tuple, list)) or len(row) != width:
             raise TopologyError(
-                f"a {type(self).__name__} was fed a row that does not fit its schema", found=repr(row)[:200],
+                f"a {type(self).__name__} was fed a row that does not fit its schema",
+                found=repr(row)[:200],
                 expected=f"a tuple of {width}: {', '.join(field.name for field in self._schema.fields)}",
-            )  # fmt: skip
+            )
         return tuple(row)
 
     def _wait(self, waiting: Sequence[_Fed], timeout_secs: float) -> None:

@@ -70,9 +70,10 @@ def _listed(what: str, values: Any) -> list[Any]:
     except TypeError:
         pass
     raise TopologyError(
-        f"the {what} of a FixedBatchSpout cannot be used", found=described(values),
+        f"the {what} of a FixedBatchSpout cannot be used",
+        found=described(values),
         expected="a list of batches, each a list of tuples",
-    )  # fmt: skip
+    )
 
 
 class FixedBatchCoordinator:
@@ -132,9 +133,10 @@ class FixedBatchEmitter:
         if not empty and index >= len(self._batches):
             raise SourceError(
                 "a FixedBatchSpout has fewer batches than when the transaction began",
-                found=f"{len(self._batches)} batches", expected=f"batch {index} among them",
+                found=f"{len(self._batches)} batches",
+                expected=f"batch {index} among them",
                 action="make the spout with the same batches, or begin again with `trident reset NAME`",
-            )  # fmt: skip
+            )
         rows = [] if empty else self._batches[index]
         return Emitted(rows, partitions=1)
 

@@ -54,9 +54,14 @@ class TridentSpoutHost:
             of_stream = beginning.pins.get(tx_id, {})
             earlier = [other for other in of_stream if other < txid]
             known = Known(
-                beginning.attempt, beginning.parent, of_stream[max(earlier)] if earlier else None, of_stream.get(txid),
-                beginning.committed.get(tx_id, {}), beginning.shrink, beginning.timeout_secs,
-            )  # fmt: skip
+                beginning.attempt,
+                beginning.parent,
+                of_stream[max(earlier)] if earlier else None,
+                of_stream.get(txid),
+                beginning.committed.get(tx_id, {}),
+                beginning.shrink,
+                beginning.timeout_secs,
+            )
             (pinned if executor.pins else unpinned)[tx_id] = executor.initialize(known)
         return Initialized(pinned, unpinned)
 
@@ -172,9 +177,10 @@ class RecoverySpouts:
             if executor is None:
                 raise Halted(
                     f"a decided transaction cannot be finished: it has commit data of stream {tx_id!r}",
-                    found="a topology without that stream", expected="the topology that decided it",
+                    found="a topology without that stream",
+                    expected="the topology that decided it",
                     action="start the topology as it was once, so that its source hears of the transaction",
-                )  # fmt: skip
+                )
             executor.commit(attempt, data)
 
     def success(self, attempt: TransactionAttempt) -> None:

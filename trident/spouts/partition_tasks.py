@@ -22,10 +22,13 @@ NEW, AGAIN, OPAQUE = "new", "again", "opaque"
 EMISSION_SCHEMA = "partition string, metadata string, path string, size long, num_records long"
 _ARROW = pa.schema(
     [
-        ("partition", pa.string()), ("metadata", pa.string()), ("path", pa.string()), ("size", pa.int64()),
+        ("partition", pa.string()),
+        ("metadata", pa.string()),
+        ("path", pa.string()),
+        ("size", pa.int64()),
         ("num_records", pa.int64()),
     ]
-)  # fmt: skip
+)
 _ROWS_PER_BATCH = 20_000
 
 

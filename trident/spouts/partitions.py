@@ -83,9 +83,12 @@ class PartitionEmission:
         return self.context.state_folder / "emitted"
 
     def run(
-        self, attempt: TransactionAttempt, requests: Sequence[Request], timeout_secs: float | None = None,
+        self,
+        attempt: TransactionAttempt,
+        requests: Sequence[Request],
+        timeout_secs: float | None = None,
         in_job: bool = False,
-    ) -> Emission:  # fmt: skip
+    ) -> Emission:
         """One job over all requests; blocks.
 
         Args:
@@ -115,10 +118,12 @@ class PartitionEmission:
         files = sorted((r for r in reports if r.path is not None), key=lambda r: (order[r.partition], r.path))
         return Emission(
             {request.partition: found[request.partition] for request in requests},
-            tuple(str(self._root / report.path) for report in files), sum(report.size for report in files),
-            sum(report.num_records for report in files), folder,
+            tuple(str(self._root / report.path) for report in files),
+            sum(report.size for report in files),
+            sum(report.num_records for report in files),
+            folder,
             tuple(EmittedFile(report.path, report.size) for report in files),
-        )  # fmt: skip
+        )
 
     def _collect(self, attempt: TransactionAttempt, frame: "DataFrame", timeout_secs: float | None) -> list[Any]:
         context = self.context.spark.sparkContext
@@ -136,9 +141,10 @@ class PartitionEmission:
             if watch.timed_out:
                 raise BatchTimeout(
                     f"emitting attempt {attempt} of stream {self.context.tx_id} took too long",
-                    found=f"more than {timeout_secs:g} s since its first Spark task", expected=f"at most {timeout_secs:g} s",
+                    found=f"more than {timeout_secs:g} s since its first Spark task",
+                    expected=f"at most {timeout_secs:g} s",
                     action="raise message_timeout_secs, or give fewer rows a batch; the next attempt has twice the time",
-                ) from error  # fmt: skip
+                ) from error
             translated = translate_failure(error, attempt)
             if isinstance(translated, BatchError):
                 translated.fingerprint = None  # a spout asks something outside, which may answer another time

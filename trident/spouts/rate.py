@@ -97,8 +97,14 @@ class RateRange(NamedTuple):
         return max(self.end, self.base + ((us - self.base_us) * self.rate // 1_000_000) + 1)
 
     def to_json(self) -> dict[str, int]:
-        return {"from": self.begin, "to": self.end, "rows": self.end - self.begin, "base": self.base,
-                "base_us": self.base_us, "rate": self.rate}  # fmt: skip
+        return {
+            "from": self.begin,
+            "to": self.end,
+            "rows": self.end - self.begin,
+            "base": self.base,
+            "base_us": self.base_us,
+            "rate": self.rate,
+        }
 
     @classmethod
     def read(cls, metadata: Json) -> "RateRange":

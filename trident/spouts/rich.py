@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_STREAM = "default"
 _PLAIN_IDS = (int, str)
 
+
 @dataclass(slots=True)
 class Message:
     """What one ``emit`` said.
@@ -43,6 +44,7 @@ class Message:
     message_id: Any
     rows: tuple[tuple, ...]
     stream: str = DEFAULT_STREAM
+
 
 class SpoutCollector:
     """What a rich spout emits to, from any thread, as that of a broker's client (docs/semantics.md 6).
@@ -95,15 +97,18 @@ class SpoutCollector:
     def _tuple(self, values: Any, stream: str) -> tuple:
         width = self._width.get(stream)
         if width is None:
-            raise SourceError(f"there is no stream {stream!r}", found=repr(values)[:200],
-                              expected=f"one of {', '.join(self._width)}")  # fmt: skip
+            raise SourceError(
+                f"there is no stream {stream!r}", found=repr(values)[:200], expected=f"one of {', '.join(self._width)}"
+            )
         row = tuple(values) if isinstance(values, (tuple, list)) else (values,)
         if len(row) != width:
             raise SourceError(
                 "a spout emitted a tuple with another number of values than there are fields",
-                found=repr(values)[:200], expected=f"{width} values",
-            )  # fmt: skip
+                found=repr(values)[:200],
+                expected=f"{width} values",
+            )
         return row
+
 
 class RichSpout:
     """The base of a source of single messages. All calls come one at a time; its threads may emit at any time.
@@ -167,6 +172,7 @@ class RichSpout:
     def close(self) -> None:
         """Called last. Messages that are neither acknowledged nor failed must stay with the source."""
 
+
 def message_key(message_id: Any) -> str:
     """The id as text by which two are compared, also after a restart: 1 is not "1".
 
@@ -179,13 +185,17 @@ def message_key(message_id: Any) -> str:
         return json.dumps(message_id, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise SourceError(
-            "a message id cannot be used", found=repr(message_id)[:200], expected="text, a number, or a list of these",
-        ) from error  # fmt: skip
+            "a message id cannot be used",
+            found=repr(message_id)[:200],
+            expected="text, a number, or a list of these",
+        ) from error
+
 
 def is_rich_spout(spout: Any) -> bool:
     """Whether the object is a source of single messages; a class of its own needs no base."""
     return not isinstance(spout, type) and all(
         callable(getattr(spout, method, None)) for method in ("open", "next_tuple", "ack", "fail")
     )
+
 
 Rows = Sequence[Union[tuple, Any]]

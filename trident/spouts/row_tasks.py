@@ -24,9 +24,12 @@ def generated(
 
 
 def read_partitions(
-    read: Callable[[Any], Any], pickled: Sequence[bytes], schema: "StructType", what: str,
+    read: Callable[[Any], Any],
+    pickled: Sequence[bytes],
+    schema: "StructType",
+    what: str,
     tasks: Iterable["pyarrow.RecordBatch"],
-) -> Iterator["pyarrow.RecordBatch"]:  # fmt: skip
+) -> Iterator["pyarrow.RecordBatch"]:
     """The function of a mapInArrow over partition numbers: the rows of each.
 
     Args:

@@ -354,8 +354,9 @@ class StreamEmitter:
             self._run.raise_failure()
             raise SourceError(
                 f"Spark has not given batch {pin.batch} of the stream again",
-                found=f"nothing within {_OFFER_SECS:g} s", action="it is tried again up to max_attempts",
-            )  # fmt: skip
+                found=f"nothing within {_OFFER_SECS:g} s",
+                action="it is tried again up to max_attempts",
+            )
         if not pin.same_batch(offered[0]):
             raise other_batch(pin, offered[0], f"attempt {attempt}")
         return Emitted(self._in_our_session(offered[1]))

@@ -107,13 +107,14 @@ class GroupedStream(OtherNames):
         names = flat(fields, "project")
         for key in self._keys:
             if key not in names:
-                raise FieldError("project drops a field that the stream is grouped by", found=repr(key),
-                                 expected=f"{', '.join(self._keys)} among the fields")  # fmt: skip
+                raise FieldError(
+                    "project drops a field that the stream is grouped by",
+                    found=repr(key),
+                    expected=f"{', '.join(self._keys)} among the fields",
+                )
         return self._still(self._stream.project(*names))
 
-    def state_query(
-        self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN
-    ) -> "Stream":
+    def state_query(self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
         """As :meth:`Stream.state_query`, and ends the grouping: what follows is over the whole batch or request.
 
         As in Trident, where ``group_by`` here only says which rows ask together.

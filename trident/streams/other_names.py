@@ -51,36 +51,49 @@ STREAM_NAMES = {
     "alias": "write name('…'); fields are renamed with rename({'old': 'new'})",
     "with_column_renamed": "write rename({'old': 'new'})",
     "with_columns_renamed": "write rename({'old': 'new'})",
-    "drop_duplicates": _ONE_ROW, "distinct": _ONE_ROW,
+    "drop_duplicates": _ONE_ROW,
+    "distinct": _ONE_ROW,
     "count": "write aggregate(Count(), 'count') for a batch, or persistent_aggregate(state, Count(), 'count') over all",
     "sum": "write aggregate('n', Sum(), 'total'), or over all batches persistent_aggregate(state, 'n', Sum(), 'total')",
-    "order_by": _NO_ORDER, "sort": _NO_ORDER,
+    "order_by": _NO_ORDER,
+    "sort": _NO_ORDER,
     "limit": "write first_n(n): of each batch",
-    "take": _NO_ACTION, "first": _NO_ACTION, "head": _NO_ACTION, "show": _NO_ACTION, "collect": _NO_ACTION,
+    "take": _NO_ACTION,
+    "first": _NO_ACTION,
+    "head": _NO_ACTION,
+    "show": _NO_ACTION,
+    "collect": _NO_ACTION,
     "write": "write partition_persist(DeltaAppend(name))",
     "write_stream": "write partition_persist(DeltaAppend(name)), then topology.start()",
     "foreach": "write peek(function), for a side effect; or partition_persist with a StateUpdater of your own",
     "foreach_batch": "write partition_persist(state, …): a state takes the place of foreachBatch",
-    "union_all": "write merge(other)", "union_by_name": "write merge(other)",
+    "union_all": "write merge(other)",
+    "union_by_name": "write merge(other)",
     "cross_join": "write join with a constant key",
     "repartition": "write partition_by(fields), or shuffle(), then parallelism_hint(n)",
     "coalesce": "write parallelism_hint(n)",
     "explode": "write each(expr('explode(items)'), 'item') or flat_map",
     "window": "write tumbling_window(length) or sliding_window(length, slide)",
     "global": "write global_()",
-    "explain": "write topology.explain()", "start": "write topology.start()",
-    "print_schema": "read .schema or .fields", "columns": "read .fields", "dtypes": "read .schema",
-    "get_output_fields": "read .fields", "get_name": "see topology.explain()",
-}  # fmt: skip
+    "explain": "write topology.explain()",
+    "start": "write topology.start()",
+    "print_schema": "read .schema or .fields",
+    "columns": "read .fields",
+    "dtypes": "read .schema",
+    "get_output_fields": "read .fields",
+    "get_name": "see topology.explain()",
+}
 _AGG = "write agg(F.{0}('n').alias('{0}'))"
 GROUPED_NAMES = {
     **{name: _AGG.format(name) for name in ("sum", "avg", "mean", "min", "max")},
     "pivot": "there is none; write filter and aggregate for each value",
-    "apply_in_pandas": "write aggregate with an Aggregator", "apply": "write aggregate with an Aggregator",
+    "apply_in_pandas": "write aggregate with an Aggregator",
+    "apply": "write aggregate with an Aggregator",
     "map_groups_with_state": "write persistent_aggregate with an Aggregator that has resume",
     "transform_with_state": "write persistent_aggregate with an Aggregator that has resume",
-    "get_group_fields": "read .keys", "get_output_fields": "read .fields",
-}  # fmt: skip
+    "get_group_fields": "read .keys",
+    "get_output_fields": "read .fields",
+}
 STATE_NAMES = {
     "snapshot": "write query.snapshot(state.name)",
     "state_query": "write stream.state_query(state, …)",
@@ -94,13 +107,17 @@ TOPOLOGY_NAMES = {
     "stop": "stop the query that start() gave",
 }
 QUERY_NAMES = {
-    "id": "read .run_id", "kill": "write stop()", "activate": "write resume()", "deactivate": "write pause()",
-}  # fmt: skip
+    "id": "read .run_id",
+    "kill": "write stop()",
+    "activate": "write resume()",
+    "deactivate": "write pause()",
+}
 TUPLE_TOPOLOGY_NAMES = {
     "create_topology": "nothing is built by hand: write start()",
     "build": "nothing is built by hand: write start()",
-    "set_worker_hook": "there are none", "set_state_spout": "there is none",
-}  # fmt: skip
+    "set_worker_hook": "there are none",
+    "set_state_spout": "there is none",
+}
 BOLT_NAMES = {
     "direct_grouping": "write custom_grouping(source, function)",
     "local_or_shuffle_grouping": "write shuffle_grouping(source): every tuple goes through Spark, so none is local",

@@ -28,9 +28,13 @@ _FIRST = TransactionAttempt(1, 0)
 
 
 def run_batch(
-    stream: Stream, rows: Union[Rows, Mapping[str, Rows]], *, spark: "SparkSession | None" = None,
-    partitions: int = 1, attempt: TransactionAttempt = _FIRST,
-) -> list[tuple]:  # fmt: skip
+    stream: Stream,
+    rows: Union[Rows, Mapping[str, Rows]],
+    *,
+    spark: "SparkSession | None" = None,
+    partitions: int = 1,
+    attempt: TransactionAttempt = _FIRST,
+) -> list[tuple]:
     """What a stream gives for one batch, computed by Spark as the topology would.
 
     ::
@@ -92,10 +96,11 @@ def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:
     reads = next((node for node in nodes if node in late), None)
     if reads is not None:
         raise TopologyError(
-            "run_batch cannot run a stream that reads a state", found=f"{reads.operation} at {reads.location}",
+            "run_batch cannot run a stream that reads a state",
+            found=f"{reads.operation} at {reads.location}",
             expected="a stream of rows, operations and aggregates",
             action="test the stream in front of it, and the rest with start() and a MemoryMapState",
-        )  # fmt: skip
+        )
     sources = {node.tx_id: node for node in nodes if isinstance(node, SourceNode)}
     spouts = {tx_id: node.spout for tx_id, node in sources.items()}
     return GroupPlan("run_batch", spouts, [], nodes, lower(nodes, [result])), sources
@@ -106,14 +111,16 @@ def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Ro
         if len(sources) == 1:
             return dict.fromkeys(sources, rows)
         raise TopologyError(
-            "run_batch needs rows for each spout of the stream", found=f"rows for one of {', '.join(sorted(sources))}",
+            "run_batch needs rows for each spout of the stream",
+            found=f"rows for one of {', '.join(sorted(sources))}",
             expected=f"a mapping from tx_id to rows, such as {{{min(sources)!r}: […], …}}",
-        )  # fmt: skip
+        )
     if set(rows) != set(sources):
         raise TopologyError(
             "run_batch needs rows for exactly the spouts of the stream",
-            found=", ".join(sorted(map(str, rows))) or "none", expected=", ".join(sorted(sources)),
-        )  # fmt: skip
+            found=", ".join(sorted(map(str, rows))) or "none",
+            expected=", ".join(sorted(sources)),
+        )
     return rows
 
 
@@ -126,9 +133,10 @@ def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "
     listed = list(rows)
     if partitions < 0 or (partitions == 0 and listed):
         raise SourceError(
-            "the rows cannot be put into so many partitions", found=f"{len(listed)} rows in {partitions} partitions",
+            "the rows cannot be put into so many partitions",
+            found=f"{len(listed)} rows in {partitions} partitions",
             expected="at least 1; or 0 without rows",
-        )  # fmt: skip
+        )
     if partitions == 0:
         return to_dataframe(session, [], schema).where("false")
     if not listed:

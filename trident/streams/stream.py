@@ -100,8 +100,11 @@ class Stream(OtherNames):
     # --- operations on rows --------------------------------------------------------------
 
     def each(
-        self, inputs: Union[Names, Columnar], function: Union[Function, Outputs, None] = None, outputs: Outputs = "",
-    ) -> "Stream":  # fmt: skip
+        self,
+        inputs: Union[Names, Columnar],
+        function: Union[Function, Outputs, None] = None,
+        outputs: Outputs = "",
+    ) -> "Stream":
         """Appends fields: ``each("line", split, "word")`` or ``each(F.upper("word"), "upper")``.
 
         The function returns an iterable of values (one output) or of tuples
@@ -128,9 +131,10 @@ class Stream(OtherNames):
             if function is not None and _says_bool(function):
                 return self._python_filter(inputs, function)
             raise FieldError(
-                "each has no outputs", expected="the new fields, as in each('line', split, 'word')",
+                "each has no outputs",
+                expected="the new fields, as in each('line', split, 'word')",
                 action="use filter for a condition and peek for a side effect",
-            )  # fmt: skip
+            )
         return self._python("each", field_names(inputs, "each"), function, outputs)
 
     def map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Stream":
@@ -170,9 +174,13 @@ class Stream(OtherNames):
             expression = resolve("filter", condition, (), self.schema, "filter")
             return self._next(
                 NativeNode(
-                    parents=(self._node,), schema=self.schema, operation=f"filter({expression})", location=site,
-                    kind="filter", expression=expression,
-                )  # fmt: skip
+                    parents=(self._node,),
+                    schema=self.schema,
+                    operation=f"filter({expression})",
+                    location=site,
+                    kind="filter",
+                    expression=expression,
+                )
             )
         if function is None:
             return self._python_filter(self.fields, inputs)
@@ -186,9 +194,11 @@ class Stream(OtherNames):
         require_fields(names, self.schema, "project")
         return self._next(
             ProjectNode(
-                parents=(self._node,), schema=picked(self.schema, names),
-                operation=f"project({', '.join(names)})", location=call_site(),
-            )  # fmt: skip
+                parents=(self._node,),
+                schema=picked(self.schema, names),
+                operation=f"project({', '.join(names)})",
+                location=call_site(),
+            )
         )
 
     def select(self, *fields: Any) -> "Stream":
@@ -233,8 +243,11 @@ class Stream(OtherNames):
         """
         apply = getattr(assembly, "apply", assembly)
         if not callable(apply):
-            raise TopologyError("apply_assembly needs an assembly", found=repr(assembly),
-                                expected="an object with apply(stream), or a function of a stream")  # fmt: skip
+            raise TopologyError(
+                "apply_assembly needs an assembly",
+                found=repr(assembly),
+                expected="an object with apply(stream), or a function of a stream",
+            )
         made = apply(self)
         if not isinstance(made, (Stream, GroupedStream, TridentState)):
             raise TopologyError(f"the assembly {assembly!r} gives no stream", found=repr(made), expected="a Stream")
@@ -251,9 +264,13 @@ class Stream(OtherNames):
     union = merge
 
     def join(
-        self, other: "Stream", on: Any, how: Any = "inner", outputs: Union[Names, None] = None,
+        self,
+        other: "Stream",
+        on: Any,
+        how: Any = "inner",
+        outputs: Union[Names, None] = None,
         mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
-    ) -> "Stream":  # fmt: skip
+    ) -> "Stream":
         """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
 
         Rows of two transactions never meet: what that means for streams of
@@ -334,9 +351,14 @@ class Stream(OtherNames):
         described = self._function("peek", given, names)
         return self._next(
             PythonNode(
-                parents=(self._node,), schema=self.schema, operation=f"peek({described.name})", location=call_site(),
-                kind="peek", function=described, inputs=names,
-            )  # fmt: skip
+                parents=(self._node,),
+                schema=self.schema,
+                operation=f"peek({described.name})",
+                location=call_site(),
+                kind="peek",
+                function=described,
+                inputs=names,
+            )
         )
 
     # --- groups and aggregates -----------------------------------------------------------
@@ -349,8 +371,9 @@ class Stream(OtherNames):
             if not is_groupable(self.schema[name].dataType):
                 raise TopologyError(
                     f"group_by cannot use field {name!r}",
-                    found=self.schema[name].dataType.simpleString(), expected="a type that can be compared",
-                )  # fmt: skip
+                    found=self.schema[name].dataType.simpleString(),
+                    expected="a type that can be compared",
+                )
         return GroupedStream(self, names)
 
     def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
@@ -446,9 +469,13 @@ class Stream(OtherNames):
         return persistent_aggregate(self, (), state, *shifted(inputs, aggregator, outputs))
 
     def partition_persist(
-        self, state: Any, inputs: Union[Names, None] = None, updater: Any = None, outputs: Any = "",
+        self,
+        state: Any,
+        inputs: Union[Names, None] = None,
+        updater: Any = None,
+        outputs: Any = "",
         partition_by: Union[Names, None] = None,
-    ) -> TridentState:  # fmt: skip
+    ) -> TridentState:
         """Writes the rows to a state: ``partition_persist(DeltaAppend("words"), "word, n")``.
 
         - DeltaAppend(name) appends them.
@@ -471,9 +498,7 @@ class Stream(OtherNames):
         """
         return partition_persist(self, state, inputs, updater, outputs, partition_by)
 
-    def state_query(
-        self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN
-    ) -> "Stream":
+    def state_query(self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
         """Looks each row up in a state: ``state_query(counts, "word", MapGet(), "count")``.
 
         The state is read as of the transaction before this one, exactly: neither
@@ -562,9 +587,7 @@ class Stream(OtherNames):
         check_serialisable(function, what)
         return described
 
-    def _python(
-        self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Union[Outputs, None]
-    ) -> "Stream":
+    def _python(self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Union[Outputs, None]) -> "Stream":
         described = self._function(kind, function, inputs)
         what = f"{kind}({described.name})"
         many: bool | None = None
@@ -580,15 +603,27 @@ class Stream(OtherNames):
             made = [schema[name] for name, _ in fields]
             return self._next(
                 NativeNode(
-                    parents=(self._node,), schema=schema, operation=what, location=call_site(), kind=kind,
-                    expression=as_expression(form, inputs, self.schema, made, what), outputs=(made[0].name,),
-                )  # fmt: skip
+                    parents=(self._node,),
+                    schema=schema,
+                    operation=what,
+                    location=call_site(),
+                    kind=kind,
+                    expression=as_expression(form, inputs, self.schema, made, what),
+                    outputs=(made[0].name,),
+                )
             )
         return self._next(
             PythonNode(
-                parents=(self._node,), schema=appended(base, fields, what), operation=what, location=call_site(),
-                kind=kind, function=described, inputs=inputs, outputs=tuple(name for name, _ in fields), many=many,
-            )  # fmt: skip
+                parents=(self._node,),
+                schema=appended(base, fields, what),
+                operation=what,
+                location=call_site(),
+                kind=kind,
+                function=described,
+                inputs=inputs,
+                outputs=tuple(name for name, _ in fields),
+                many=many,
+            )
         )
 
     def _python_filter(self, inputs: Any, function: Any) -> "Stream":
@@ -599,15 +634,24 @@ class Stream(OtherNames):
             what = f"filter({described.name})"
             return self._next(
                 NativeNode(
-                    parents=(self._node,), schema=self.schema, operation=what, location=call_site(), kind="filter",
+                    parents=(self._node,),
+                    schema=self.schema,
+                    operation=what,
+                    location=call_site(),
+                    kind="filter",
                     expression=as_expression(form, names, self.schema, (), what),
-                )  # fmt: skip
+                )
             )
         return self._next(
             PythonNode(
-                parents=(self._node,), schema=self.schema, operation=f"filter({described.name})",
-                location=call_site(), kind="filter", function=described, inputs=names,
-            )  # fmt: skip
+                parents=(self._node,),
+                schema=self.schema,
+                operation=f"filter({described.name})",
+                location=call_site(),
+                kind="filter",
+                function=described,
+                inputs=names,
+            )
         )
 
     def _native(self, kind: str, source: Any, outputs: Any) -> "Stream":
@@ -617,9 +661,14 @@ class Stream(OtherNames):
         schema = appended(base, [(field.name, field.dataType) for field in expression.outputs], kind)
         return self._next(
             NativeNode(
-                parents=(self._node,), schema=schema, operation=f"{kind}({expression})", location=call_site(),
-                kind=kind, expression=expression, outputs=tuple(field.name for field in expression.outputs),
-            )  # fmt: skip
+                parents=(self._node,),
+                schema=schema,
+                operation=f"{kind}({expression})",
+                location=call_site(),
+                kind=kind,
+                expression=expression,
+                outputs=tuple(field.name for field in expression.outputs),
+            )
         )
 
     def _aggregate(self, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> "Stream":
@@ -627,9 +676,12 @@ class Stream(OtherNames):
         schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
         return self._next(
             AggregateNode(
-                parents=(self._node,), schema=schema, aggregation=aggregation, location=call_site(),
+                parents=(self._node,),
+                schema=schema,
+                aggregation=aggregation,
+                location=call_site(),
                 operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
-            )  # fmt: skip
+            )
         )
 
 

@@ -99,9 +99,13 @@ class TridentTopology(OtherNames):
             raise TopologyError(f"the spout of stream {tx_id!r} has no fields", found=repr(spout))
         check_distinct(schema.names, f"the fields of stream {tx_id!r}")
         node = SourceNode(
-            parents=(), schema=nullable(schema), operation=f"stream {tx_id}", location=call_site(),
-            tx_id=tx_id, spout=spout,
-        )  # fmt: skip
+            parents=(),
+            schema=nullable(schema),
+            operation=f"stream {tx_id}",
+            location=call_site(),
+            tx_id=tx_id,
+            spout=spout,
+        )
         self._sources[tx_id] = node
         self._add(node)
         if isinstance(spout, OwnsTable) and spout.table is not None:
@@ -111,13 +115,20 @@ class TridentTopology(OtherNames):
     def _add_spout_table(self, source: SourceNode, spout: OwnsTable) -> None:
         state, schema = spout.table, nullable(spout.table_schema)
         if state_kind(state) != "append":
-            raise TopologyError(f"the table of stream {source.tx_id!r}'s spout cannot be used", found=repr(state),
-                                expected="DeltaAppend(name)")  # fmt: skip
+            raise TopologyError(
+                f"the table of stream {source.tx_id!r}'s spout cannot be used",
+                found=repr(state),
+                expected="DeltaAppend(name)",
+            )
         check_append(state, schema)
         node = SpoutTableNode(
-            parents=(source,), schema=schema, operation=f"table of spout {source.tx_id}", location=call_site(),
-            binding=StateBinding(state, "append", (), schema, tuple(schema.names)), tx_id=source.tx_id,
-        )  # fmt: skip
+            parents=(source,),
+            schema=schema,
+            operation=f"table of spout {source.tx_id}",
+            location=call_site(),
+            binding=StateBinding(state, "append", (), schema, tuple(schema.names)),
+            tx_id=source.tx_id,
+        )
         self._add_sink(node)
         warn_if_not_exactly_once(node, self)
 
@@ -134,9 +145,10 @@ class TridentTopology(OtherNames):
         asks = any(callable(getattr(source, method, None)) for method in methods)
         if isinstance(source, type) or not asks:
             raise TopologyError(
-                "this is not a static state", found=repr(source),
+                "this is not a static state",
+                found=repr(source),
                 expected="a StateFactory (make_state), or a state with multi_get or get, such as StaticMap({…})",
-            )  # fmt: skip
+            )
         check_serialisable(source, "new_static_state")
         return TridentState(self, None, source)
 
@@ -181,9 +193,13 @@ class TridentTopology(OtherNames):
         return meetings.merge(self, _several(streams), outputs)
 
     def join(
-        self, *streams: Any, keys: Any, outputs: Any = None, type: Any = JoinType.INNER,
+        self,
+        *streams: Any,
+        keys: Any,
+        outputs: Any = None,
+        type: Any = JoinType.INNER,
         mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
-    ) -> Stream:  # fmt: skip
+    ) -> Stream:
         """Joins the rows of each batch: ``join(a, b, keys="user")``, ``join([a, b, c], keys=["id", "id", "of"])``.
 
         The fields are the keys, then the sides' other fields in order. A row is
@@ -244,9 +260,14 @@ class TridentTopology(OtherNames):
         return explain(self)
 
     def start(
-        self, spark: "SparkSession | None" = None, config: "TridentConfig | None" = None, *, replace: bool = False,
-        standby: bool = False, **overrides: Any,
-    ) -> "TopologyQuery":  # fmt: skip
+        self,
+        spark: "SparkSession | None" = None,
+        config: "TridentConfig | None" = None,
+        *,
+        replace: bool = False,
+        standby: bool = False,
+        **overrides: Any,
+    ) -> "TopologyQuery":
         """Starts the topology and returns at once.
 
         ``with topology.start() as query: …`` stops it at the end of the block. It shows no progress unless

@@ -43,9 +43,13 @@ class Tuple:
     __slots__ = ("values", "fields", "source", "stream", "_ids", "_made", "_state")
 
     def __init__(
-        self, values: tuple, fields: tuple[str, ...], source: str, stream: str = DEFAULT_STREAM,
+        self,
+        values: tuple,
+        fields: tuple[str, ...],
+        source: str,
+        stream: str = DEFAULT_STREAM,
         ids: Mapping[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.values, self.fields, self.source, self.stream = values, fields, source, stream
         # Root → the id that the tuple has in its tree; and the XOR of the edges to what was anchored to it.
         self._ids, self._made, self._state = ids or {}, 0, _OPEN
@@ -150,9 +154,12 @@ class OutputCollector:
     """
 
     def __init__(
-        self, report: Report, outputs: Mapping[str, Output], rng: random.Random | None = None,
+        self,
+        report: Report,
+        outputs: Mapping[str, Output],
+        rng: random.Random | None = None,
         tell_reset: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.report, self._outputs, self._tell_reset = report, outputs, tell_reset
         self._reset_failed = False
         self._rng = rng or random.Random()
@@ -183,8 +190,11 @@ class OutputCollector:
             for parent in parents:
                 if parent._state == _ACKED:
                     # Its account is closed: the child could never complete the tree.
-                    raise TopologyError("a tuple was anchored to one that is acknowledged already", found=repr(parent),
-                                        action="emit first, acknowledge then")  # fmt: skip
+                    raise TopologyError(
+                        "a tuple was anchored to one that is acknowledged already",
+                        found=repr(parent),
+                        action="emit first, acknowledge then",
+                    )
             chosen = self._router.choose(stream, row)
             payload = pickled(row) if chosen else b""
             for level, slot in chosen:
@@ -281,15 +291,17 @@ class OutputCollector:
         output = self._outputs.get(stream)
         if output is None:
             raise TopologyError(
-                f"bolt {self.report.bolt!r} has no stream {stream!r}", found=repr(values)[:200],
+                f"bolt {self.report.bolt!r} has no stream {stream!r}",
+                found=repr(values)[:200],
                 expected=f"one of {', '.join(self._outputs)}" if self._outputs else "a bolt that has fields",
-            )  # fmt: skip
+            )
         row = tuple(values) if isinstance(values, (tuple, list)) else (values,)
         if len(row) != len(output.fields):
             raise FieldError(
                 f"bolt {self.report.bolt!r} emitted another number of values than stream {stream!r} has fields",
-                found=repr(values)[:200], expected=f"{len(output.fields)} values: {', '.join(output.fields)}",
-            )  # fmt: skip
+                found=repr(values)[:200],
+                expected=f"{len(output.fields)} values: {', '.join(output.fields)}",
+            )
         return row
 
 

@@ -125,9 +125,10 @@ def _custom(route: Route, values: Sequence[Any]) -> list[int]:
         tasks = [-1]
     if any(not 0 <= task < route.tasks for task in tasks):
         raise TopologyError(
-            f"the custom grouping of bolt {route.bolt!r} gave something else than tasks", found=repr(found)[:200],
+            f"the custom grouping of bolt {route.bolt!r} gave something else than tasks",
+            found=repr(found)[:200],
             expected=f"a list of numbers from 0 to {route.tasks - 1}",
-        )  # fmt: skip
+        )
     return tasks
 
 
@@ -160,10 +161,11 @@ def stable_hash(value: Any) -> int:
             folded = (folded * 1000003 ^ stable_hash(item)) & _MASK
         return folded
     raise FieldError(
-        "a value cannot be grouped by", found=f"{type(value).__module__}.{type(value).__qualname__}",
+        "a value cannot be grouped by",
+        found=f"{type(value).__module__}.{type(value).__qualname__}",
         expected="text, bytes, a number, a date or time, a UUID, an Enum, None, or a tuple of these",
         action="emit such a value as a field of its own, or use a custom grouping",
-    )  # fmt: skip
+    )
 
 
 def _moment(value: datetime.date | datetime.time) -> str:

@@ -98,9 +98,10 @@ def plan_tuples(topology: str, spouts: Mapping[str, Declared], bolts: Mapping[st
 
     if not spouts or not bolts:
         raise TopologyError(
-            f"topology {topology!r} has nothing to do", found=f"{len(spouts)} spouts, {len(bolts)} bolts",
+            f"topology {topology!r} has nothing to do",
+            found=f"{len(spouts)} spouts, {len(bolts)} bolts",
             expected="at least one of each",
-        )  # fmt: skip
+        )
     known = {**spouts, **bolts}
     for bolt in bolts.values():
         _check_input(bolt, known)
@@ -111,11 +112,17 @@ def plan_tuples(topology: str, spouts: Mapping[str, Declared], bolts: Mapping[st
     outputs: dict[str, dict[str, Output]] = {name: {} for name in known}
     for origin in origins:
         routes = tuple(
-            Route(bolt.name, *places[bolt.name], bolt.tasks, edge.grouping,
-                  tuple(origin.fields.index(name) for name in edge.grouping.fields))
-            for bolt in bolts.values() for edge in bolt.edges
+            Route(
+                bolt.name,
+                *places[bolt.name],
+                bolt.tasks,
+                edge.grouping,
+                tuple(origin.fields.index(name) for name in edge.grouping.fields),
+            )
+            for bolt in bolts.values()
+            for edge in bolt.edges
             if (edge.source, edge.stream) == (origin.source, origin.stream)
-        )  # fmt: skip
+        )
         number = numbers[origin.source, origin.stream]
         outputs[origin.source][origin.stream] = Output(number, origin.fields, routes)
     planned: dict[int, list[BoltCode]] = {level: [] for level in range(1, max(levels.values()) + 1)}
@@ -126,20 +133,26 @@ def plan_tuples(topology: str, spouts: Mapping[str, Declared], bolts: Mapping[st
             BoltCode(bolt.name, bolt.tasks, slot, pickled, is_basic(bolt.user), outputs[bolt.name], bolt.location)
         )
     return TuplePlan(
-        topology, [PlannedSpout(one.name, one.user, one.tasks, outputs[one.name]) for one in spouts.values()],
-        planned, origins,
-    )  # fmt: skip
+        topology,
+        [PlannedSpout(one.name, one.user, one.tasks, outputs[one.name]) for one in spouts.values()],
+        planned,
+        origins,
+    )
 
 
 def _check_input(bolt: Declared, known: Mapping[str, Declared]) -> None:
     if not bolt.edges:
-        raise TopologyError(f"bolt {bolt.name!r} ({bolt.location}) has no input",
-                            action="say where its tuples come from, as in .shuffle_grouping(\"lines\")")  # fmt: skip
+        raise TopologyError(
+            f"bolt {bolt.name!r} ({bolt.location}) has no input",
+            action='say where its tuples come from, as in .shuffle_grouping("lines")',
+        )
     for edge in bolt.edges:
         source = known.get(edge.source)
         if source is None:
-            raise TopologyError(f"bolt {bolt.name!r} takes tuples of {edge.source!r}, which is not there",
-                                expected=f"one of {', '.join(known)}")  # fmt: skip
+            raise TopologyError(
+                f"bolt {bolt.name!r} takes tuples of {edge.source!r}, which is not there",
+                expected=f"one of {', '.join(known)}",
+            )
         if edge.stream not in source.streams:
             raise TopologyError(
                 f"bolt {bolt.name!r} takes stream {edge.stream!r} of {edge.source!r}, which is not there",
@@ -149,9 +162,10 @@ def _check_input(bolt: Declared, known: Mapping[str, Declared]) -> None:
         missing = [name for name in edge.grouping.fields if name not in fields]
         if missing:
             raise FieldError(
-                f"bolt {bolt.name!r} groups by a field that {edge.source!r} does not emit", found=", ".join(missing),
+                f"bolt {bolt.name!r} groups by a field that {edge.source!r} does not emit",
+                found=", ".join(missing),
                 expected=f"some of {', '.join(fields)}",
-            )  # fmt: skip
+            )
 
 
 def _levels(spouts: Mapping[str, Declared], bolts: Mapping[str, Declared]) -> dict[str, int]:
@@ -224,6 +238,7 @@ def is_basic(bolt: Any) -> bool:
             continue
         return arguments == 2
     raise TopologyError(
-        f"execute of {type(bolt).__name__} cannot be called", found=f"execute{signature}",
+        f"execute of {type(bolt).__name__} cannot be called",
+        found=f"execute{signature}",
         expected="execute(tuple), or execute(tuple, collector) as in a BasicBolt",
-    )  # fmt: skip
+    )

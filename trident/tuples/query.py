@@ -49,9 +49,13 @@ _NEVER_SECS = 1e12
 
 
 def start_tuple_topology(
-    topology: "TupleTopology", spark: "SparkSession | None" = None, config: TridentConfig | None = None,
-    *, acker_double: Ackers | None = None, **settings: Any,
-) -> "TupleQuery":  # fmt: skip
+    topology: "TupleTopology",
+    spark: "SparkSession | None" = None,
+    config: TridentConfig | None = None,
+    *,
+    acker_double: Ackers | None = None,
+    **settings: Any,
+) -> "TupleQuery":
     """Starts a topology of spouts and bolts and returns at once; see ``TupleTopology.start``.
 
     Args:
@@ -150,10 +154,14 @@ class TupleQuery(OtherNames):
         """
         tracker = self._tracker
         return {
-            "pending": tracker.pending, "emitted": tracker.emitted, "acked": tracker.acked, "failed": tracker.failed,
-            "timed_out": tracker.timed_out, "acker_bytes": self._ackers.nbytes,
+            "pending": tracker.pending,
+            "emitted": tracker.emitted,
+            "acked": tracker.acked,
+            "failed": tracker.failed,
+            "timed_out": tracker.timed_out,
+            "acker_bytes": self._ackers.nbytes,
             "rounds": self._rounds,
-        }  # fmt: skip
+        }
 
     @property
     def last_errors(self) -> list[TupleFailure]:
@@ -232,9 +240,10 @@ class TupleQuery(OtherNames):
         """Has it ended without a call of a spout that does not return."""
         calls = stuck_calls(lambda name: name == self._thread.name)
         log.warning(
-            "%s: its stop goes on without %s; what is not acknowledged comes again at the next start", self.name,
+            "%s: its stop goes on without %s; what is not acknowledged comes again at the next start",
+            self.name,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
-        )  # fmt: skip
+        )
         with self._changed:
             self._done.set()
             self._changed.notify_all()
@@ -328,9 +337,10 @@ class TupleQuery(OtherNames):
                 raise error
             raise BatchError(
                 f"{self._failures} rounds in a row failed; the topology {self.name!r} has stopped",
-                found=_short(error), expected="fewer than max_attempts",
+                found=_short(error),
+                expected="fewer than max_attempts",
                 action="what is not acknowledged comes again at the next start",
-            ) from error  # fmt: skip
+            ) from error
         self._stop_requested.wait(backoff_secs(self._failures, *_BACKOFF_SECS))
 
     def _spout_context(self, spout: str, task: int, tasks: int) -> SpoutContext:

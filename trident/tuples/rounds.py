@@ -140,8 +140,9 @@ class RoundRunner:
     ) -> list[Report]:
         inputs = [
             frame.where(F.col("level") == level).select("slot", "content")
-            for frame, sent in kept.values() if level in sent
-        ]  # fmt: skip
+            for frame, sent in kept.values()
+            if level in sent
+        ]
         if given:
             inputs.append(self._frame(given))
         if not inputs:

@@ -97,10 +97,11 @@ class SpoutTask:
             raise
         except Exception as error:
             raise SourceError(
-                f"{method} of spout {self.name!r} raised", found=describe_error(error),
+                f"{method} of spout {self.name!r} raised",
+                found=describe_error(error),
                 expected="a spout that waits its troubles out",
                 action="what it has not acknowledged it hands out again at the next start",
-            ) from error  # fmt: skip
+            ) from error
 
     def next_messages(self) -> list[Message]:
         """What it has emitted since it was last asked, by itself or in ``next_tuple``."""
@@ -125,9 +126,10 @@ class SpoutTask:
             return pickled(row)
         except Exception as error:  # pickling runs the object's own code: anything can come
             raise SourceError(
-                f"spout {self.name!r} emitted a value that cannot be sent to the workers", found=describe_error(error),
+                f"spout {self.name!r} emitted a value that cannot be sent to the workers",
+                found=describe_error(error),
                 expected="values that can be pickled",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def make_tasks(spouts: Sequence[PlannedSpout], context: Callable[[str, int, int], Any]) -> list[SpoutTask]:
@@ -152,9 +154,11 @@ def _copied(planned: PlannedSpout) -> Any:
         return copy.deepcopy(planned.user)
     except Exception as error:  # copying runs the object's own code
         raise TopologyError(
-            f"spout {planned.name!r} cannot be copied for its {planned.tasks} tasks", found=describe_error(error),
-            expected="an object for copy.deepcopy", action="open files and connections in open(), or use one task",
-        ) from error  # fmt: skip
+            f"spout {planned.name!r} cannot be copied for its {planned.tasks} tasks",
+            found=describe_error(error),
+            expected="an object for copy.deepcopy",
+            action="open files and connections in open(), or use one task",
+        ) from error
 
 
 class Tracker:

@@ -85,13 +85,17 @@ class TupleTopology(OtherNames):
         """
         if not is_rich_spout(spout):
             raise TopologyError(
-                f"{name!r} is no spout", found=repr(spout),
+                f"{name!r} is no spout",
+                found=repr(spout),
                 expected="an object with open, next_tuple, ack and fail, such as a RichSpout",
-            )  # fmt: skip
+            )
         streams = streams_of(getattr(spout, "fields", ""), f"spout {name!r}")
         if not streams:
-            raise TopologyError(f"spout {name!r} has no fields", found=f"{type(spout).__name__}.fields = ''",
-                                expected="names, as in \"word, n\"")  # fmt: skip
+            raise TopologyError(
+                f"spout {name!r} has no fields",
+                found=f"{type(spout).__name__}.fields = ''",
+                expected='names, as in "word, n"',
+            )
         self._spouts[name] = self._declared("spout", name, spout, parallelism, streams)
 
     def set_bolt(self, name: str, bolt: Any, parallelism: int = 1) -> "BoltDeclarer":
@@ -107,8 +111,11 @@ class TupleTopology(OtherNames):
             FieldError: a field is named twice.
         """
         if isinstance(bolt, type) or not callable(getattr(bolt, "execute", None)):
-            raise TopologyError(f"{name!r} is no bolt", found=repr(bolt),
-                                expected="an object with execute, such as a RichBolt or a BasicBolt")  # fmt: skip
+            raise TopologyError(
+                f"{name!r} is no bolt",
+                found=repr(bolt),
+                expected="an object with execute, such as a RichBolt or a BasicBolt",
+            )
         is_basic(bolt)
         streams = streams_of(getattr(bolt, "fields", ""), f"bolt {name!r}")
         declared = self._declared("bolt", name, bolt, parallelism, streams)
@@ -121,8 +128,9 @@ class TupleTopology(OtherNames):
         if name in self._spouts or name in self._bolts:
             raise TopologyError(f"the topology has a spout or bolt {name!r} already", action="choose another name")
         if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
-            raise TopologyError(f"{kind} {name!r} cannot have so many tasks", found=repr(parallelism),
-                                expected="a whole number from 1")  # fmt: skip
+            raise TopologyError(
+                f"{kind} {name!r} cannot have so many tasks", found=repr(parallelism), expected="a whole number from 1"
+            )
         return Declared(name, user, parallelism, streams, call_site())
 
     def plan(self) -> TuplePlan:

@@ -26,13 +26,29 @@ if TYPE_CHECKING:
 
 # How operators are written; what is not here is written as a call.
 _INFIX = {
-    "__add__": "+", "__sub__": "-", "__mul__": "*", "__truediv__": "/", "__mod__": "%", "__eq__": "=",
-    "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__and__": "AND", "__or__": "OR",
-}  # fmt: skip
+    "__add__": "+",
+    "__sub__": "-",
+    "__mul__": "*",
+    "__truediv__": "/",
+    "__mod__": "%",
+    "__eq__": "=",
+    "__ne__": "!=",
+    "__lt__": "<",
+    "__le__": "<=",
+    "__gt__": ">",
+    "__ge__": ">=",
+    "__and__": "AND",
+    "__or__": "OR",
+}
 _REFLECTED = {
-    "__radd__": "__add__", "__rsub__": "__sub__", "__rmul__": "__mul__", "__rtruediv__": "__truediv__",
-    "__rmod__": "__mod__", "__rand__": "__and__", "__ror__": "__or__",
-}  # fmt: skip
+    "__radd__": "__add__",
+    "__rsub__": "__sub__",
+    "__rmul__": "__mul__",
+    "__rtruediv__": "__truediv__",
+    "__rmod__": "__mod__",
+    "__rand__": "__and__",
+    "__ror__": "__or__",
+}
 _OPERATORS = (*_INFIX, *_REFLECTED, "__pow__", "__rpow__", "__neg__", "__invert__", "__getitem__")
 _REFUSED_METHODS = {
     "over": "a stream has no windows of SQL: use group_by with aggregate, tumbling_window or sliding_window",
@@ -76,8 +92,9 @@ class DeferredColumn:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> DeferredColumn:
         if name in _REFUSED_METHODS:
-            raise TopologyError(f"{name} cannot be used in a stream", found=f"{self}.{name}(…)",
-                                action=_REFUSED_METHODS[name])  # fmt: skip
+            raise TopologyError(
+                f"{name} cannot be used in a stream", found=f"{self}.{name}(…)", action=_REFUSED_METHODS[name]
+            )
         check_call(f"Column.{name}", _methods()[name], (self, *args), kwargs, own=1)
         if name in ("when", "otherwise") and self._name != "when":
             raise TopologyError(f"{name} belongs behind when", found=str(self), expected="F.when(condition, value)")
@@ -245,13 +262,17 @@ def _lambda(function: Callable[..., Any], where: str) -> Lambda:
         parameters = []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not 1 <= len(parameters) <= 3 or any(one.kind not in positional for one in parameters):
-        raise TopologyError(f"{where} needs a function of one to three Columns", found=name,
-                            expected="such as lambda x: x + 1")  # fmt: skip
+        raise TopologyError(
+            f"{where} needs a function of one to three Columns", found=name, expected="such as lambda x: x + 1"
+        )
     variables = tuple(Variable(one.name) for one in parameters)
     body = function(*variables)
     if not isinstance(body, DeferredColumn):
-        raise TopologyError(f"the function that {where} is given makes no Column", found=repr(body),
-                            expected="a Column of trident.functions, such as x + 1 or F.lit(True)")  # fmt: skip
+        raise TopologyError(
+            f"the function that {where} is given makes no Column",
+            found=repr(body),
+            expected="a Column of trident.functions, such as x + 1 or F.lit(True)",
+        )
     return Lambda(variables, body, name)
 
 

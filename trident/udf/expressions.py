@@ -150,9 +150,11 @@ def resolve(
 def _check_kind(kind: str, found: Analysis, what: str) -> None:
     if found.aggregates:
         raise TopologyError(
-            f"{what} cannot aggregate", found="an aggregate expression", expected="one over a single row",
+            f"{what} cannot aggregate",
+            found="an aggregate expression",
+            expected="one over a single row",
             action="use aggregate or persistent_aggregate",
-        )  # fmt: skip
+        )
     if found.generates and kind == "map":
         raise TopologyError(
             f"{what} makes one row of each", found="an expression that makes many", action="use flat_map instead"
@@ -165,16 +167,18 @@ def _check_types(found: Analysis, outputs: tuple[StructField, ...], what: str) -
         if actual.dataType != output.dataType and found.generates:
             raise OutputTypeError(
                 f"output {output.name!r} of {what} has another type",
-                found=actual.dataType.simpleString(), expected=output.dataType.simpleString(),
+                found=actual.dataType.simpleString(),
+                expected=output.dataType.simpleString(),
                 action="leave the type out, and cast in an each behind it",
-            )  # fmt: skip
+            )
 
 
 def _wrong_count(what: str, found: Analysis, outputs: tuple[Any, ...]) -> OutputTypeError:
     return OutputTypeError(
         f"{what} has another number of outputs than its expression",
-        found=f"{len(outputs)} outputs", expected=f"{len(found.fields)}",
-    )  # fmt: skip
+        found=f"{len(outputs)} outputs",
+        expected=f"{len(found.fields)}",
+    )
 
 
 def current_session() -> "SparkSession | None":
@@ -218,8 +222,9 @@ def analyse_aggregates(
         lambda empty: empty.groupBy(*[f"`{key.replace('`', '``')}`" for key in keys]).agg(
             *[to_column(one) for one in sources]
         ),
-        schema, what,
-    )  # fmt: skip
+        schema,
+        what,
+    )
     return replace(found, fields=found.fields[len(keys) :])
 
 

@@ -43,8 +43,14 @@ _PATTERNS = ("like", "ilike", "rlike")  # PySpark takes a text there, and no Col
 _TEXT_TESTS = (*_PATTERNS, "contains", "startswith", "endswith")
 # What Spark takes such a name for where there is no field of it.
 _NO_FIELDS = (
-    "current_date", "current_timestamp", "current_time", "current_user", "user", "session_user", "grouping__id",
-)  # fmt: skip
+    "current_date",
+    "current_timestamp",
+    "current_time",
+    "current_user",
+    "user",
+    "session_user",
+    "grouping__id",
+)
 
 
 @dataclass(frozen=True)
@@ -127,9 +133,11 @@ def _field(name: str, schema: StructType, what: str) -> Known:
     near = [field for field in schema.fields if field.name.lower() == name.lower()]
     if not near and not name.startswith("_") and name.lower() not in _NO_FIELDS:  # such as _metadata
         raise FieldError(
-            f"{what} uses a field that does not exist", found=f"`{name}`",
-            expected=f"one of {', '.join(schema.names)}", action=did_you_mean(name, schema.names),
-        )  # fmt: skip
+            f"{what} uses a field that does not exist",
+            found=f"`{name}`",
+            expected=f"one of {', '.join(schema.names)}",
+            action=did_you_mean(name, schema.names),
+        )
     if len(near) != 1 or near[0].name != name:
         raise _AskSpark
     return Known(near[0].dataType, frozenset((name,)), name)

@@ -177,9 +177,11 @@ def check_lifecycle(function: Any, what: str) -> None:
             inspect.signature(call).bind(*arguments)
         except TypeError:
             raise TopologyError(
-                f"{method} of {what} cannot be called", found=f"{function_name(call)}{inspect.signature(call)}",
-                expected=f"{method}({'context' if arguments else ''})", action=_CALLED[method],
-            ) from None  # fmt: skip
+                f"{method} of {what} cannot be called",
+                found=f"{function_name(call)}{inspect.signature(call)}",
+                expected=f"{method}({'context' if arguments else ''})",
+                action=_CALLED[method],
+            ) from None
         except ValueError:  # written in C, without a signature
             continue
 
@@ -255,8 +257,9 @@ def _shape(kind: str, function: UserFunction, outputs: tuple[Output, ...], what:
         if returned.many is False:
             raise OutputTypeError(
                 f"{what}: {function.name} is a generator",
-                found=f"annotated with {annotation_name(whole)}", expected="Iterator[...]",
-            )  # fmt: skip
+                found=f"annotated with {annotation_name(whole)}",
+                expected="Iterator[...]",
+            )
         returned = Returned(True)
     if kind == "map":
         if function.generator or typing.get_origin(whole) is Iterator or whole is Iterator:
@@ -269,8 +272,9 @@ def _shape(kind: str, function: UserFunction, outputs: tuple[Output, ...], what:
             raise OutputTypeError(
                 f"{what} needs a function that returns an iterable",
                 found=f"{function.name} is annotated with {annotation_name(whole)}",
-                expected="Iterator[...], Iterable[...] or list[...]", action="use map for one row of each",
-            )  # fmt: skip
+                expected="Iterator[...], Iterable[...] or list[...]",
+                action="use map for one row of each",
+            )
         return True, returned.item
     if len(outputs) == 1 and returned.many and not function.generator and outputs[0][1] is not None:
         # "words array<string>" with -> list[str]: the list is the value.

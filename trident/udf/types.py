@@ -43,19 +43,39 @@ from pyspark.sql.types import (
 from trident.coordinators.errors import FieldError, OutputTypeError
 
 _SIMPLE: dict[str, type[DataType]] = {
-    "string": StringType, "boolean": BooleanType, "bool": BooleanType, "binary": BinaryType,
-    "byte": ByteType, "tinyint": ByteType, "short": ShortType, "smallint": ShortType,
-    "int": IntegerType, "integer": IntegerType, "long": LongType, "bigint": LongType,
-    "float": FloatType, "real": FloatType, "double": DoubleType, "date": DateType,
-    "timestamp": TimestampType, "timestamp_ltz": TimestampType, "timestamp_ntz": TimestampNTZType,
-}  # fmt: skip
+    "string": StringType,
+    "boolean": BooleanType,
+    "bool": BooleanType,
+    "binary": BinaryType,
+    "byte": ByteType,
+    "tinyint": ByteType,
+    "short": ShortType,
+    "smallint": ShortType,
+    "int": IntegerType,
+    "integer": IntegerType,
+    "long": LongType,
+    "bigint": LongType,
+    "float": FloatType,
+    "real": FloatType,
+    "double": DoubleType,
+    "date": DateType,
+    "timestamp": TimestampType,
+    "timestamp_ltz": TimestampType,
+    "timestamp_ntz": TimestampNTZType,
+}
 
 # Python's int has no bound and its float is a double: the widest types of Spark.
 _PYTHON: dict[Any, DataType] = {
-    str: StringType(), int: LongType(), float: DoubleType(), bool: BooleanType(), bytes: BinaryType(),
-    bytearray: BinaryType(), datetime.date: DateType(), datetime.datetime: TimestampType(),
+    str: StringType(),
+    int: LongType(),
+    float: DoubleType(),
+    bool: BooleanType(),
+    bytes: BinaryType(),
+    bytearray: BinaryType(),
+    datetime.date: DateType(),
+    datetime.datetime: TimestampType(),
     decimal.Decimal: DecimalType(38, 18),
-}  # fmt: skip
+}
 
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\W\d]\w*)|(\d+)|([<>(),:]))")
 
@@ -314,9 +334,16 @@ def annotation_name(annotation: Any) -> str:
 
 
 _MANY = (
-    collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator, collections.abc.Sequence,
-    collections.abc.Collection, collections.abc.Set, list, set, frozenset,
-)  # fmt: skip
+    collections.abc.Iterator,
+    collections.abc.Iterable,
+    collections.abc.Generator,
+    collections.abc.Sequence,
+    collections.abc.Collection,
+    collections.abc.Set,
+    list,
+    set,
+    frozenset,
+)
 
 
 @dataclass(frozen=True)

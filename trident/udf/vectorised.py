@@ -101,9 +101,11 @@ def vectorised(function: Any, inner: Any, what: str) -> tuple[str | None, str]:
     marked = getattr(function, _MARK, None)
     if marked is None and len(kinds) > 1:
         raise TopologyError(
-            f"{what} says both pandas and Arrow", found=", ".join(sorted(text for _, _, text in found)),
-            expected="one of them", action="decorate it with pandas_function or arrow_function",
-        )  # fmt: skip
+            f"{what} says both pandas and Arrow",
+            found=", ".join(sorted(text for _, _, text in found)),
+            expected="one of them",
+            action="decorate it with pandas_function or arrow_function",
+        )
     parameters = [(name, text) for _, name, text in found if name != "return"]
     table = parameters[0][1] if len(parameters) == 1 and parameters[0][1] in _TABLES else ""
     return marked or next(iter(kinds), None), table
@@ -152,9 +154,10 @@ def _classes(hint: Any, what: str) -> Iterator[tuple[str, str]]:
             yield ARROW, hint.__name__
     elif any(True for part in typing.get_args(hint) for _ in _classes(part, what)):
         raise TopologyError(
-            f"{what} cannot take or give columns one after the other", found=str(hint),
+            f"{what} cannot take or give columns one after the other",
+            found=str(hint),
             expected="one Series, DataFrame, Array or Table for each call",
-        )  # fmt: skip
+        )
 
 
 def vector_outputs(outputs: tuple[Output, ...], name: str, what: str) -> list[tuple[str, DataType]]:
@@ -169,7 +172,8 @@ def vector_outputs(outputs: tuple[Output, ...], name: str, what: str) -> list[tu
             raise OutputTypeError(
                 f"the type of output {output!r} of {what} is not known",
                 found=f"{name} works on whole columns: its annotations do not say what is in them",
-                expected="a type with the output", action=f"write the output as '{output} long', or what it is",
-            )  # fmt: skip
+                expected="a type with the output",
+                action=f"write the output as '{output} long', or what it is",
+            )
         fields.append((output, given))
     return fields

@@ -140,8 +140,12 @@ def call_rows(
             raise StopIteration("a function may not raise StopIteration: rows would be lost")
     except (Exception, SystemExit) as error:
         at = len(rows) if many is False else len(ends)
-        fail(label, error, {name: column[at] for name, column in zip(names, columns)} if at < length else {},
-             **(error.details if isinstance(error, WrongValue) else {}))  # fmt: skip
+        fail(
+            label,
+            error,
+            {name: column[at] for name, column in zip(names, columns)} if at < length else {},
+            **(error.details if isinstance(error, WrongValue) else {}),
+        )
     if many is not False:
         return Results(rows, ends)
     if not drop_none or type(None) not in set(map(type, rows)):
@@ -229,8 +233,10 @@ def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence
             if not isinstance(row, (tuple, list)) or len(row) != count:
                 raise WrongValue(
                     "a result has another number of values than there are outputs",
-                    cut_repr(row), f"a tuple of {count} for {', '.join(outputs)}", position,
-                )  # fmt: skip
+                    cut_repr(row),
+                    f"a tuple of {count} for {', '.join(outputs)}",
+                    position,
+                )
     return list(zip(*rows)) if rows else [()] * count
 
 
@@ -273,9 +279,15 @@ class Rows:
     def _apply(self, frame: Frame) -> Frame:
         columns = [frame.values(name) for name in self.inputs]
         results = call_rows(
-            self.label, self.function, columns, self.inputs, frame.length,
-            self.many, len(self.outputs) > 1, self.drop_none,
-        )  # fmt: skip
+            self.label,
+            self.function,
+            columns,
+            self.inputs,
+            frame.length,
+            self.many,
+            len(self.outputs) > 1,
+            self.drop_none,
+        )
 
         def row_at(row: int) -> dict[str, Any]:
             return {name: column[row] for name, column in zip(self.inputs, columns)}
@@ -307,7 +319,7 @@ class Keep:
             columns = [frame.values(name) for name in self.inputs]
             verdicts = call_rows(
                 self.label, self.function, columns, self.inputs, frame.length, False, False, False
-            ).rows  # fmt: skip
+            ).rows
             try:
                 index = list(compress(range(frame.length), verdicts))
             except Exception as error:  # a result that is neither true nor false, such as an array

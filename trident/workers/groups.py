@@ -189,9 +189,15 @@ class Groups:
             keys = [originals.get(key, key) for key, _ in chunk]
             # many=False with drop_none=False: one result per group, and None is a null value.
             results = call_rows(
-                self.label, complete, [[state for _, state in chunk]], ("state",), len(chunk),
-                self.many, len(self.outputs) > 1, self.mode == "aggregate",
-            )  # fmt: skip
+                self.label,
+                complete,
+                [[state for _, state in chunk]],
+                ("state",),
+                len(chunk),
+                self.many,
+                len(self.outputs) > 1,
+                self.mode == "aggregate",
+            )
 
             def row_at(group: int, keys: list[tuple] = keys) -> dict[str, Any]:
                 return dict(zip(self.keys, keys[group]))

@@ -102,9 +102,15 @@ class QueryRows:
         except Exception as error:
             fail(self.label, error, dict(zip(self.inputs, args[0])))
         results = call_rows(
-            self.label, query.execute, [args, found], ("args", "result"), frame.length, self._many(),
-            len(self.outputs) > 1, self._many() is not False,
-        )  # fmt: skip
+            self.label,
+            query.execute,
+            [args, found],
+            ("args", "result"),
+            frame.length,
+            self._many(),
+            len(self.outputs) > 1,
+            self._many() is not False,
+        )
 
         def row_at(row: int) -> dict[str, Any]:
             return dict(zip(self.inputs, args[row]))
@@ -344,7 +350,11 @@ class UpdateMap:
         return [((), values[0] if single and len(values) == 1 else values) for values in collector.emitted]
 
     def _frames(
-        self, puts: Sequence[tuple[tuple, Any]], shown: list[tuple[tuple, Any]], key_types: Sequence[pa.DataType], index: int
+        self,
+        puts: Sequence[tuple[tuple, Any]],
+        shown: list[tuple[tuple, Any]],
+        key_types: Sequence[pa.DataType],
+        index: int,
     ) -> Iterator[Frame]:
         meter = Meter()
         count = len(puts)
@@ -359,14 +369,24 @@ class UpdateMap:
         yield Frame(columns, count, meter)
         if shown and self.outputs:
             results = call_rows(
-                self.label, lambda value: value, [[value for _, value in shown]], ("value",), len(shown), False,
-                len(self.outputs) > 1, False,
-            )  # fmt: skip
+                self.label,
+                lambda value: value,
+                [[value for _, value in shown]],
+                ("value",),
+                len(shown),
+                False,
+                len(self.outputs) > 1,
+                False,
+            )
             arrays, _ = output_arrays(self.label, results, self.outputs, self.types, lambda row: {})
             for position, (name, kind) in enumerate(zip(self.keys, key_types)):
                 arrays[name] = pa.array([key[position] for key, _ in shown], kind)
-            arrays.update({
-                KEY: pa.nulls(len(shown), pa.string()), STORED: pa.nulls(len(shown), pa.string()),
-                PARTITION: pa.nulls(len(shown), pa.int32()), SHOWN: pa.array([True] * len(shown), pa.bool_()),
-            })  # fmt: skip
+            arrays.update(
+                {
+                    KEY: pa.nulls(len(shown), pa.string()),
+                    STORED: pa.nulls(len(shown), pa.string()),
+                    PARTITION: pa.nulls(len(shown), pa.int32()),
+                    SHOWN: pa.array([True] * len(shown), pa.bool_()),
+                }
+            )
             yield Frame(arrays, len(shown), meter)

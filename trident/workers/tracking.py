@@ -30,9 +30,15 @@ from trident.workers.groups import _NOTHING, Fold, Folds, Groups
 
 ROW = "__trident_row"
 LEDGER_FIELDS = [
-    ("root", pa.int64()), ("value", pa.int64()), ("failed", pa.bool_()), ("operation", pa.string()),
-    ("location", pa.string()), ("error", pa.string()), ("traceback", pa.string()), ("place", pa.string()),
-]  # fmt: skip
+    ("root", pa.int64()),
+    ("value", pa.int64()),
+    ("failed", pa.bool_()),
+    ("operation", pa.string()),
+    ("location", pa.string()),
+    ("error", pa.string()),
+    ("traceback", pa.string()),
+    ("place", pa.string()),
+]
 LEDGER_SCHEMA = pa.schema(LEDGER_FIELDS)
 _TRACEBACK_CHARS = 8_000
 _MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
@@ -115,11 +121,13 @@ def report_of(error: UserCodeFailed) -> dict[str, str]:
     cause = error.__cause__ or error.__context__
     lines = traceback.format_exception(cause) if cause is not None else []
     return {
-        "kind": report.get("kind", ""), "operation": report.get("operation", ""),
+        "kind": report.get("kind", ""),
+        "operation": report.get("operation", ""),
         "location": report.get("location", ""),
-        "error": report.get("error", str(error)), "traceback": "".join(lines)[-_TRACEBACK_CHARS:],
+        "error": report.get("error", str(error)),
+        "traceback": "".join(lines)[-_TRACEBACK_CHARS:],
         "place": report.get("place", ""),
-    }  # fmt: skip
+    }
 
 
 # --- steps -----------------------------------------------------------------------------------
@@ -278,9 +286,13 @@ class TrackedGroups(Groups):
         yield from self._complete(groups, originals, anchors, key_types)
 
     def _fold_tracked(
-        self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple],
+        self,
+        frame: Frame,
+        fold: Fold,
+        groups: dict[Any, Any],
+        originals: dict[Any, tuple],
         anchors: dict[Any, dict[int, int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert self.ledger is not None, "for_task comes first"
         columns = [frame.values(name) for name in self.inputs]
         rows = zip(*columns) if columns else iter([()] * frame.length)
@@ -310,9 +322,12 @@ class TrackedGroups(Groups):
                 return failed
 
     def _complete(
-        self, groups: dict[Any, Any], originals: dict[Any, tuple], anchors: dict[Any, dict[int, int]],
+        self,
+        groups: dict[Any, Any],
+        originals: dict[Any, tuple],
+        anchors: dict[Any, dict[int, int]],
         key_types: Sequence[pa.DataType],
-    ) -> Iterator[Frame]:  # fmt: skip
+    ) -> Iterator[Frame]:
         waiting = [list(groups)]
         while waiting:
             keys = waiting.pop()
@@ -330,14 +345,24 @@ class TrackedGroups(Groups):
                 yield found
 
     def _frame_of(
-        self, keys: list[Any], groups: dict[Any, Any], originals: dict[Any, tuple],
-        anchors: dict[Any, dict[int, int]], key_types: Sequence[pa.DataType],
-    ) -> Frame:  # fmt: skip
+        self,
+        keys: list[Any],
+        groups: dict[Any, Any],
+        originals: dict[Any, tuple],
+        anchors: dict[Any, dict[int, int]],
+        key_types: Sequence[pa.DataType],
+    ) -> Frame:
         complete = self.aggregator.complete if self.mode == "aggregate" else _itself
         results = call_rows(
-            self.label, complete, [[groups[key] for key in keys]], ("state",), len(keys), self.many,
-            len(self.outputs) > 1, self.mode == "aggregate",
-        )  # fmt: skip
+            self.label,
+            complete,
+            [[groups[key] for key in keys]],
+            ("state",),
+            len(keys),
+            self.many,
+            len(self.outputs) > 1,
+            self.mode == "aggregate",
+        )
         shown = [originals.get(key, key) for key in keys]
 
         def row_at(group: int) -> dict[str, Any]:

@@ -129,6 +129,12 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 def _type_text(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "a datetime with a time zone (timestamp)" if kind.tz else "a datetime without time zone (timestamp_ntz)"
-    names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "date32[day]": "date",
-             "bool": "boolean"}  # fmt: skip
+    names = {
+        "int64": "bigint",
+        "int32": "int",
+        "int16": "smallint",
+        "int8": "tinyint",
+        "date32[day]": "date",
+        "bool": "boolean",
+    }
     return names.get(str(kind), str(kind))

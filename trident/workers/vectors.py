@@ -70,9 +70,12 @@ def _to_pandas(array: pa.Array, name: str) -> Any:
     import pandas as pd
 
     nullable = {
-        pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(),
-        pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(),
-    }  # fmt: skip
+        pa.int8(): pd.Int8Dtype(),
+        pa.int16(): pd.Int16Dtype(),
+        pa.int32(): pd.Int32Dtype(),
+        pa.int64(): pd.Int64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+    }
     mapper = nullable.get if array.null_count else None
     series = array.to_pandas(types_mapper=mapper, maps_as_pydicts="strict")
     series.name = name
@@ -128,17 +131,16 @@ class VectorRows(_OfColumns):
 
     def _made(self, frame: Frame, result: Any) -> Frame:
         columns = _columns(result, self.outputs)
-        arrays = {
-            name: typed(column, kind, name) for name, kind, column in zip(self.outputs, self.types, columns)
-        }  # fmt: skip
+        arrays = {name: typed(column, kind, name) for name, kind, column in zip(self.outputs, self.types, columns)}
         lengths = sorted({len(array) for array in arrays.values()})
         if len(lengths) > 1 or (lengths != [frame.length] and not self.any_length):
             raise WrongValue(
                 "the function gave another number of rows than it was given"
-                if not self.any_length else "the function gave columns of different length",
+                if not self.any_length
+                else "the function gave columns of different length",
                 f"{' and '.join(map(str, lengths))} rows",
                 "columns of one length" if self.any_length else f"{frame.length} rows; flat_map for more or fewer",
-            )  # fmt: skip
+            )
         frame.meter.rows = max(frame.meter.rows, lengths[0])
         return Frame({**frame.only(self.keep), **arrays}, lengths[0], frame.meter)
 
@@ -159,9 +161,10 @@ class VectorKeep(_OfColumns):
                 mask = typed(column, pa.bool_(), "condition")
                 if len(mask) != frame.length:
                     raise WrongValue(
-                        "the function gave another number of rows than it was given", f"{len(mask)} rows",
+                        "the function gave another number of rows than it was given",
+                        f"{len(mask)} rows",
                         f"{frame.length} rows: a boolean for each",
-                    )  # fmt: skip
+                    )
             except WrongValue as error:
                 self.call.fail(frame, error)
             index = pc.indices_nonzero(pc.fill_null(mask, False))
@@ -225,17 +228,19 @@ def _columns(result: Any, outputs: Sequence[str]) -> list[Any]:
     names = ", ".join(outputs)
     one = "a Series or an Array" if len(outputs) == 1 else f"a tuple of {len(outputs)} of them"
     raise WrongValue(
-        "the function gave no columns", f"{cut_repr(result)} ({type(result).__name__})",
+        "the function gave no columns",
+        f"{cut_repr(result)} ({type(result).__name__})",
         f"{one}, or a DataFrame or Table with {names}",
-    )  # fmt: skip
+    )
 
 
 def _by_name(names: Sequence[Any], outputs: Sequence[str], column: Callable[[int], Any]) -> list[Any]:
     if sorted(map(str, names)) != sorted(outputs):
         raise WrongValue(
-            "the function gave other columns than the outputs", ", ".join(map(str, names)) or "none",
+            "the function gave other columns than the outputs",
+            ", ".join(map(str, names)) or "none",
             ", ".join(outputs),
-        )  # fmt: skip
+        )
     places = {str(name): place for place, name in enumerate(names)}
     return [column(places[output]) for output in outputs]
 
@@ -296,4 +301,4 @@ def _is_binary(kind: pa.DataType) -> bool:
     is_ = pa.types
     return (
         is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind)
-    )  # fmt: skip
+    )

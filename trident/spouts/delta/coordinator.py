@@ -142,9 +142,10 @@ class DeltaCoordinator:
         if info.version < self._newest:
             raise SourceError(
                 f"the Delta table {self._spout.table} is older than it was",
-                found=f"version {info.version}", expected=f"version {self._newest} or a later one",
+                found=f"version {info.version}",
+                expected=f"version {self._newest} or a later one",
                 action="it was restored from a copy: begin again with `trident reset NAME`",
-            )  # fmt: skip
+            )
 
     def _first(self) -> Range:
         """The empty range that everything begins after."""
@@ -153,8 +154,9 @@ class DeltaCoordinator:
             if isinstance(start, int) and start > newest + 1:
                 raise SourceError(
                     f"the Delta table {self._spout.table} has no version {start} yet",
-                    found=f"version {newest}", expected=f"a starting_version up to {newest + 1}",
-                )  # fmt: skip
+                    found=f"version {newest}",
+                    expected=f"a starting_version up to {newest + 1}",
+                )
             snapshot = newest if start is None else -1
             begin = Place(snapshot if start is None else newest + 1 if start == "latest" else int(start), 0)
             self._fresh = Range(self._table_id, snapshot, begin, begin, self._read_at, self._spout.ignore_changes)
@@ -260,9 +262,14 @@ class DeltaCoordinator:
         known = [one.rows for one in taken if one.rows is not None]
         rows = sum(known) if len(known) == len(taken) else -1
         return before._replace(
-            begin=before.end, end=Place(version, file), read_at=read_at, files=len(taken), bytes=size, rows=rows,
+            begin=before.end,
+            end=Place(version, file),
+            read_at=read_at,
+            files=len(taken),
+            bytes=size,
+            rows=rows,
             ignore_changes=self._spout.ignore_changes,
-        )  # fmt: skip
+        )
 
     def _fits(self, taken: int, size: int, files: int) -> bool:
         """Whether a batch of so many files takes one more, with which it has that size."""

@@ -37,8 +37,10 @@ class DeltaFrames:
             if spark.conf.get(setting, "false").lower() == "true":
                 raise SourceError(
                     f"with {setting} rows of the Delta table {table} could be lost",
-                    found="true", expected="false", action=f"set {setting} to false in the Spark session",
-                )  # fmt: skip
+                    found="true",
+                    expected="false",
+                    action=f"set {setting} to false in the Spark session",
+                )
         self._spark, self._table, self._jvm = spark, table, spark._jvm
         self._log: Any = None
         self._lock = threading.RLock()
@@ -69,8 +71,9 @@ class DeltaFrames:
         if files.size() < end:
             raise SourceError(
                 f"version {version} of the Delta table {self._table} has other files than a batch was planned with",
-                found=f"{files.size()} files", expected=f"at least {end}",
-            )  # fmt: skip
+                found=f"{files.size()} files",
+                expected=f"at least {end}",
+            )
         return files.slice(begin, end)
 
     def forget_listed(self) -> None:

@@ -229,10 +229,11 @@ class DeltaChanges:
             ) from error
         if empty:
             raise SourceError(
-                f"log entry {version} of the Delta table {self.table} is empty", found="no action",
+                f"log entry {version} of the Delta table {self.table} is empty",
+                found="no action",
                 expected="the actions of a commit",
                 action="bring the file back from a back-up: the rows that it names would be missing without a word",
-            )  # fmt: skip
+            )
 
     def _of_checkpoint(self, names: list[str]) -> tuple[dict | None, dict | None]:
         """The metadata and protocol of a checkpoint; of one in parts either may be in any of them."""

@@ -58,10 +58,15 @@ class DeltaSpout:
     kind = SpoutKind.TRANSACTIONAL
 
     def __init__(
-        self, table: Union[str, "PathLike[str]"], starting_version: Union[int, str, None] = None,
-        max_files: int = 1_000, ignore_changes: bool = False, schema: Union[str, "StructType", None] = None,
-        max_bytes: int = 1 << 30, poll_interval_secs: float = 0.5,
-    ) -> None:  # fmt: skip
+        self,
+        table: Union[str, "PathLike[str]"],
+        starting_version: Union[int, str, None] = None,
+        max_files: int = 1_000,
+        ignore_changes: bool = False,
+        schema: Union[str, "StructType", None] = None,
+        max_bytes: int = 1 << 30,
+        poll_interval_secs: float = 0.5,
+    ) -> None:
         from trident.udf.schemas import as_schema
 
         usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
@@ -156,9 +161,10 @@ class DeltaEmitter:
         if len(actions) != planned.files:
             raise SourceError(
                 f"the log of the Delta table {self._spout.table} is not the one that the batch was planned with",
-                found=f"{len(actions)} files", expected=f"{planned.files} files",
+                found=f"{len(actions)} files",
+                expected=f"{planned.files} files",
                 action="bring back its log, or begin again with `trident reset NAME`",
-            )  # fmt: skip
+            )
         return self._frames.parsed(actions)
 
     def success(self, attempt: TransactionAttempt) -> None: ...

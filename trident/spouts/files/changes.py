@@ -44,7 +44,9 @@ class ChangePolicy:
             return True
         expected = describe_change(entry.size, entry.mtime_ns)
         if self._on_changed == "skip":
-            log.warning("the input file %s changed (found: %s; expected: %s) and is skipped", entry.path, found, expected)
+            log.warning(
+                "the input file %s changed (found: %s; expected: %s) and is skipped", entry.path, found, expected
+            )
             self._ledger.skip(entry.number, found)
             return False
         raise SourceError(

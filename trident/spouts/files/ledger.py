@@ -267,16 +267,20 @@ class FileLedger:
         )
         if number > len(self.book):
             raise PositionLost(
-                f"the ledger of files {self.path} lacks files that a batch refers to", found=f"{len(self.book)} files",
-                expected=f"at least {number}" + (f", the last one {pinned['path']}" if pinned else ""), action=action,
-            )  # fmt: skip
+                f"the ledger of files {self.path} lacks files that a batch refers to",
+                found=f"{len(self.book)} files",
+                expected=f"at least {number}" + (f", the last one {pinned['path']}" if pinned else ""),
+                action=action,
+            )
         if number and pinned is not None and pinned != self.pin(number):
             found = self.pin(number)
             raise PositionLost(
                 f"the ledger of files {self.path} is not the one with which the last batches were planned: files would "
                 "be read twice, or never",
-                found=f"file {number}: {_shown(found)}", expected=_shown(pinned), action=action,
-            )  # fmt: skip
+                found=f"file {number}: {_shown(found)}",
+                expected=_shown(pinned),
+                action=action,
+            )
 
     def pin(self, number: int) -> dict[str, Any]:
         """A file as batches remember it, with a digest over all before it; a folder that moves changes nothing."""
@@ -324,10 +328,11 @@ class FileLedger:
 
     def _shorter(self, found: str) -> PositionLost:
         return PositionLost(
-            f"the ledger of files {self.path} became shorter while it was used", found=found,
+            f"the ledger of files {self.path} became shorter while it was used",
+            found=found,
             expected=f"at least {self._read_to} bytes",
             action="bring the file back from a back-up of the warehouse; nothing was written to it",
-        )  # fmt: skip
+        )
 
     @contextlib.contextmanager
     def _appending(self) -> Iterator[list[dict[str, Any]]]:

@@ -96,9 +96,7 @@ def _is_exact(path: str, schema: Any) -> bool:
     return True
 
 
-def _in_tasks(
-    spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int
-) -> "DataFrame":
+def _in_tasks(spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
     total = sum(part.end - part.begin for part in ranges)
     share = max(1, -(-total // partitions))
     pieces = [

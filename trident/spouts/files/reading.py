@@ -67,9 +67,10 @@ def check_readable(path: str, format: "RowFormat") -> None:
     if bad:
         raise SourceError(
             f"the input file {shown(path)} cannot be read by this stream",
-            found="its name, or its packing with a header line", expected=expected,
+            found="its name, or its packing with a header line",
+            expected=expected,
             action="rename it, pack it anew, or take it out of the folder; until then nothing new is taken from there",
-        )  # fmt: skip
+        )
 
 
 def partitions_for(size: int, cores: int) -> int:
@@ -96,16 +97,24 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         lowered = {key.lower(): value for key, value in self.options.items()}
-        for option, why in (("multiline", "a row must be a line"), ("linesep", "rows end with a newline"),
-                            ("encoding", "files are read as UTF-8"), ("charset", "files are read as UTF-8"),
-                            ("wholetext", "a row is a line"), ("pathglobfilter", "give the path as a glob"),
-                            ("recursivefilelookup", "give the path as a glob with **"),
-                            ("ignorecorruptfiles", "rows would be lost"), ("ignoremissingfiles", "rows would be lost"),
-                            ("modifiedbefore", "rows would be lost"), ("modifiedafter", "rows would be lost"),
-                            ("inferschema", "a schema is given")):  # fmt: skip
+        for option, why in (
+            ("multiline", "a row must be a line"),
+            ("linesep", "rows end with a newline"),
+            ("encoding", "files are read as UTF-8"),
+            ("charset", "files are read as UTF-8"),
+            ("wholetext", "a row is a line"),
+            ("pathglobfilter", "give the path as a glob"),
+            ("recursivefilelookup", "give the path as a glob with **"),
+            ("ignorecorruptfiles", "rows would be lost"),
+            ("ignoremissingfiles", "rows would be lost"),
+            ("modifiedbefore", "rows would be lost"),
+            ("modifiedafter", "rows would be lost"),
+            ("inferschema", "a schema is given"),
+        ):
             if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
                 raise TopologyError(
-                    f"FileSpout cannot use the option {self._as_written(option)}", found=repr(lowered[option]),
+                    f"FileSpout cannot use the option {self._as_written(option)}",
+                    found=repr(lowered[option]),
                     expected=f"none: {why}",
                 )
         if self.mode not in MODES:
@@ -241,7 +250,9 @@ class FileReader:
                 ).alias("action"),
             )
         )
-        return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(what, "UTF-8")), F.lit(">>"))).cast("boolean")
+        return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(what, "UTF-8")), F.lit(">>"))).cast(
+            "boolean"
+        )
 
 
 def escape(path: str) -> str:

@@ -36,17 +36,21 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
         if not any(_related(path, folder) for path in known[-1:] for folder in paths):
             log.warning(
                 "stream %r of topology %r has read files such as %s, and now looks at %s: all files there are new",
-                tx_id, topology, known[-1], ", ".join(paths),
-            )  # fmt: skip
+                tx_id,
+                topology,
+                known[-1],
+                ", ".join(paths),
+            )
         return
     if not any(_related(one, other) for one in paths for other in before):
         raise IdentityMismatch(
             f"stream {tx_id!r} of topology {topology!r} has read other files so far than it is to read now",
-            found=", ".join(paths), expected=", ".join(before),
+            found=", ".join(paths),
+            expected=", ".join(before),
             action="give the topology another name if it is another one; if the folder was moved, say so once with "
             f"FileSpout(…, moved_from={folder_of(before[0])!r}); to go on with other files, name both paths in a list "
             f"until a file of the new one was found; to begin again: `trident reset {topology}`",
-        )  # fmt: skip
+        )
 
 
 def folder_of(path: str) -> str:

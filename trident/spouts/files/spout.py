@@ -80,11 +80,18 @@ class FileSpout:
     kind = SpoutKind.TRANSACTIONAL
 
     def __init__(
-        self, path: Union[Path, list[Path], tuple[Path, ...]], format: str = "text",
-        schema: Union[str, "StructType", None] = None, min_rows: int = 1_000, max_rows: int = 1_000_000,
-        options: Mapping[str, Any] | None = None, on_changed: str = "fail", poll_interval_secs: float = 0.5,
-        max_bytes: int = 256 << 20, moved_from: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: Union[Path, list[Path], tuple[Path, ...]],
+        format: str = "text",
+        schema: Union[str, "StructType", None] = None,
+        min_rows: int = 1_000,
+        max_rows: int = 1_000_000,
+        options: Mapping[str, Any] | None = None,
+        on_changed: str = "fail",
+        poll_interval_secs: float = 0.5,
+        max_bytes: int = 256 << 20,
+        moved_from: Path | None = None,
+    ) -> None:
         if format not in FORMATS:
             raise TopologyError("the format of a FileSpout is unknown", found=repr(format), expected=", ".join(FORMATS))
         if on_changed not in ON_CHANGED:
@@ -96,9 +103,10 @@ class FileSpout:
         self.moved_from = None if moved_from is None else as_paths(moved_from)[0]
         if moved_from is not None and len(self.paths) > 1:
             raise TopologyError(
-                "moved_from needs to know where the folder is now", found=f"{len(self.paths)} paths",
+                "moved_from needs to know where the folder is now",
+                found=f"{len(self.paths)} paths",
                 expected="one path",
-            )  # fmt: skip
+            )
         self.format, self.on_changed = format, on_changed
         self.min_rows, self.max_rows, self.max_bytes = min_rows, max_rows, max_bytes
         self.poll_interval_secs = poll_interval_secs

@@ -62,9 +62,11 @@ class DirectoryQueue:
             return name.read_text()
         except OSError as error:
             raise SourceError(
-                f"the directory {self.folder} cannot be used as a queue", found=str(error),
-                expected="a folder that exists, in which files may be renamed", action="make it, or correct the path",
-            ) from error  # fmt: skip
+                f"the directory {self.folder} cannot be used as a queue",
+                found=str(error),
+                expected="a folder that exists, in which files may be renamed",
+                action="make it, or correct the path",
+            ) from error
 
     def messages(self) -> Iterator[FileMessage]:
         """The files that are there, in no order."""
@@ -104,9 +106,10 @@ class DirectoryQueue:
             pass
         except OSError as error:
             raise SourceError(
-                f"the file {self.folder / message.name} cannot be read", found=str(error),
+                f"the file {self.folder / message.name} cannot be read",
+                found=str(error),
                 action="correct its permissions or take it out of the directory",
-            ) from error  # fmt: skip
+            ) from error
         target.unlink(missing_ok=True)
         return False
 
@@ -122,17 +125,20 @@ class DirectoryQueue:
             found = str(error)
         if found != id:  # not mounted, say: there every file looks as if it had been taken away
             raise SourceError(
-                f"the directory {self.folder} is not the one that attempt {attempt} has read", found=found[:100],
-                expected=f"the id {id} in {HIDDEN}/id", action="mount it, or bring it back",
-            )  # fmt: skip
+                f"the directory {self.folder} is not the one that attempt {attempt} has read",
+                found=found[:100],
+                expected=f"the id {id} in {HIDDEN}/id",
+                action="mount it, or bring it back",
+            )
         try:
             for number, message in enumerate(messages):
                 self._take_away(message, self.folder / HIDDEN / f"{id}-{attempt.txid}-{attempt.attempt_id}-{number}")
         except OSError as error:
             raise SourceError(
-                f"a consumed file cannot be taken out of {self.folder}", found=str(error),
+                f"a consumed file cannot be taken out of {self.folder}",
+                found=str(error),
                 action="correct the permissions; it is tried again",
-            ) from error  # fmt: skip
+            ) from error
 
     def _take_away(self, message: FileMessage, claim: Path) -> None:
         place = self.folder / message.name

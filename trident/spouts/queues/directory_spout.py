@@ -95,11 +95,17 @@ class DirectoryQueueSpout:
     kind = SpoutKind.OPAQUE
 
     def __init__(
-        self, folder: Union[str, "os.PathLike[str]"], format: str = "text",
-        schema: Union[str, "StructType", None] = None, max_files: int = 1_000, max_bytes: int = 256 << 20,
-        done: str = "move", min_age_secs: float = 0.0, options: Mapping[str, Any] | None = None,
+        self,
+        folder: Union[str, "os.PathLike[str]"],
+        format: str = "text",
+        schema: Union[str, "StructType", None] = None,
+        max_files: int = 1_000,
+        max_bytes: int = 256 << 20,
+        done: str = "move",
+        min_age_secs: float = 0.0,
+        options: Mapping[str, Any] | None = None,
         shared: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if format not in FORMATS:
             raise TopologyError(
                 "the format of a DirectoryQueueSpout is unknown", found=repr(format), expected=", ".join(FORMATS)
@@ -121,8 +127,10 @@ class DirectoryQueueSpout:
         text = spout_arguments.path("the folder of a DirectoryQueueSpout", folder)
         self.folder, self.done = Path(os.path.abspath(os.path.expanduser(text))), done
         self.max_files, self.max_bytes, self.min_age_secs = max_files, max_bytes, min_age_secs
-        self.bound_to_one_host = False if shared else (
-            "if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)"
+        self.bound_to_one_host = (
+            False
+            if shared
+            else ("if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)")
         )
         self._lock = threading.Lock()
         self._current: _Intake | None = None

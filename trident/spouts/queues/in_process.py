@@ -67,9 +67,10 @@ class InProcessQueue:
     def __init__(self, redeliver_after_secs: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         if redeliver_after_secs is not None and not 0 < redeliver_after_secs < math.inf:
             raise ConfigError(
-                "the redelivery time of an InProcessQueue is impossible", found=repr(redeliver_after_secs),
+                "the redelivery time of an InProcessQueue is impossible",
+                found=repr(redeliver_after_secs),
                 expected="seconds, over 0, or None",
-            )  # fmt: skip
+            )
         self._redeliver_after_secs, self._clock = redeliver_after_secs, clock
         self._changed = threading.Condition()
         self._messages: dict[str, _Queued] = {}  # all that are not acknowledged, by the key of the id
@@ -94,9 +95,10 @@ class InProcessQueue:
         with self._changed:
             if key in self._messages:
                 raise SourceError(
-                    "two messages have the same id", found=repr(given)[:200],
+                    "two messages have the same id",
+                    found=repr(given)[:200],
                     expected="an id that no message has which is not acknowledged",
-                )  # fmt: skip
+                )
             queued = self._messages[key] = _Queued(given, value)
             self._new.append(queued)
         return given

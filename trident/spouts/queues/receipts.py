@@ -127,15 +127,21 @@ class QueueSpout:
     kind = SpoutKind.OPAQUE
 
     def __init__(
-        self, queue: ReceiptQueue, max_messages: int = 1_000, schema: Union[str, "StructType", None] = None,
-        decode: Callable[[Any], Row | None] | None = None, table: str | None = None, consumer: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        queue: ReceiptQueue,
+        max_messages: int = 1_000,
+        schema: Union[str, "StructType", None] = None,
+        decode: Callable[[Any], Row | None] | None = None,
+        table: str | None = None,
+        consumer: str | None = None,
+    ) -> None:
         missing = [name for name in ("consumer", "acknowledge") if not callable(getattr(queue, name, None))]
         if missing:
             raise TopologyError(
-                "the queue of a QueueSpout cannot be used", found=f"{described(queue)} without {', '.join(missing)}",
+                "the queue of a QueueSpout cannot be used",
+                found=f"{described(queue)} without {', '.join(missing)}",
                 expected="a SqliteQueue, or one of your own that guarantees the same",
-            )  # fmt: skip
+            )
         for name, value in (("table", table), ("consumer", consumer)):
             if value is not None and (not isinstance(value, str) or not value):
                 raise TopologyError(f"{name} of a QueueSpout cannot be used", found=described(value), expected="a name")
@@ -145,8 +151,9 @@ class QueueSpout:
         if (schema is None) != (decode is None):
             raise TopologyError(
                 "a QueueSpout with rows of its own needs both schema and decode",
-                found="decode alone" if schema is None else "schema alone", expected="both or neither",
-            )  # fmt: skip
+                found="decode alone" if schema is None else "schema alone",
+                expected="both or neither",
+            )
         self.queue, self.max_messages, self.decode, self.consumer = queue, max_messages, decode, consumer
         self._schema = as_schema("id string, payload string" if schema is None else schema, "QueueSpout")
         self._table = table
@@ -320,9 +327,10 @@ class QueueEmitter:
             except Exception as error:
                 raise SourceError(
                     f"message {message.id} cannot be decoded: {type(error).__name__}: {error}",
-                    found=repr(message.payload)[:200], expected=self._spout.output_schema.simpleString(),
+                    found=repr(message.payload)[:200],
+                    expected=self._spout.output_schema.simpleString(),
                     action="let decode return None for what it cannot read, or acknowledge the message by its id",
-                ) from error  # fmt: skip
+                ) from error
             if row is not None:
                 rows.append(row)
         return rows
@@ -336,9 +344,10 @@ class QueueEmitter:
             # Its ids name other messages here.
             raise SourceError(
                 f"the messages of the decided attempt {attempt} are of another queue",
-                found=f"queue {self._spout.queue.id}", expected=f"queue {queue}",
+                found=f"queue {self._spout.queue.id}",
+                expected=f"queue {queue}",
                 action="start the topology once over the queue that it had",
-            )  # fmt: skip
+            )
         self._spout.queue.acknowledge(ids)
         # Only now: until here a redelivered one would be recognised.
         self._intake.committed(attempt)

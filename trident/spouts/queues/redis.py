@@ -176,9 +176,10 @@ class RedisListQueue:
             raise ConfigError("the url of a Redis queue cannot be used", expected="redis://host:port/db") from None
         if not isinstance(self.key, str) or not self.key or _keys(self.key) is None:
             raise ConfigError(
-                "the key of a Redis queue cannot be used", found=repr(self.key)[:200],
+                "the key of a Redis queue cannot be used",
+                found=repr(self.key)[:200],
                 expected="text without braces, or with a hash tag as in '{shop}:orders'",
-            )  # fmt: skip
+            )
 
     def __repr__(self) -> str:
         return f"RedisListQueue({self._where!r}, {self.key!r})"
@@ -338,6 +339,7 @@ def new_owner(consumer: str) -> str:
 
 
 # --- helpers -------------------------------------------------------------------------------------
+
 
 def _keys(key: str) -> list[str] | None:
     """The keys of a queue; None if they could not all be of one slot (redis.io/docs, cluster specification)."""

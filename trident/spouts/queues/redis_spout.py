@@ -207,9 +207,10 @@ class RedisListSpout(RichSpout):
         except Exception as problem:
             raise SourceError(
                 f"a message of the Redis queue {self.queue.key} cannot be emitted",
-                found=f"id {message.id!r}: {type(problem).__name__}: {problem}", expected="a value per field",
+                found=f"id {message.id!r}: {type(problem).__name__}: {problem}",
+                expected="a value per field",
                 action=f"change decode, or throw it away: RedisListQueue(…).acknowledge([{message.id!r}])",
-            ) from problem  # fmt: skip
+            ) from problem
         self._emitted.add(message.id)
 
 

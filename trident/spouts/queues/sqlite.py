@@ -104,9 +104,10 @@ class SqliteQueue:
         lease_secs = spout_arguments.seconds("lease_secs of a SqliteQueue", lease_secs, zero=False, error=ConfigError)
         if not callable(clock):
             raise ConfigError(
-                "the clock of a SqliteQueue cannot be used", found=described(clock),
+                "the clock of a SqliteQueue cannot be used",
+                found=described(clock),
                 expected="a function without arguments",
-            )  # fmt: skip
+            )
         self.path, self.lease_secs = os.path.abspath(text), float(lease_secs)
         self._clock = clock
         self._open = _Open()
@@ -224,10 +225,11 @@ class SqliteQueue:
             raise SourceError(f"a commit to {self.path} failed; it may have happened", found=problem) from problem
         except sqlite3.Error as problem:
             raise SourceError(
-                f"the queue {self.path} cannot be used", found=f"{type(problem).__name__}: {problem}",
+                f"the queue {self.path} cannot be used",
+                found=f"{type(problem).__name__}: {problem}",
                 expected="an SQLite file in a folder that exists, on a local disk, not locked for longer than "
                 f"{BUSY_TIMEOUT_SECS:g} s",
-            ) from problem  # fmt: skip
+            ) from problem
 
 
 class SqliteConsumer:
@@ -399,9 +401,11 @@ def _connect(path: str) -> sqlite3.Connection:
                 connection.execute("INSERT INTO queue VALUES (?, ?)", (_SCHEMA, uuid.uuid4().hex))
             elif "queue" not in tables or "messages" not in tables:
                 raise ForeignTable(
-                    f"{path} was not made by a SqliteQueue", found=f"tables {', '.join(sorted(tables))}",
-                    expected="a file of its own", action="choose another path",
-                )  # fmt: skip
+                    f"{path} was not made by a SqliteQueue",
+                    found=f"tables {', '.join(sorted(tables))}",
+                    expected="a file of its own",
+                    action="choose another path",
+                )
             else:
                 (schema,) = connection.execute("SELECT schema FROM queue").fetchone()
                 if schema != _SCHEMA:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import trident
 import trident.coordinators.errors
 import trident.errors
+from tests import facade_stub
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,15 +56,8 @@ def test_every_public_name_can_be_imported(name):
 
 
 def test_type_checkers_see_the_same_names():
-    tree = ast.parse(Path(trident.__file__).read_text(encoding="utf-8"))
-    guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    imported = {
-        alias.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert set(imported) == set(PUBLIC)
-    for name, module in imported.items():
-        home = trident._HOME.get(name, "trident")
-        assert module == home or (home, module) == ("trident.coordinators.errors", "trident.errors"), name
+    made_anew = "made anew by `python -m tests.facade_stub`"
+    assert facade_stub.PATH.read_text(encoding="utf-8") == facade_stub.text(), made_anew
 
 
 def test_an_unknown_name_is_an_ordinary_attribute_error():

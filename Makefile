@@ -46,40 +46,40 @@ test: check-java $(STAMP) $(CLASSES)
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 
 matrix: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/test_matrix.py tests/test_late_states.py $(PYTEST_ARGS)
+	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_matrix.py tests/operations/test_late_states.py $(PYTEST_ARGS)
 
 N := 200
 random: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/test_random_topologies.py tests/test_stream_differential.py -s $(PYTEST_ARGS)
+	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/whole/test_random_topologies.py tests/streams/test_stream_differential.py -s $(PYTEST_ARGS)
 
 kills: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/test_kill.py tests/test_stream_spout.py tests/test_reliability_faults.py \
-		tests/test_tracked_streams.py tests/test_interrupted_script.py tests/test_stopping.py -s $(PYTEST_ARGS)
+	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \
+		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py -s $(PYTEST_ARGS)
 
 sweep: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/test_sweep.py $(PYTEST_ARGS)
+	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py $(PYTEST_ARGS)
 
 SEEDS := 20000
 simulate: $(STAMP)
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS)
-	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/test_simulator.py -k planted $(PYTEST_ARGS)
+	@TRIDENT_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/whole/test_simulator.py -k planted $(PYTEST_ARGS)
 
 failover: check-java $(STAMP)
-	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/test_failover.py tests/test_warm_up.py -s $(PYTEST_ARGS)
+	@TRIDENT_FAILOVER=all $(BIN)/python -m pytest tests/running/test_failover.py tests/running/test_warm_up.py -s $(PYTEST_ARGS)
 	@$(BIN)/python -m benchmarks failover
 
 repair: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/test_repair_plan.py tests/test_contradictions.py $(PYTEST_ARGS)
+	@TRIDENT_REPAIR=all $(BIN)/python -m pytest tests/repair/test_repair_plan.py tests/repair/test_contradictions.py $(PYTEST_ARGS)
 
 storage: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/test_storage_faults.py tests/test_memory_faults.py \
-		tests/test_embedded_keeper.py $(PYTEST_ARGS)
+	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/whole/test_storage_faults.py tests/whole/test_memory_faults.py \
+		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/test_cluster.py tests/test_wheel.py $(PYTEST_ARGS)
+	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/spark/test_cluster.py tests/whole/test_wheel.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/test_planted_bugs.py $(PYTEST_ARGS)
+	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_planted_bugs.py $(PYTEST_ARGS)
 
 MINUTES := 60
 soak: check-java $(STAMP)
@@ -87,18 +87,18 @@ soak: check-java $(STAMP)
 
 ROUNDS := 200
 races: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_RACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/test_kernel_races.py tests/test_log_commit.py \
-		tests/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
+	@TRIDENT_RACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest tests/states/delta/test_kernel_races.py tests/states/delta/test_log_commit.py \
+		tests/states/delta/test_kernel.py -k "race or wins or optimize or renames" $(PYTEST_ARGS)
 
 types: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/test_last_value.py tests/test_value_types.py \
-		tests/test_same_keys.py $(PYTEST_ARGS)
+	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \
+		tests/states/keyed/test_same_keys.py $(PYTEST_ARGS)
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 bench: check-java $(STAMP)
-	@TRIDENT_BENCH=all $(BIN)/python -m pytest -q tests/test_benchmarks.py $(PYTEST_ARGS)
+	@TRIDENT_BENCH=all $(BIN)/python -m pytest -q tests/whole/test_benchmarks.py $(PYTEST_ARGS)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 venv: $(STAMP)

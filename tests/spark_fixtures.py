@@ -37,7 +37,7 @@ def spark_confs(folder: str) -> dict[str, str]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Planning a stage anew once its input is there takes an eighth of a small batch's time; on in
-        # tests/test_stream_operations.py, whose subject it is, and in processes of their own.
+        # tests/streams/test_stream_operations.py, whose subject it is, and in processes of their own.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
     }

@@ -4,7 +4,7 @@ A keyed state is two Delta tables (docs/semantics.md 11): a **log** to which eac
 transaction appends, and a **table** with one row per key, brought up to
 transaction P by a MERGE in the background. This file decides, from versions
 that the caller has pinned, what may be merged, dropped and read; it does no I/O.
-``states/`` carries it out; ``tests/test_compaction_explorer.py`` runs exactly
+``states/`` carries it out; ``tests/states/keyed/test_compaction_explorer.py`` runs exactly
 these functions in every interleaving of two compactors, a publisher and a reader.
 
 The invariants::

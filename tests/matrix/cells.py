@@ -74,7 +74,7 @@ CRASHES = {
 }
 
 
-# What tests/test_sweep.py does in every run, over the same kinds of spouts.
+# What tests/whole/test_sweep.py does in every run, over the same kinds of spouts.
 IN_THE_SWEEP = {Fault.BEFORE_DECISION, Fault.AFTER_DECISION}
 
 

@@ -1,10 +1,11 @@
-"""The planted bugs: what each failure must say, and the tests that must fail. Run by tests/test_planted_bugs.py."""
+"""The planted bugs: what each failure must say, and the tests that must fail. Run by tests/whole/test_planted_bugs.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
+TESTS = Path(__file__).resolve().parents[1]
 # The file that a test is in → the suite, as docs/faults.md calls it.
 SUITES = {
     "test_explorer": "explorer",
@@ -73,27 +74,36 @@ class Caught(NamedTuple):
         return {SUITES[Path(test.split("::")[0]).stem] for test in self.tests}
 
 
+def located(test: str) -> str:
+    """The whole path of ``NAME.py::TEST``, which is in ``test_NAME.py`` of whichever folder of tests/ has it."""
+    name, _, rest = test.partition("::")
+    (path,) = TESTS.rglob(f"test_{name}")
+    return f"tests/{path.relative_to(TESTS).as_posix()}::{rest}"
+
+
 def coordinator(says: str, world: str, *units: str) -> Caught:
-    explorer = f"tests/test_explorer.py::test_every_claim_holds_in_every_reachable_state_of_a_tiny_world[{world}]"
-    tests = (explorer, *(f"tests/test_master_coordinator.py::{unit}" for unit in units))
+    explorer = (
+        f"tests/coordinators/test_explorer.py::test_every_claim_holds_in_every_reachable_state_of_a_tiny_world[{world}]"
+    )
+    tests = (explorer, *(f"tests/coordinators/test_master_coordinator.py::{unit}" for unit in units))
     return Caught(says, tests, "hypothesis" if any("in_any_run" in unit for unit in units) else "nothing")
 
 
 def compaction(says: str, world: str) -> Caught:
     name = f"test_compaction_is_exact_in_every_interleaving_of_a_tiny_world[{world}]"
-    return Caught(says, (f"tests/test_compaction_explorer.py::{name}",))
+    return Caught(says, (f"tests/states/keyed/test_compaction_explorer.py::{name}",))
 
 
 def zookeeper(says: str, *tests: str) -> Caught:
-    return Caught(says, tuple(f"tests/test_{test}" for test in tests), "ZooKeeper")
+    return Caught(says, tuple(located(test) for test in tests), "ZooKeeper")
 
 
 def pure(says: str, *tests: str) -> Caught:
-    return Caught(says, tuple(f"tests/test_{test}" for test in tests))
+    return Caught(says, tuple(located(test) for test in tests))
 
 
 def spark(says: str, *tests: str) -> Caught:
-    return Caught(says, tuple(f"tests/test_{test}" for test in tests), "Spark")
+    return Caught(says, tuple(located(test) for test in tests), "Spark")
 
 
 def cell(name: str) -> str:

@@ -1,0 +1,97 @@
+"""`trident run` as a user runs it: status, a signal, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = """
+from trident import Count, DeltaMapState, FileSpout, TridentConfig, TridentTopology
+
+def split(line: str) -> list[str]:
+    if line == "poison":
+        raise ValueError("cannot be split")
+    return line.split()
+
+topology = TridentTopology("job")
+lines = topology.new_stream("lines", FileSpout("in"))
+lines.each("value", split, "word").group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+config = TridentConfig(spark_master="local[2]", max_attempts=1, zookeeper_session_timeout_secs=4)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, zk_server: str, zk_root: str):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("a b\nb\n")
+    (tmp_path / "job.py").write_text(JOB)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+    }
+    started: list[subprocess.Popen] = []
+
+    def command(*arguments: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trident.cli", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        started.append(process)
+        return process
+
+    yield command
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for_txid(job, folder: Path, txid: int, secs: float = 90.0) -> str:
+    """What `trident status` says then; it is a process of its own, so the file is looked at before."""
+    deadline = time.monotonic() + secs
+    text = ""
+    while time.monotonic() < deadline:
+        written = [path.read_text() for path in folder.rglob("status.json")]
+        if any(re.search(rf'"current_txid": *{txid}\b', one) for one in written):
+            text = job("status", "job").communicate()[0]
+            if f"current txid {txid}" in text:
+                return text
+        time.sleep(0.2)
+    raise AssertionError(f"transaction {txid} was not reached: {text}")
+
+
+def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> None:
+    process = job("run", "job.py")
+    assert "running (leader)" in wait_for_txid(job, tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "leads job (epoch 1)" in out and "Traceback" not in out
+    assert "job: stopped" in job("status", "job").communicate()[0]
+
+
+def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batch(job, tmp_path: Path) -> None:
+    (tmp_path / "in" / "1.txt").write_text("poison\n")
+    process = job("run", "job.py")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out
+    assert "transaction 1 of batch group 'lines' failed 1 times" in out
+    assert "ValueError: cannot be split" in out and "job.py:6" in out and "Traceback" not in out
+    own = 'job.py", line 6, in split\n    raise ValueError("cannot be split")\nValueError: cannot be split\ntrident: '
+    assert own in out and "trident-failure" not in out
+    # Once, with date, level and topology.
+    (told,) = [line for line in out.splitlines() if "attempt 1:0 of" in line]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING attempt 1:0 of job/lines failed: each\(split\)", told)

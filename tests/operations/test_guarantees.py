@@ -1,0 +1,184 @@
+"""The guarantee table: what the README shows, what the matrix asserts, and what building a topology says, are one."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trident
+import trident.testing
+from tests.matrix import cells, sources
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FixedBatchSpout,
+    MemoryMapState,
+    NotExactlyOnceWarning,
+    TridentTopology,
+    non_transactional,
+    opaque,
+    transactional,
+)
+from trident.operations.guarantees import Guarantee, StateKind, guarantee, state_kind_of, table
+from trident.spouts.contracts import SpoutKind
+from trident.spouts.executors import kind_of
+from trident.states.maps.backing_maps import MemoryBackingMap
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+EXACT = Guarantee.EXACTLY_ONCE
+
+
+def readme_tables(heading: str) -> list[list[list[str]]]:
+    """The tables under a heading of the README: lines of cells, without their markup."""
+    section = README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    tables: list[list[list[str]]] = []
+    above = ""
+    for line in section.splitlines():
+        if line.startswith("|"):
+            if not above.startswith("|"):
+                tables.append([])
+            if not line.startswith("|--"):
+                tables[-1].append([cell.strip().replace("`", "") for cell in line.strip("|").split("|")])
+        above = line
+    return tables
+
+
+# --- the README ----------------------------------------------------------------------------
+
+
+def test_the_readme_shows_the_table() -> None:
+    (shown,) = readme_tables("What is guaranteed")
+    assert [tuple(line) for line in shown] == table()
+
+
+def test_the_spouts_and_states_of_the_readme_can_be_imported_and_are_of_the_kind_it_says() -> None:
+    spouts, states = readme_tables("Spouts and states")
+    kinds = {name: kind for names, kind, _ in spouts[1:] for name in names.split(", ")}
+    found = {name: getattr(trident, name, None) or getattr(trident.testing, name, None) for name in kinds}
+    assert [name for name, spout in found.items() if spout is None] == []
+    assert {name: kind_of(spout).value for name, spout in found.items()} == kinds
+    names = {name for line in states[1:] for name in line[0].removeprefix("a ").split(", ")} - {"new_static_state"}
+    assert [name for name in names if not (hasattr(trident, name) or hasattr(trident.testing, name))] == []
+
+
+# --- the matrix ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", cells.STATES)
+@pytest.mark.parametrize("spout", cells.SPOUTS)
+def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
+    spout: str, state: str, tmp_path: Path
+) -> None:
+    topology, _ = cells.Run(cells.Cell(spout, (state,), cells.Fault.NONE), tmp_path, start=_never).topology()
+    (source,) = topology._sources.values()
+    (sink,) = [sink for name, sink in topology._sinks.items() if name != "audit"]
+    said = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state))
+    outcomes = {cells.expected(spout, state, fault) for fault in cells.Fault if cells.applies(spout, fault)}
+    possible = {
+        Guarantee.EXACTLY_ONCE: set(),
+        Guarantee.AT_LEAST_ONCE: {cells.Outcome.DOUBLED},
+        Guarantee.AT_MOST_ONCE: {cells.Outcome.LOST},
+        Guarantee.NEITHER: {cells.Outcome.LOST, cells.Outcome.DOUBLED, cells.Outcome.BOTH},
+    }[said]
+    assert (said is EXACT) == (outcomes == {cells.Outcome.EXACT})
+    assert outcomes <= {cells.Outcome.EXACT} | possible
+
+
+def _never(topology: TridentTopology) -> Any:
+    raise AssertionError("building a topology starts nothing")
+
+
+# --- the warning ---------------------------------------------------------------------------
+
+
+class UnfencedMap:
+    """A store that takes every write."""
+
+    def multi_get(self, keys: Any) -> list[Any]:
+        return [None for _ in keys]
+
+    def multi_put(self, keys: Any, values: Any, epoch: int | None = None) -> None: ...
+
+
+class OwnState:
+    """A StateFactory, and the updater of its states."""
+
+    name = "own"
+
+    def make_state(self, config: Any, partition_index: int, num_partitions: int) -> Any: ...
+
+    def update_state(self, state: Any, tuples: Any, collector: Any) -> None: ...
+
+
+def _appended(stream: Any, state: Any) -> int:
+    stream.partition_persist(state)
+    return sys._getframe().f_lineno - 1
+
+
+def _updated(stream: Any, state: Any) -> int:
+    stream.partition_persist(state, "word", OwnState())
+    return sys._getframe().f_lineno - 1
+
+
+def _counted(stream: Any, state: Any) -> int:
+    stream.group_by("word").persistent_aggregate(state, Count(), "n")
+    return sys._getframe().f_lineno - 1
+
+
+SPOUTS: dict[SpoutKind, Callable[[], Any]] = {
+    SpoutKind.NON_TRANSACTIONAL: lambda: sources.PoppingSpout(sources.Source("")),
+    SpoutKind.TRANSACTIONAL: lambda: FixedBatchSpout("word string", []),
+    SpoutKind.OPAQUE: lambda: sources.CommittedSpout(sources.Source("")),
+}
+# Kind → the state, and what writes to it at a line of the user's, which it returns.
+STATES: dict[StateKind, tuple[Any, Callable[[Any, Any], int]]] = {
+    StateKind.USER: (OwnState(), _updated),
+    StateKind.NON_TRANSACTIONAL: (non_transactional("plain", MemoryBackingMap("m")), _counted),
+    StateKind.NON_TRANSACTIONAL_SKIPPING: (
+        non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True),
+        _counted,
+    ),
+    StateKind.UNFENCED: (opaque("unfenced", UnfencedMap()), _counted),
+    StateKind.TRANSACTIONAL: (transactional("txid", MemoryBackingMap("m")), _counted),
+    StateKind.OPAQUE: (opaque("previous", MemoryBackingMap("m")), _updated),
+    StateKind.MEMORY: (MemoryMapState("memory"), _counted),
+    StateKind.KEYED: (DeltaMapState("keyed"), _counted),
+    StateKind.APPEND: (DeltaAppend("rows"), _appended),
+}
+
+
+@pytest.mark.parametrize("state", StateKind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("spout", SpoutKind, ids=lambda kind: kind.name)
+def test_building_a_pair_that_is_not_exactly_once_warns_at_the_users_line(spout: SpoutKind, state: StateKind) -> None:
+    said, (made, write) = guarantee(spout, state), STATES[state]
+    assert state_kind_of(made) is state
+    stream = TridentTopology("t").new_stream("rows-in", SPOUTS[spout]())
+    with warnings.catch_warnings(record=True) as caught:
+        # One that is exactly once may not warn, of anything at all.
+        warnings.simplefilter("error" if said is EXACT else "always")
+        line = write(stream, made)
+    if said is EXACT:
+        return
+    (warning,) = caught
+    assert warning.category is NotExactlyOnceWarning
+    assert (warning.filename, warning.lineno) == (__file__, line)
+    text = str(warning.message)
+    for part in ("'rows-in'", type(SPOUTS[spout]()).__name__, spout.value, repr(made.name), said.value):
+        assert part in text, text
+    # The pair that it names: this spout, or a better one, with DeltaMapState.
+    better = SpoutKind.TRANSACTIONAL if spout is SpoutKind.NON_TRANSACTIONAL else spout
+    assert guarantee(better, StateKind.KEYED) is EXACT and "DeltaMapState" in text.split("; exactly once would be ")[1]
+
+
+def test_new_values_of_a_state_are_as_good_as_its_spout() -> None:
+    stream = TridentTopology("t").new_stream("rows-in", SPOUTS[SpoutKind.NON_TRANSACTIONAL]())
+    with pytest.warns(NotExactlyOnceWarning, match="'keyed'"):
+        counts = stream.group_by("word").persistent_aggregate(DeltaMapState("keyed"), Count(), "n")
+    with pytest.warns(NotExactlyOnceWarning, match="'rows-in'.*'rows'"):
+        counts.new_values_stream().partition_persist(DeltaAppend("rows"))

@@ -1,0 +1,332 @@
+"""States that are read before they are written, queries, new values, and users' own states, in one topology."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
+from tests.stream_helpers import stream_of
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FixedBatchSpout,
+    MapGet,
+    MemoryMapState,
+    SnapshotGet,
+    SqliteMap,
+    StaticMap,
+    TridentTopology,
+    TupleCollectionGet,
+    Upsert,
+    expr,
+    non_transactional,
+    opaque,
+    transactional,
+)
+from trident.coordinators import faults
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+
+BATCHES = [[("a b a",), ("c",)], [], [("a b b longword",), ("c",)]]
+TOTAL = {"a": 3, "b": 3, "c": 2, "longword": 1}
+
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+
+class Longest:
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, current: str, word: str) -> str:
+        return max(current, word, key=len)
+
+
+class Mean:
+    """An aggregator that goes on from the sum and the count that it has stored."""
+
+    def init(self, batch_id: Any) -> list:
+        return [0, 0]
+
+    def resume(self, batch_id: Any, total: int, count: int, mean: float) -> list:
+        return [total, count]
+
+    def aggregate(self, state: list, word: str) -> None:
+        state[0] += len(word)
+        state[1] += 1
+
+    def complete(self, state: list) -> tuple[int, int, float]:
+        return state[0], state[1], state[0] / state[1]
+
+
+class Adds:
+    """An updater that updates one key after the other, and tells what became of each."""
+
+    def update_state(self, state: Any, tuples: Any, collector: Any) -> None:
+        for (word,) in tuples:
+            (new,) = state.multi_update([(word,)], [lambda old: (old or 0) + 1])
+            collector.emit((word, new))
+
+
+class Lines:
+    """A user's state: a line per row, with the txid; its own factory and its own updater."""
+
+    name = "lines"
+    partitions = 2
+
+    def __init__(self, path: str) -> None:
+        self.path, self.rows, self.index = path, [], 0
+
+    def make_state(self, config: Any, partition_index: int, num_partitions: int) -> "Lines":
+        assert config["topology"] == "late" and config["state"] == "lines" and num_partitions == 2
+        made = Lines(self.path)
+        made.index = partition_index
+        return made
+
+    def begin_commit(self, txid: int | None) -> None:
+        self.rows = []
+
+    def commit(self, txid: int | None) -> None:
+        with open(f"{self.path}-{self.index}", "a") as file:
+            file.writelines(f"{txid} {row}\n" for row in self.rows)
+
+    def update_state(self, state: Any, tuples: Any, collector: Any) -> None:
+        state.rows += [word for (word,) in tuples]
+
+
+class LongerThan:
+    """A query of the user's over a static state."""
+
+    def batch_retrieve(self, state: Any, args: list[tuple]) -> list[int | None]:
+        return state.multi_get(args)
+
+    def execute(self, args: tuple, result: int | None) -> list[tuple[int, str]]:
+        return [(result, "known")] if result is not None else []
+
+
+def late_topology(folder: Path) -> TridentTopology:
+    topology = TridentTopology("late")
+    store = str(folder / "maps.db")
+    words = topology.new_stream("lines", FixedBatchSpout("line string", BATCHES)).each("line", split, "word")
+    words = words.project("word")
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    rows = words.persistent_aggregate(MemoryMapState(f"rows_{folder.name.replace('-', '_')}"), Count(), "n")
+    longest = words.persistent_aggregate(DeltaMapState("longest"), "word", Longest(), "longest")
+    words.group_by("word").persistent_aggregate(DeltaMapState("mean"), "word", Mean(), "total, count, mean")
+    counts.new_values_stream().partition_persist(DeltaAppend("new_counts"))
+    longest.new_values_stream().partition_persist(DeltaAppend("new_longest"))
+    asked = words.state_query(counts, "word", MapGet(), "before").state_query(rows, SnapshotGet(), "rows")
+    asked.partition_persist(DeltaAppend("asked"))
+    words.state_query(counts, TupleCollectionGet(), "any, n").partition_persist(DeltaAppend("pairs"))
+    in_map = words.group_by("word").persistent_aggregate(
+        opaque("in_map", SqliteMap(store, "a"), partitions=2, cache_size=10), Count(), "n"
+    )
+    in_map.new_values_stream().partition_persist(DeltaAppend("new_in_map"))
+    words.state_query(in_map, "word", MapGet(), "before").partition_persist(DeltaAppend("asked_map"))
+    words.persistent_aggregate(transactional("in_map_longest", SqliteMap(store, "b")), "word", Longest(), "longest")
+    added = words.partition_persist(opaque("added", SqliteMap(store, "c")), "word", Adds(), "word string, n long")
+    added.new_values_stream().partition_persist(DeltaAppend("new_added"))
+    sized = words.each(expr("length(word)"), "len").each(expr("word = 'c'"), "gone")
+    kept = sized.partition_persist(DeltaMapState("kept"), None, Upsert("word", delete_when="gone"))
+    kept.new_values_stream().partition_persist(DeltaAppend("new_kept"))
+    sized.partition_persist(opaque("kept_map", SqliteMap(store, "d")), None, Upsert("word", delete_when="gone"))
+    static = topology.new_static_state(StaticMap({("a",): 1, ("longword",): 8}))
+    words.state_query(static, "word", LongerThan(), "size long, how string").partition_persist(DeltaAppend("known"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not exactly once, and known to be
+        words.partition_persist(Lines(str(folder / "lines")), "word", Lines(""), partition_by="word")
+        words.group_by("word").persistent_aggregate(non_transactional("plain", SqliteMap(store, "e")), Count(), "n")
+    return topology
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRIDENT_MATRIX") != "all", reason="make matrix runs it: each part has tests of its own"
+)
+def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: Path) -> None:  # noqa: F811
+    # One attempt fails after it has read the states: what it read and staged must leave no trace.
+    faults.arm("resolve.stage:do_then_fail:2")
+    query = start(late_topology(tmp_path), max_spout_pending=3)
+    query.process_all_available(WAIT_SECS)
+    assert not faults.unfired()
+
+    def rows(state: str) -> Counter:
+        return Counter(tuple(row) for row in query.snapshot(state).collect())
+
+    def once(found: dict) -> Counter:
+        return Counter(found.items())
+
+    words = [Counter(word for (line,) in batch for word in line.split()) for batch in BATCHES]
+    running, seen, news, pairs = Counter(), Counter(), Counter(), Counter()
+    total_before: int | None = None
+    for batch in words:
+        for word, count in batch.items():
+            seen[(word, running.get(word), total_before)] += count
+            for known, n in running.items():
+                pairs[(word, known, n)] += count
+        running += batch
+        total_before = sum(running.values())
+        news.update((word, running[word]) for word in batch)
+    assert running == TOTAL
+    for state in ("counts", "in_map", "plain"):
+        assert rows(state) == once(TOTAL), state
+    assert rows("longest") == rows("in_map_longest") == Counter({("longword",): 1})
+    assert rows("mean") == Counter({(w, n * len(w), n, float(len(w))): 1 for w, n in TOTAL.items()})
+    assert rows("new_counts") == rows("new_in_map") == news
+    assert rows("new_longest") == Counter({("a",): 2, ("longword",): 1})  # an empty batch says it again
+    assert rows("asked") == seen
+    assert rows("asked_map") == sum((Counter({key[:2]: n}) for key, n in seen.items()), Counter())
+    assert rows("pairs") == pairs
+    assert rows("new_added") == Counter({(w, n): 1 for w, total in TOTAL.items() for n in range(1, total + 1)})
+    kept = once({w: len(w) for w in TOTAL if w != "c"})
+    assert rows("kept") == rows("kept_map") == kept
+    assert rows("new_kept") == Counter({("a", 1): 2, ("b", 1): 2, ("longword", 8): 1})
+    assert rows("known") == Counter({("a", 1, "known"): 3, ("longword", 8, "known"): 1})
+    lines = Counter(line for path in tmp_path.glob("lines-*") for line in path.read_text().splitlines())
+    assert lines == Counter(f"{txid} {w}" for txid, batch in enumerate(words, 1) for w in batch.elements())
+    assert len(list(tmp_path.glob("lines-*"))) == 2
+    query.stop(WAIT_SECS, compact=False)
+    left = [path for path in (tmp_path / "warehouse" / "_trident" / "late").rglob("*.parquet")]
+    assert left == [], "rows that waited are removed once their transaction has advanced"
+
+
+def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> None:
+    text = late_topology(tmp_path).explain()
+    early, late = text.split("in the transaction's turn, as of the transaction before:")
+    assert "look up" not in early and "staged for the transaction's turn" in early
+    assert "look up word in counts" in late and "Count() of the stored value and the batch's" in late
+    assert "the last row of each word" in early  # an upsert waits for nothing
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda s: s.partition_persist(DeltaMapState("x")), TopologyError, "give an updater.*Upsert"),
+        (lambda s: s.partition_persist(DeltaMapState("x"), "word", Adds()), TopologyError, "calls no updater.*Upsert"),
+        (lambda s: s.partition_persist(DeltaAppend("x"), "word", Upsert("word")), TopologyError, "one value per key"),
+        (lambda s: s.partition_persist(DeltaMapState("x"), "word", Upsert("word")), FieldError, "nothing to store"),
+        (lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("wrod")), FieldError, "Did you mean 'word'"),
+        (
+            lambda s: s.partition_persist(DeltaMapState("x"), None, Upsert("word", delete_when="n")),
+            FieldError,
+            "expected: boolean",
+        ),
+        (lambda s: s.partition_persist(Lines("x"), "word", Lines("x")), TopologyError, "2 partitions.*partition_by"),
+        (
+            lambda s: s.partition_persist(Lines("x"), "word", Lines("x"), "a string", partition_by="word"),
+            TopologyError,
+            "cannot emit.*after the decision",
+        ),
+        (
+            lambda s: s.partition_persist(opaque("x", SqliteMap("f", "t")), "word", Adds(), "word"),
+            OutputTypeError,
+            "type of output 'word'",
+        ),
+        (
+            lambda s: s.partition_persist(DeltaAppend("x")).new_values_stream(),
+            TopologyError,
+            "no stream of new values.*appended",
+        ),
+        (
+            lambda s: s.state_query(
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"
+            ),
+            TopologyError,
+            "takes 1 fields",
+        ),
+        (
+            lambda s: s.state_query(
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "n", MapGet(), "c"
+            ),
+            TopologyError,
+            "found: bigint.*expected: string",
+        ),
+        (
+            lambda s: s.state_query(s.persistent_aggregate(DeltaMapState("x"), Count(), "c"), MapGet(), "c"),
+            TopologyError,
+            "has no keys.*SnapshotGet",
+        ),
+        (
+            lambda s: s.state_query(
+                s.group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"), "word", LongerThan(), "c"
+            ),
+            TopologyError,
+            "calls no query of yours",
+        ),
+        (
+            lambda s: s.state_query(
+                stream_of("word string").group_by("word").persistent_aggregate(DeltaMapState("x"), Count(), "c"),
+                "word",
+                MapGet(),
+                "c",
+            ),
+            TopologyError,
+            "of its own topology",
+        ),
+        (lambda s: s._topology.new_static_state(SqliteMap), TopologyError, "not a static state"),
+        (
+            lambda s: s.group_by("word").persistent_aggregate(
+                non_transactional("x", SqliteMap("f", "t")), "n", Longest(), "v string"
+            ),
+            TopologyError,
+            "updated while it is published",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::trident.operations.guarantees.NotExactlyOnceWarning")
+def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        build(stream_of("word string, n long"))
+
+
+def test_a_topology_may_be_started_again_with_more_fields(start, tmp_path: Path) -> None:  # noqa: F811
+    def topology(batches: list, *more: str) -> TridentTopology:
+        made = TridentTopology("grows")
+        rows = made.new_stream("rows", FixedBatchSpout("id string, name string, age long", batches))
+        rows.partition_persist(DeltaMapState("people", merge_every_txids=1), ["id", "name", *more], Upsert("id"))
+        rows.partition_persist(DeltaAppend("changes"), ["id", "name", *more])
+        return made
+
+    first = [[("1", "ann", 30), ("2", "bob", 40)]]
+    query = start(topology(first))
+    query.process_all_available(WAIT_SECS)
+    query.stop()
+    query = start(topology([*first, [("1", "anna", 31), ("3", "cid", 5)]], "age"))
+    query.process_all_available(WAIT_SECS)
+    people = {tuple(row) for row in query.snapshot("people").collect()}
+    assert people == {("1", "anna", 31), ("2", "bob", None), ("3", "cid", 5)}
+    changes = Counter(tuple(row) for row in query.snapshot("changes").collect())
+    assert changes == Counter([("1", "ann", None), ("2", "bob", None), ("1", "anna", 31), ("3", "cid", 5)])
+    query.stop()
+
+
+def test_an_aggregate_behind_what_is_read_late_has_a_row_for_every_batch(start) -> None:  # noqa: F811
+    """Also where nothing else of the topology has anything to do for an empty batch."""
+    topology = TridentTopology("rows_of_none")
+    words = topology.new_stream("words", FixedBatchSpout("word string", [[("a",), ("b",)], [], [("a",)], []]))
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    news = counts.new_values_stream()
+    news.aggregate(Count(), "rows").partition_persist(DeltaAppend("changed"))
+    words.state_query(counts, "word", MapGet(), "k").agg(expr("count(k) as rows")).partition_persist(
+        DeltaAppend("known")
+    )
+    # A field that was dropped may be made again by a look-up.
+    again = news.project("word").state_query(counts, "word", MapGet(), "n")
+    again.partition_persist(DeltaAppend("before"))
+    news.partition_persist(DeltaAppend("news"))
+    query = start(topology)
+    query.process_all_available(WAIT_SECS)
+
+    def rows(state: str) -> Counter:
+        return Counter(tuple(row) for row in query.snapshot(state).collect())
+
+    assert rows("changed") == Counter({(2,): 1, (1,): 1, (0,): 2})
+    assert rows("known") == Counter({(0,): 3, (1,): 1})
+    assert rows("before") == Counter([("a", None), ("b", None), ("a", 1)])

@@ -1,0 +1,305 @@
+"""What a Spark cluster's executors get and are asked, and a real cluster whose hosts have neither the framework nor the
+user's modules (``make cluster``; ``make test`` has all but that)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.installed import bare_environment, site_packages
+from trident.coordinators.errors import ClusterProblem, EnvironmentProblem
+from trident.running import cluster_probe
+from trident.spark import cluster_files
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = "local-cluster[2,1,1024]"
+FOUND = {
+    "number": 0,
+    "host": "node1",
+    "python": list(sys.version_info[:3]),
+    "executable": "/usr/bin/python3",
+    "missing": {},
+    "framework": "/tmp/spark/trident-framework-abc.zip/trident/__init__.py",
+    "read": "nonce",
+    "wrote": "t",
+    "error": None,
+}
+
+
+class Context:
+    """Takes the files that are sent."""
+
+    def __init__(self, master: str = "spark://a:7077") -> None:
+        self.master, self.sent = master, []
+
+    def addPyFile(self, path: str) -> None:
+        self.sent.append(path)
+        sys.path.insert(1, path)  # as SparkContext does
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+def test_the_framework_that_is_sent_is_whole_and_runs_alone(tmp_path: Path) -> None:
+    context, path = Context(), list(sys.path)
+    name = cluster_files.send_framework(context)
+    assert name == os.path.basename(context.sent[0]) and sys.path == path
+    assert cluster_files.send_framework(context) == name and len(context.sent) == 1
+    python = bare_environment(tmp_path / "env")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import trident, trident.states.delta.parquet_files, trident.states.publishing.user_tasks, trident.coordinators.errors\n"
+        "import trident.workers.chain, trident.tuples.tasks, trident.states.keyed.log_merge\n"
+        "print(trident.states.__file__)\n"
+    )
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    alone = {"env": clean, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
+    bare = subprocess.run([str(python), "-c", "import trident"], **alone)
+    assert bare.returncode != 0, "the environment has the framework, so this test shows nothing"
+    done = subprocess.run([str(python), "-c", script, context.sent[0]], **alone)
+    assert done.returncode == 0, done.stderr
+    assert f"{name}/trident/states/__init__.py" in done.stdout
+
+
+def test_nothing_is_sent_with_a_local_master() -> None:
+    context = Context("local[2]")
+    assert cluster_files.send_framework(context) == "" and cluster_files.send_user_modules(context) == []
+    assert context.sent == []
+
+
+def test_users_modules_are_sent_with_their_packages_and_what_is_installed_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.py").write_text("")
+    (tmp_path / "states.py").write_text("SIZE = 3\n")  # beside the script, not imported yet
+    (tmp_path / "trident.py").write_text("")  # would hide the framework
+    (tmp_path / "data.csv").write_text("1")
+    deep = tmp_path / "cluster_helpers" / "deep"
+    deep.mkdir(parents=True)
+    (deep.parent / "__init__.py").write_text("")
+    (deep / "more.py").write_text("ONE = 1\n")
+    (deep / "loop").symlink_to(deep.parent)
+    installed = tmp_path / "env" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "cluster_installed.py").write_text("")
+    for folder in (tmp_path, installed):
+        monkeypatch.syspath_prepend(str(folder))
+    importlib.import_module("cluster_helpers")
+    importlib.import_module("cluster_installed")
+    monkeypatch.setattr(cluster_files, "_script_folder", lambda: tmp_path)
+    context = Context()
+    names = cluster_files.send_user_modules(context)
+    assert {"job", "states", "cluster_helpers"} <= set(names)
+    assert not {"trident", "cluster_installed", "pyspark", "pytest", "json", "os"} & set(names)
+    with zipfile.ZipFile(context.sent[0]) as sent:
+        inside = sent.namelist()
+    assert {"job.py", "states.py", "cluster_helpers/__init__.py", "cluster_helpers/deep/more.py"} <= set(inside)
+    assert not [name for name in inside if name.startswith("trident") or not name.endswith(".py")]
+    cluster_files.send_user_modules(context)
+    assert len(context.sent) == 1, "the same files are sent once"
+    (tmp_path / "later.py").write_text("")
+    assert "later" in cluster_files.send_user_modules(context) and len(context.sent) == 2
+
+
+def test_a_package_that_is_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cluster_large.py").write_text("x = 1\n" * 100)
+    monkeypatch.setattr(cluster_files, "_user_modules", lambda: {"cluster_large": tmp_path / "cluster_large.py"})
+    monkeypatch.setattr(cluster_files, "_BYTES_MAX", 100)
+    context = Context()
+    assert cluster_files.send_user_modules(context) == [] and context.sent == []
+    assert "cluster_large.py is not sent" in caplog.text and "--py-files" in caplog.text
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nonce, folder = "n1", tmp_path / "probe"
+    folder.mkdir()
+    (folder / "driver").write_text(nonce)
+    libraries = ("pyarrow", "nothing_so")
+    task = {"folder": str(folder), "nonce": nonce, "framework": "", "modules": [], "libraries": libraries}
+    found = cluster_probe._ask(spark, task)
+    assert sorted(one["number"] for one in found) == [0, 1] and {one["read"] for one in found} == {nonce}
+    assert all(list(one["missing"]) == ["nothing_so"] for one in found)
+    cluster_probe._check_files(found, folder, nonce, tmp_path)
+    monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
+    (folder / found[0]["wrote"]).unlink()  # it wrote to another disk
+    with pytest.raises(ClusterProblem, match="what it wrote there is not here"):
+        cluster_probe._check_files(found, folder, nonce, tmp_path)
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"python": [3, 8, 1]}, ["another version of Python", "3.8 (/usr/bin/python3)", "PYSPARK_PYTHON"]),
+        ({"missing": {"pyarrow": "ModuleNotFoundError: 'pyarrow'"}}, ["cannot import pyarrow", "archives"]),
+        ({"missing": {"helpers": "ImportError: x"}}, ["cannot import helpers, which was sent"]),
+        ({"framework": "/usr/lib/trident/__init__.py"}, ["another version of this framework", "/usr/lib/trident"]),
+        ({"error": "[Errno 2] No such file"}, ["the warehouse /w is not one folder", "mounted at", "No such file"]),
+    ],
+)
+def test_what_a_host_lacks_is_one_error_that_names_it(more: dict, told: list[str]) -> None:
+    cluster_probe._check(FOUND, "trident-framework-abc.zip", Path("/w"))
+    with pytest.raises(ClusterProblem, match="node1") as raised:
+        cluster_probe._check({**FOUND, **more}, "trident-framework-abc.zip", Path("/w"))
+    assert isinstance(raised.value, EnvironmentProblem)
+    for text in told:
+        assert text in str(raised.value)
+
+
+def test_a_file_of_the_same_name_on_another_disk_is_not_the_drivers(tmp_path: Path) -> None:
+    with pytest.raises(ClusterProblem, match="'other' in the driver's file"):
+        cluster_probe._check_files([{**FOUND, "read": "other"}], tmp_path, "nonce", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('x\nCaused by: java.io.IOException: Cannot run program "/no/python": error=2', "cannot start Python: /p"),
+        ("pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.8", "another version of Python"),
+        ("Job aborted", "cannot run Python"),
+    ],
+)
+def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
+    error = cluster_probe._translated(RuntimeError(said), "/p")
+    assert told in str(error) and "found: " in str(error)
+
+
+def test_nothing_is_asked_with_a_local_master(tmp_path: Path) -> None:
+    cluster_probe.prepare_cluster(SimpleNamespace(sparkContext=Context("local[*]")), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- a real cluster -------------------------------------------------------------------------------
+
+
+HELPERS = """
+import cluster_rules.deep as deep
+
+def words(line: str) -> list[str]:
+    import lazily  # beside the script, and not imported on the driver
+    return [lazily.lower(word) + deep.END for word in line.split()]
+"""
+JOB = """
+import os, sys
+from collections.abc import Iterator
+from helpers import words
+import trident
+from trident import Count, DeltaMapState, FixedBatchSpout, SqliteMap, TridentConfig, TridentTopology, opaque
+from trident.coordinators.errors import ClusterProblem, TopologyError
+import states, coordinators
+
+assert states.MINE and coordinators.MINE
+
+def split(line: str) -> Iterator[str]:
+    yield from words(line)
+
+def made(name, state):
+    topology = TridentTopology(name)
+    lines = topology.new_stream("lines", FixedBatchSpout("line string", [[("A b A",)], [("b c",)], [("a",)]]))
+    lines.each("line", split, "word").group_by("word").persistent_aggregate(state, Count(), "n")
+    return topology
+
+warehouse, other = sys.argv[1:]
+config = TridentConfig(
+    spark_master="local-cluster[2,1,1024]", warehouse=warehouse, progress="none",
+)
+query = made("count", DeltaMapState("counts")).start(config=config)
+query.process_all_available(300)
+spark = query.spark
+print("COUNTS", sorted((row.word, row.n) for row in query.snapshot("counts").collect()))
+query.stop()
+
+def nodes(numbers):
+    import importlib.util, states
+    yield (sys.executable, states.MINE, states.__file__)
+
+print("THERE", spark.sparkContext.parallelize(range(2), 2).mapPartitions(nodes).collect())
+for label, run in [
+    ("SQLITE", lambda: made("bound", opaque("bound", SqliteMap("x.db", "t"))).start(spark, config)),
+    ("SHARED", lambda: made("count", DeltaMapState("counts")).start(spark, config, warehouse=other)),
+]:
+    try:
+        run()
+        print(label, "STARTED")
+    except (ClusterProblem, TopologyError) as refused:
+        print(label, type(refused).__name__, refused)
+spark.stop()
+"""
+# A host whose disk at the path OTHER is another one: its Python opens files in another folder instead.
+ANOTHER_DISK = """
+import builtins, os
+real, hidden = builtins.open, os.environ.get("TRIDENT_TEST_HIDDEN")
+def redirected(path, *more, **named):
+    if hidden and isinstance(path, str) and path.startswith(hidden):
+        path = os.environ["TRIDENT_TEST_DISK"] + path[len(hidden):]
+    return real(path, *more, **named)
+builtins.open = redirected
+"""
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
+def test_hosts_that_have_neither_the_framework_nor_the_users_modules(
+    tmp_path: Path, zk_server: str, zk_root: str
+) -> None:
+    python = bare_environment(tmp_path / "env")
+    (site_packages(tmp_path / "env") / "sitecustomize.py").write_text(ANOTHER_DISK)
+    job = tmp_path / "job"
+    (job / "cluster_rules").mkdir(parents=True)
+    for name, text in {
+        "job.py": JOB,
+        "helpers.py": HELPERS,
+        "lazily.py": "def lower(word):\n    return word.lower()\n",
+        "states.py": "MINE = True\n",
+        "coordinators.py": "MINE = True\n",
+        "cluster_rules/__init__.py": "",
+        "cluster_rules/deep.py": "END = '!'\n",
+    }.items():
+        (job / name).write_text(text)
+    # The executors of this cluster would have the driver's PYTHONPATH: what they have is what Spark gives them.
+    node = tmp_path / "node-python"
+    node.write_text(
+        f"#!/bin/bash\nPYTHONPATH=$(tr : '\\n' <<< \"$PYTHONPATH\" | grep -vx -e '{ROOT}' -e '{job}' | paste -sd:)\n"
+        f'export PYTHONPATH\nexec "{python}" "$@"\n'
+    )
+    node.chmod(0o755)
+    (tmp_path / "disk").mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": str(node),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "TRIDENT_TEST_HIDDEN": str(tmp_path / "other"),
+        "TRIDENT_TEST_DISK": str(tmp_path / "disk"),
+    }
+    done = subprocess.run(
+        [sys.executable, str(job / "job.py"), str(tmp_path / "warehouse"), str(tmp_path / "other")],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    told = {line.partition(" ")[0]: line for line in done.stdout.splitlines()}
+    said = [line for line in done.stderr.splitlines() if not line.startswith(("\tat", "java.", "io.netty"))]
+    assert "COUNTS" in told, "\n".join(line[:500] for line in said[:60])
+    assert told["COUNTS"] == "COUNTS [('a!', 3), ('b!', 2), ('c!', 1)]"
+    assert str(tmp_path / "env") in told["THERE"] and "trident-user-modules-" in told["THERE"]
+    assert told["SQLITE"].startswith("SQLITE TopologyError state 'bound'") and CLUSTER in told["SQLITE"]
+    assert told["SHARED"].startswith("SHARED ClusterProblem the warehouse")
+    assert "every host has mounted" in told["SHARED"]
+    assert not list((tmp_path / "warehouse" / "_trident").glob(".probe-*")), "the probe leaves nothing"

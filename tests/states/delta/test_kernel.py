@@ -1,0 +1,613 @@
+"""Commits through Delta's Kernel: whole, at one table version, seen by every reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from tests.spark_fixtures import spark_confs
+from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
+from trident.states.core.staged import StagedFile
+from trident.states.delta import kernel
+from trident.states.delta.history import commits_since, foreign, read_commit
+from trident.states.delta.kernel import (
+    CommitOutcomeUnknown,
+    KernelEngine,
+    TableMissing,
+    TableSnapshot,
+    TxnAlreadyApplied,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+SCHEMA = json.dumps(
+    {
+        "type": "struct",
+        "fields": [
+            {"name": "id", "type": "long", "nullable": True, "metadata": {}},
+            {"name": "word", "type": "string", "nullable": True, "metadata": {}},
+        ],
+    }
+)
+APP = "trident/topology/group"
+# By default as many rounds as a busy machine does in the time, at most 200.
+RACE_ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0"))
+RACE_SECS = 4.0
+KILLS = int(os.environ.get("TRIDENT_COMMIT_KILLS", "1"))
+
+
+@pytest.fixture(scope="session")
+def engine(spark: SparkSession) -> KernelEngine:
+    return KernelEngine(spark)
+
+
+@pytest.fixture
+def table(engine: KernelEngine, tmp_path: Path) -> TableSnapshot:
+    return engine.create_table(str(tmp_path / "t"), SCHEMA, [], {}, {"trident": record(0)}, "trident/tests")
+
+
+def record(txid: int, **more: object) -> str:
+    return json.dumps({"txid": txid, **more})
+
+
+def stage(path: str, name: str, ids: list[int], partition: Mapping[str, str | None] | None = None) -> StagedFile:
+    """Write one Parquet file with the statistics that a task would give it."""
+    file = Path(path, "data", name, "part-0.parquet")
+    file.parent.mkdir(parents=True)
+    words = [f"w{i}" for i in ids]
+    columns = {"id": ids} if partition else {"id": ids, "word": words}
+    pq.write_table(pa.table(columns), file)
+    stats = {
+        "numRecords": len(ids),
+        "minValues": {"id": min(ids), "word": min(words)},
+        "maxValues": {"id": max(ids), "word": max(words)},
+        "nullCount": {"id": 0, "word": 0},
+    }
+    if partition:
+        for values in stats.values():
+            isinstance(values, dict) and values.pop("word")
+    found = file.stat()
+    return StagedFile(
+        f"data/{name}/part-0.parquet",
+        found.st_size,
+        found.st_mtime_ns // 10**6,
+        len(ids),
+        json.dumps(stats),
+        partition or {},
+    )
+
+
+def commit(engine: KernelEngine, on: TableSnapshot, txid: int, ids: list[int]) -> TableSnapshot:
+    file = stage(on.path, f"{txid}-{random.getrandbits(40):x}", ids)
+    return engine.commit_files(on, [file], (APP, txid), {"trident": record(txid)}, "trident/tests")
+
+
+def ids_by_spark(session: SparkSession, path: str) -> list[int]:
+    return sorted(row.id for row in session.read.format("delta").load(path).collect())
+
+
+def log_names(path: str) -> list[str]:
+    return sorted(os.listdir(Path(path, "_delta_log")))
+
+
+def facts(snapshot: TableSnapshot) -> tuple:
+    return (
+        snapshot.version,
+        snapshot.table_id,
+        snapshot.schema_json,
+        snapshot.partition_columns,
+        dict(snapshot.properties),
+        snapshot.control("trident"),
+        snapshot.control("other"),
+        snapshot.txn_version(APP),
+        snapshot.txn_version("other"),
+    )
+
+
+# --- what a commit is ---------------------------------------------------------------------------
+
+
+def test_a_new_table_has_its_control_record_and_is_empty_for_every_reader(spark, engine, table):
+    assert (table.version, table.control("trident"), table.txn_version(APP)) == (0, record(0), None)
+    assert facts(engine.load(table.path)) == facts(table)
+    assert ids_by_spark(spark, table.path) == []
+    assert DeltaTable(table.path).to_pyarrow_table().num_rows == 0
+
+
+def test_a_table_that_exists_is_not_created_again(engine, table):
+    with pytest.raises(CommitConflict):
+        engine.create_table(table.path, SCHEMA, [], {}, {"trident": record(9)}, "trident/tests")
+    assert facts(engine.load(table.path)) == facts(table)
+
+
+def test_each_commit_is_one_version_and_what_it_returns_is_what_a_reload_gives(spark, engine, table):
+    snapshot = table
+    for txid in range(1, 8):
+        snapshot = commit(engine, snapshot, txid, [txid * 10, txid * 10 + 1])
+        assert snapshot.version == txid
+        assert facts(snapshot) == facts(engine.load(table.path))
+    expected = sorted(txid * 10 + n for txid in range(1, 8) for n in (0, 1))
+    assert ids_by_spark(spark, table.path) == expected
+    assert sorted(DeltaTable(table.path).to_pyarrow_table()["id"].to_pylist()) == expected
+
+
+def test_a_reloaded_table_is_committed_to_as_well(engine, table):
+    snapshot = commit(engine, table, 1, [1])
+    for txid in range(2, 6):
+        snapshot = commit(engine, engine.load(table.path), txid, [txid])
+    assert facts(snapshot) == facts(engine.load(table.path))
+    assert [file.num_records for file in engine.live_files(snapshot)] == [1] * 5
+
+
+def test_a_commit_without_files_still_moves_the_control_record(engine, table):
+    snapshot = engine.commit_files(table, [], (APP, 1), {"trident": record(1), "more": "{}"}, "trident/tests")
+    loaded = engine.load(table.path)
+    assert (loaded.version, loaded.control("trident"), loaded.control("more")) == (1, record(1), "{}")
+    assert loaded.txn_version(APP) == snapshot.txn_version(APP) == 1
+    assert engine.live_files(loaded) == []
+
+
+def test_a_commit_on_an_old_snapshot_is_refused_and_changes_nothing(engine, table):
+    newest = commit(engine, table, 1, [1])
+    before = log_names(table.path)
+    with pytest.raises(CommitConflict):
+        commit(engine, table, 2, [2])
+    with pytest.raises(CommitConflict):
+        engine.drop_files(engine.load_version(table.path, 1), lambda _: True, {}, "x") and commit(
+            engine, newest, 2, [2]
+        )
+    assert log_names(table.path)[: len(before)] == before
+    assert engine.load(table.path).txn_version(APP) == 1
+
+
+def test_a_transaction_that_the_table_has_is_not_committed_again(engine, table):
+    newest = commit(engine, table, 5, [1])
+    for txid in (5, 4):
+        with pytest.raises(TxnAlreadyApplied):
+            commit(engine, newest, txid, [2])
+        with pytest.raises(TxnAlreadyApplied):
+            commit(engine, engine.load(table.path), txid, [2])
+    assert engine.load(table.path).version == 1
+
+
+def test_an_io_error_before_the_link_is_a_failure_and_neither_a_conflict_nor_an_open_question(engine, table):
+    log = Path(table.path, "_delta_log")
+    log.rename(log.with_name("away"))
+    with pytest.raises(TableError) as caught:
+        engine.commit_files(table, [], None, {"trident": record(1)}, "trident/tests")
+    assert not isinstance(caught.value, CommitConflict | CommitOutcomeUnknown)
+    log.with_name("away").rename(log)
+    assert facts(engine.load(table.path)) == facts(table)
+
+
+def test_a_log_entry_has_no_checksum_file_beside_it(engine, table):
+    commit(engine, table, 1, [1])
+    assert [name for name in log_names(table.path) if name.startswith(".")] == []
+
+
+def test_any_folder_name_can_hold_a_table_and_a_file(spark, engine, tmp_path):
+    names = ["with space", "per%cent", "a+b=c&d", "König-刘备", "#hash?", "a%20b"]
+    path = str(tmp_path / "a table, 刘备 #1")
+    table = engine.create_table(path, SCHEMA, [], {}, {}, "trident/tests")
+    files = [stage(path, name, [n]) for n, name in enumerate(names)]
+    snapshot = engine.commit_files(table, files, None, {}, "trident/tests")
+    assert {file.path for file in engine.live_files(snapshot)} == {f"data/{name}/part-0.parquet" for name in names}
+    assert ids_by_spark(spark, path) == list(range(len(names)))
+    assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == list(range(len(names)))
+
+
+def test_partition_values_are_read_back_also_null_and_odd_ones(spark, engine, tmp_path):
+    path = str(tmp_path / "t")
+    table = engine.create_table(path, SCHEMA, ["word"], {}, {}, "trident/tests")
+    values = [None, "plain", "a b/c=d%e", "刘备"]
+    files = [stage(path, str(n), [n], {"word": value}) for n, value in enumerate(values)]
+    snapshot = engine.commit_files(table, files, None, {}, "trident/tests")
+    rows = spark.read.format("delta").load(path).collect()
+    assert {row.id: row.word for row in rows} == dict(enumerate(values))
+    assert snapshot.partition_columns == ("word",)
+    assert {file.partition_values["word"] for file in engine.live_files(snapshot)} == set(values)
+
+
+def test_statistics_let_spark_skip_files_and_count_without_reading(spark, engine, table):
+    snapshot = table
+    for txid in range(1, 11):
+        snapshot = commit(engine, snapshot, txid, [txid * 100, txid * 100 + 50])
+    data = spark.read.format("delta").load(table.path)
+    assert len(data.inputFiles()) == 10
+    assert len(data.where("id between 310 and 390").inputFiles()) == 1
+    assert len(data.where("word = 'w350'").inputFiles()) == 1
+    assert len(data.where("id = 555555").inputFiles()) == 0
+    assert len(data.where("id is null").inputFiles()) == 0
+    for file in engine.live_files(snapshot):
+        Path(table.path, file.path).unlink()
+    assert data.count() == 20
+
+
+def test_the_committer_is_named_in_the_history(spark, engine, table):
+    commit(engine, table, 1, [1])
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").collect()
+    assert [(row.version, row.operation) for row in history] == [(1, "WRITE"), (0, "CREATE TABLE")]
+    assert all(row.engineInfo.endswith("/trident/tests") for row in history)
+
+
+# --- removing, rewriting, changing ----------------------------------------------------------------
+
+
+def test_whole_files_are_dropped_in_one_commit_with_the_control_record(spark, engine, table):
+    snapshot = table
+    for txid in range(1, 5):
+        snapshot = commit(engine, snapshot, txid, [txid])
+    after = engine.drop_files(
+        snapshot, lambda file: file.stats["maxValues"]["id"] <= 2, {"trident": record(4, floor=2)}, "trident/tests"
+    )
+    assert after.version == 5
+    assert facts(after) == facts(engine.load(table.path))
+    assert json.loads(after.control("trident")) == {"txid": 4, "floor": 2}
+    assert ids_by_spark(spark, table.path) == [3, 4]
+    assert sorted(DeltaTable(table.path).to_pyarrow_table()["id"].to_pylist()) == [3, 4]
+    assert len(read_commit(table.path, 5).removes) == 2
+    assert ids_by_spark(spark, table.path) == sorted(
+        row.id for row in spark.read.format("delta").option("versionAsOf", 5).load(table.path).collect()
+    )
+
+
+def test_dropping_nothing_commits_nothing(engine, table):
+    snapshot = commit(engine, table, 1, [1])
+    assert engine.drop_files(snapshot, lambda _: False, {"trident": record(9)}, "x") is None
+    assert engine.load(table.path).version == 1
+
+
+def test_files_are_rewritten_without_a_moment_in_which_rows_are_missing(spark, engine, table):
+    snapshot = commit(engine, commit(engine, table, 1, [1]), 2, [2])
+    both = stage(table.path, "both", [1, 2])
+    after = engine.rewrite_files(snapshot, engine.live_files(snapshot), [both], {}, "trident/tests")
+    assert ids_by_spark(spark, table.path) == [1, 2]
+    assert [file.num_records for file in engine.live_files(after)] == [2]
+    assert read_commit(table.path, after.version).data_change is False
+
+
+def test_nullable_columns_are_added_and_commits_go_on(spark, engine, table):
+    wider = json.loads(SCHEMA)
+    wider["fields"].append({"name": "extra", "type": "double", "nullable": True, "metadata": {}})
+    old = commit(engine, table, 1, [1])
+    new = engine.add_columns(old, json.dumps(wider), {"trident": record(1)}, "trident/tests")
+    assert facts(new) == facts(engine.load(table.path))
+    assert (new.table_id, json.loads(new.schema_json)) == (old.table_id, wider)
+    newest = commit(engine, new, 2, [2])
+    assert [(row.id, row.extra) for row in spark.read.format("delta").load(table.path).orderBy("id").collect()] == [
+        (1, None),
+        (2, None),
+    ]
+    assert engine.add_columns(newest, json.dumps(wider), {}, "x") is newest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields[:1],
+        lambda fields: [{**fields[0], "type": "string"}, fields[1]],
+        lambda fields: fields[::-1],
+        lambda fields: [*fields, {"name": "n", "type": "long", "nullable": False, "metadata": {}}],
+    ],
+    ids=["dropped", "retyped", "reordered", "not nullable"],
+)
+def test_any_other_change_of_schema_is_refused(engine, table, change):
+    schema = json.loads(SCHEMA)
+    with pytest.raises(SchemaMismatch):
+        engine.add_columns(table, json.dumps({**schema, "fields": change(schema["fields"])}), {}, "x")
+    assert engine.load(table.path).version == 0
+
+
+def test_a_table_made_by_spark_is_adopted(spark, engine, tmp_path):
+    path = str(tmp_path / "t")
+    spark.range(3).selectExpr("id", "cast(id as string) word").write.format("delta").save(path)
+    plain = engine.load(path)
+    with pytest.raises(TableError):
+        engine.commit_files(plain, [], None, {"trident": record(1)}, "trident/tests")
+    able = engine.enable_control(plain, "trident/tests")
+    assert able.version == 1
+    assert engine.enable_control(able) is able
+    commit(engine, able, 1, [100])
+    assert ids_by_spark(spark, path) == [0, 1, 2, 100]
+    assert engine.load(path).control("trident") == record(1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        {},
+        {"path": "p"},
+        {"path": 1, "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}},
+        {"path": "p", "size": True, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}},
+        {"path": "p", "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {"a": 1}},
+        {"path": "p", "size": 1, "mtime_ms": 1, "num_records": 1, "stats": "{}", "partition_values": {}, "new": 1},
+    ],
+)
+def test_a_staged_file_is_read_whole_or_not_at_all(broken):
+    with pytest.raises(TableError):
+        StagedFile.from_json(broken)
+
+
+def test_a_staged_file_survives_json():
+    file = StagedFile("data/ö/p.parquet", 1, 2, 3, '{"numRecords": 3}', {"a": None, "b": "x"})
+    assert StagedFile.from_json(json.loads(json.dumps(file.to_json()))) == file
+
+
+# --- loading ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_table_is_missing_and_not_unreadable(engine, tmp_path):
+    assert not engine.table_exists(str(tmp_path / "nothing"))
+    with pytest.raises(TableMissing):
+        engine.load(str(tmp_path / "nothing"))
+
+
+def test_each_version_is_loaded_as_it_was(engine, table):
+    snapshot = table
+    for txid in (1, 2, 3):
+        snapshot = commit(engine, snapshot, txid, [txid])
+    assert engine.table_exists(table.path)
+    for version in (0, 1, 2, 3):
+        loaded = engine.load_version(table.path, version)
+        assert (loaded.version, loaded.control("trident")) == (version, record(version))
+    with pytest.raises(TableError):
+        engine.load_version(table.path, 4)
+
+
+def test_a_table_that_forgets_transaction_ids_is_refused(spark, engine, table):
+    name = "delta.setTransactionRetentionDuration"
+    with pytest.raises(TableError, match=name):
+        engine.create_table(table.path + "2", SCHEMA, [], {name: "interval 1 day"}, {}, "x")
+    spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{name}' = 'interval 1 days')")
+    with pytest.raises(TableError, match=name):
+        engine.load(table.path)
+
+
+# --- maintenance -------------------------------------------------------------------------------------
+
+
+def test_maintenance_writes_a_checkpoint_that_every_reader_takes(spark, engine, table):
+    snapshot = table
+    for txid in range(1, 6):
+        snapshot = commit(engine, snapshot, txid, [txid])
+    assert engine.run_maintenance(snapshot, every=6) is False
+    ahead = commit(engine, snapshot, 6, [6])
+    assert engine.run_maintenance(snapshot, every=5) is True
+    assert engine.run_maintenance(snapshot, every=5) is False
+    assert engine.run_maintenance(ahead, every=5) is False  # made before the checkpoint, and knows of it
+    assert f"{5:020d}.checkpoint.parquet" in log_names(table.path)
+    later = commit(engine, ahead, 7, [7])
+    assert engine.run_maintenance(later, every=5) is False
+    expected = facts(later)
+    for version in range(5):  # nobody may need what the checkpoint holds
+        Path(table.path, "_delta_log", f"{version:020d}.json").unlink()
+    loaded = engine.load(table.path)
+    assert facts(loaded) == expected
+    commit(engine, loaded, 8, [8])
+    assert ids_by_spark(spark, table.path) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert DeltaTable(table.path).to_pyarrow_table().num_rows == 8
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux for the faults of ended children")
+def test_a_commit_starts_no_process(spark, engine, table):
+    """Hadoop's own local file system asks `readlink` and `chmod`, in processes of their own: 50 ms a commit."""
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+
+    def faults_of_ended_children() -> int:
+        return int(Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[8])
+
+    snapshot = commit(engine, table, 1, [1])  # what is loaded once is loaded
+    before = faults_of_ended_children()
+    for txid in range(2, 5):
+        snapshot = commit(engine, snapshot, txid, [txid])
+    assert faults_of_ended_children() == before
+
+
+def test_maintenance_disturbs_no_commit_that_runs_meanwhile(engine, table):
+    snapshots, commits = [table], 40 if RACE_ROUNDS else 15
+    stop = threading.Event()
+
+    def maintain() -> int:
+        written = 0
+        while not stop.is_set():
+            written += engine.run_maintenance(snapshots[-1], every=3)
+        return written
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(maintain) for _ in range(2)]
+        try:
+            for txid in range(1, commits + 1):
+                snapshots.append(commit(engine, snapshots[-1], txid, [txid]))
+        finally:
+            stop.set()
+        assert sum(run.result() for run in runs) > 1
+    assert facts(engine.load(table.path)) == facts(snapshots[-1])
+    assert len(engine.live_files(engine.load(table.path))) == commits
+
+
+def test_a_long_chain_of_commits_is_loaded_again_now_and_then_and_loses_nothing(engine, table, monkeypatch):
+    monkeypatch.setattr(kernel, "_CHAIN_LIMIT", 4)
+    snapshot = table
+    for txid in range(1, 15):
+        snapshot = commit(engine, snapshot, txid, [txid])
+        assert facts(snapshot) == facts(engine.load(table.path))
+    assert snapshot._commits_since_load <= 4
+    monkeypatch.setattr(kernel, "_CHAIN_SECS", -1)
+    assert commit(engine, snapshot, 15, [15])._commits_since_load == 1
+
+
+def test_vacuum_removes_what_was_never_published_and_is_no_foreign_change(spark, engine, table):
+    snapshot = commit(engine, table, 1, [1])
+    orphan = stage(table.path, "orphan", [2])
+    session = spark.newSession()
+    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    session.sql(f"VACUUM delta.`{table.path}` RETAIN 0 HOURS")
+    assert not Path(table.path, orphan.path).exists()
+    assert ids_by_spark(spark, table.path) == [1]
+    vacuum = commits_since(table.path, snapshot.version)
+    assert [entry.operation for entry in vacuum] == ["VACUUM START", "VACUUM END"]
+    assert [foreign(entry, lambda _: False) for entry in vacuum] == [None, None]
+    commit(engine, engine.load(table.path), 2, [2])
+    assert engine.load(table.path).control("trident") == record(2)
+
+
+# --- races and crashes --------------------------------------------------------------------------------
+
+
+def test_of_threads_that_commit_on_one_snapshot_exactly_one_wins(engine, table):
+    snapshot = table
+    for round_ in range(1, 16):
+        barrier = threading.Barrier(4)
+
+        def attempt(n: int, on: TableSnapshot = snapshot, txid: int = round_, go: threading.Barrier = barrier):
+            go.wait()
+            try:
+                return engine.commit_files(on, [], (APP, txid), {"trident": record(txid, by=n)}, "trident/tests")
+            except CommitConflict:
+                return None
+
+        with ThreadPoolExecutor(4) as pool:
+            winners = [each for each in pool.map(attempt, range(4)) if each is not None]
+        assert len(winners) == 1
+        snapshot = winners[0]
+        assert facts(engine.load(table.path)) == facts(snapshot)
+
+
+WORKER = """
+import json, sys, time
+from trident.coordinators.errors import CommitConflict
+from trident.states.delta.kernel import KernelEngine
+from trident.states.core.staged import StagedFile
+from trident.spark.session import make_session
+mode, path, confs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+engine = KernelEngine(make_session("race", confs))
+def say(*words):
+    print(*words, flush=True)
+say("up")
+if mode == "race":
+    won = None
+    for line in sys.stdin:
+        snapshot, won = won or engine.load(path), None
+        say("ready", snapshot.version)
+        start, txid = json.loads(sys.stdin.readline())
+        time.sleep(max(0.0, start - time.monotonic()))
+        try:
+            control = json.dumps({"txid": txid, "by": "child"})
+            won = engine.commit_files(snapshot, [], ("app", txid), {"trident": control}, "trident/child")
+            say("won")
+        except CommitConflict:
+            say("lost")
+else:
+    snapshot, txid = engine.load(path), int(sys.argv[4])
+    while True:
+        txid += 1
+        names = [f"data/{txid}-{n}.parquet" for n in range(3)]
+        files = [StagedFile(name, 1, 1, 1, '{"numRecords":1}', {}) for name in names]
+        snapshot = engine.commit_files(
+            snapshot, files, ("trident/topology/group", txid), {"trident": json.dumps({"txid": txid})}, "trident/child"
+        )
+        say(txid)
+"""
+
+
+def start_worker(*arguments: str) -> subprocess.Popen[str]:
+    """A process of its own, with its own JVM, in a process group that can be killed as one."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return worker
+
+
+def kill(worker: subprocess.Popen[str]) -> None:
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    worker.stdin.close()
+
+
+def small_confs(folder: Path) -> str:
+    return json.dumps({**spark_confs(str(folder)), "spark.driver.memory": "512m"})
+
+
+def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, table, tmp_path):
+    """Many rounds, from before to after each other by up to 3 ms (TRIDENT_RACE_ROUNDS for more)."""
+    worker = start_worker("race", table.path, small_confs(tmp_path))
+    random.seed(2024)
+    won = {"parent": 0, "child": 0}
+    try:
+        assert worker.stdout.readline() == "up\n"
+        deadline = time.monotonic() + RACE_SECS
+        snapshot, rounds = table, RACE_ROUNDS or 200
+        for txid in range(1, rounds + 1):
+            worker.stdin.write("load\n")
+            assert worker.stdout.readline() == f"ready {snapshot.version}\n"
+            start = time.monotonic() + 0.004
+            worker.stdin.write(json.dumps([start + random.uniform(0, 0.003), txid]) + "\n")
+            time.sleep(max(0.0, start + random.uniform(0, 0.003) - time.monotonic()))
+            mine = None
+            with contextlib.suppress(CommitConflict):
+                control = {"trident": record(txid, by="parent")}
+                mine = engine.commit_files(snapshot, [], ("app", txid), control, "trident/parent")
+            child_won = worker.stdout.readline() == "won\n"
+            assert (mine is None) == child_won, f"round {txid}: parent won {mine is not None}, child won {child_won}"
+            winner = "child" if child_won else "parent"
+            won[winner] += 1
+            assert read_commit(table.path, txid).control == {"trident": {"txid": txid, "by": winner}}
+            snapshot = mine or engine.load(table.path)
+            if txid % 50 == 0:
+                engine.run_maintenance(snapshot)
+            if not RACE_ROUNDS and time.monotonic() > deadline:
+                break
+        assert facts(engine.load(table.path)) == facts(snapshot)
+    finally:
+        kill(worker)
+    # A race that one side always wins tests nothing.
+    assert min(won.values()) > sum(won.values()) // 20, won
+
+
+def test_a_process_killed_inside_a_commit_leaves_it_whole_or_absent(engine, table, tmp_path):
+    """SIGKILL to Python and the JVM at once, at random instants (TRIDENT_COMMIT_KILLS for more)."""
+    done = 0
+    for _ in range(KILLS):
+        worker = start_worker("commit", table.path, small_confs(tmp_path), str(done))
+        assert worker.stdout.readline() == "up\n"
+        told = [int(worker.stdout.readline())]
+        killer = threading.Timer(random.uniform(0.05, 1.0), kill, [worker])
+        killer.start()
+        told += [int(line) for line in worker.stdout if line.endswith("\n")]
+        killer.join()
+        snapshot = engine.load(table.path)
+        # At most the one commit that was under way when the answer got lost.
+        assert snapshot.version in (told[-1], told[-1] + 1)
+        for version in range(done + 1, snapshot.version + 1):
+            entry = read_commit(table.path, version)
+            assert entry.txns == {APP: version}
+            assert entry.control == {"trident": {"txid": version}}
+            assert entry.adds == tuple(f"data/{version}-{n}.parquet" for n in range(3))
+        done = snapshot.version
+        assert snapshot.txn_version(APP) == done
+        assert len(engine.live_files(snapshot)) == 3 * done
+    after = commit(engine, engine.load(table.path), done + 1, [1])
+    assert facts(engine.load(table.path)) == facts(after)

@@ -1,0 +1,136 @@
+"""Every example runs and prints what it promises.
+
+In this process, with the session that the tests share: starting Spark takes
+longer than what they do. test_run_command runs topologies as a user does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from trident.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One folder, with one warehouse, for all of them, as for somebody who tries one after the other."""
+    return tmp_path_factory.mktemp("tried"), f"/examples-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def run(
+    spark: SparkSession,
+    folder: tuple[Path, str],
+    zk_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Runs an example, and gives what it prints."""
+    monkeypatch.chdir(folder[0])
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER", zk_server)
+    monkeypatch.setenv("TRIDENT_ZOOKEEPER_ROOT", folder[1])
+
+    def go(example: str) -> str:
+        monkeypatch.setattr(sys, "argv", [example])
+        runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
+        return capsys.readouterr().out
+
+    return go
+
+
+def test_no_two_examples_share_a_topology_or_a_state() -> None:
+    """So they run in one folder, in any order: a warehouse has one topology, and one state, of a name."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))}
+    users: dict[tuple[str, str], set[str]] = {}
+    for name, source in {**sources, "README.md": "\n".join(blocks)}.items():
+        for node in ast.walk(ast.parse(source)):
+            made = getattr(getattr(node, "func", None), "id", "")
+            kind = "topology" if made.endswith("Topology") else "state" if made.startswith(("Delta", "Memory")) else ""
+            if kind and node.args and isinstance(node.args[0], ast.Constant):
+                users.setdefault((kind, node.args[0].value), set()).add(name)
+    assert len(users) > 25 and ("topology", "word-count") in users
+    assert {what: files for what, files in users.items() if len(files) > 1} == {}
+
+
+def test_the_first_example_of_the_readme(run: Run, folder: tuple[Path, str]) -> None:
+    tmp_path = folder[0]
+    code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "wordcount.py").write_text(code)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.txt").write_text("the cat and the dog\n")
+    assert "| the|    2|" in run(str(tmp_path / "wordcount.py"))
+    started = list(tmp_path.rglob("status.json"))
+    planned = CliRunner().invoke(main, ["plan", "wordcount.py"])
+    assert planned.exit_code == 0 and "group" in planned.output and list(tmp_path.rglob("status.json")) == started
+
+
+def test_01_word_count(run: Run) -> None:
+    out = run("01_word_count.py")
+    assert "|   the|    4|" in out
+
+
+def test_02_two_tables_always_add_up(run: Run) -> None:
+    out = run("02_two_tables.py")
+    assert "transaction 1: 2 orders worth 30.0, revenue 30.0" in out
+    assert "transaction 3: 6 orders worth 46.0, revenue 46.0" in out
+
+
+def test_03_a_queue_is_acknowledged_at_commit(run: Run) -> None:
+    out = run("03_committer_spout.py")
+    assert "before: 6 messages in the queue" in out and "after: 0 messages in the queue" in out
+    assert "|        de|     3|" in out
+
+
+def test_04_files_that_change_before_they_are_committed(run: Run) -> None:
+    out = run("04_opaque_source.py")
+    assert "|    ann|     15|" in out and "|    bob|      7|" in out
+    assert "consumed: 1.txt, 2.txt" in out and "waiting: nothing" in out
+
+
+def test_05_a_map_of_ones_own(run: Run) -> None:
+    out = run("05_own_backing_map.py")
+    assert "put twice: 30 bolts are gone" in out and "refuses it; found: epoch" in out
+
+
+def test_07_reach(run: Run) -> None:
+    out = run("07_reach.py")
+    assert "while it counts, as of transaction" in out and "over HTTP, as of transaction 3: 5 times" in out
+    assert "a.example/news reaches 4\n" in out and "b.example/song reaches 5\n" in out
+    assert "c.example/nobody reaches 0\n" in out
+
+
+def test_08_windows(run: Run) -> None:
+    out = run("08_windows.py")
+    assert "12:00 to 12:10  home  3" in out and "late: ['12:02 home']" in out
+    assert "clicks 3 to 5: home" in out and "clicks 6" not in out
+
+
+def test_06_joins(run: Run) -> None:
+    out = run("06_joins.py")
+    assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out
+    assert "open in their batch: o2, o4, o5, o9" in out
+    within, ever = out.split("paid, whenever:")
+    assert "o2" not in within.split("every order")[0] and "|      o2|bob|  cash|" in ever, "paid a batch later"
+    assert "|      o9|eve|  card|" in ever and "o4" not in ever.split("open")[0], "paid a batch before"
+    assert ever.count("|      o1|") == 1, "a pair meets once"
+
+
+def test_09_split_and_merge(run: Run) -> None:
+    out = run("09_split_and_merge.py")
+    assert "from 4 and 8 to 11, which several branches use (computed once):" in out
+    assert "|  /a|  3|" in out and "|       3|  404|" in out
+    assert "rejected: a line that nobody understands" in out

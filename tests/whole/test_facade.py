@@ -1,0 +1,99 @@
+"""``import trident``: the public names, nothing heavy, and nothing that a file of the user could hide."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trident
+import trident.coordinators.errors
+import trident.errors
+from tests import facade_stub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PUBLIC = """
+Aggregator BackingMap Backlog BasicBolt BasicOutputCollector BatchCoordinator BatchSpout BoltContext
+ChainedAggregation Combiner Commits CommitterTridentSpout Count DataSourceSpout Debug DeltaAppend DeltaMapState
+DeltaSpout DirectoryQueueSpout Emitted Emitter Equals FailedException FencedBackingMap FileSpout FilterNull FirstN
+FixedBatchSpout GeneratorSpout GroupedStream InProcessQueue InProcessQueueSpout JoinOutFieldsMode JoinType
+LRUMemoryMapState LiveAttempts MapGet MapState Max MemoryMapState Min MultiReducer Negate NotExactlyOnceWarning
+OpaquePartitionEmitter OpaquePartitionedTridentSpout OpaqueValue OperationContext OutputCollector OwnsTable
+PartitionBatch PartitionEmitter PartitionedCoordinator PartitionedTridentSpout QueryFunction QueueSpout RateSpout
+RedisListQueue RedisListSpout RedisMap Reducer RemovableMapState RichBolt RichSpout SameBatchOnlyWarning SnapshotGet
+Snapshottable SnapshottableMap Split SpoutCollector SpoutContext SpoutKind SqliteMap SqliteQueue State StateFactory
+StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TopologyQuery TransactionAttempt
+TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter Tuple
+TupleCollectionGet TupleFailure TupleQuery TupleTopology Upsert WindowedStream arrow_function configure_spark errors
+expr functions non_transactional opaque pandas_function read transactional
+""".split()
+
+
+def run(script: str, *, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_public_names_are_these():
+    assert sorted(trident.__all__) == sorted(PUBLIC)
+    assert set(trident._HOME) | set(trident._MODULES) == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_can_be_imported(name):
+    assert getattr(trident, name) is not None
+    assert name in dir(trident)
+
+
+def test_type_checkers_see_the_same_names():
+    made_anew = "made anew by `python -m tests.facade_stub`"
+    assert facade_stub.PATH.read_text(encoding="utf-8") == facade_stub.text(), made_anew
+
+
+def test_an_unknown_name_is_an_ordinary_attribute_error():
+    with pytest.raises(AttributeError, match="'trident' has no attribute 'Topology'"):
+        _ = trident.Topology
+    with pytest.raises(ImportError):
+        exec("from trident import Topology")
+
+
+def test_importing_it_loads_neither_pyspark_nor_kazoo_nor_a_jvm(tmp_path):
+    heavy = ("pyspark", "py4j", "kazoo", "pyarrow", "pandas", "numpy", "delta", "rich")
+    script = f"import trident, sys; print(sorted(set(sys.modules) & set({heavy!r})))"
+    done = run(script, cwd=tmp_path)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_error_module_has_the_whole_tree():
+    tree = {
+        name
+        for name, value in vars(trident.coordinators.errors).items()
+        if isinstance(value, type) and issubclass(value, trident.coordinators.errors.TridentError)
+    }
+    assert set(trident.errors.__all__) == tree
+    assert all(getattr(trident.errors, name) is getattr(trident.coordinators.errors, name) for name in tree)
+
+
+@pytest.mark.parametrize("name", ["states", "coordinators"])
+@pytest.mark.parametrize("form", ["module", "package", "folder"])
+def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, name, form):
+    theirs = tmp_path / {"module": f"{name}.py", "package": f"{name}/__init__.py", "folder": f"{name}/data.csv"}[form]
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("MINE = 1\n" if form != "folder" else "")
+    uses_it = f"import {name}\nassert {name}.MINE == 1\n" if form != "folder" else ""
+    script = (
+        f"import trident\n{uses_it}for one in trident.__all__: getattr(trident, one)\n"
+        f"from trident import {name} as ours\nprint(ours.__name__)"
+    )
+    done = run(script, cwd=tmp_path)
+    assert done.stdout == f"trident.{name}\n", done.stderr

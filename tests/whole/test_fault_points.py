@@ -1,0 +1,273 @@
+"""All I/O of the production code passes a fault point, or is named here with the reason why not.
+
+The list is derived from the source (tests/fault_point_scan.py): a new call that
+writes, or that asks ZooKeeper, Spark or Delta, fails here until it is put into
+a ``with fault_point(...)``, where the crash sweep then finds it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fault_point_scan import ROOT, scan, scan_all
+from trident.coordinators import faults
+
+_TASK = "runs in a Spark task: inside the job that stage.write, spout.emit, resolve.stage or publish.user encloses"
+_INSIDE = "called only inside of a fault point of its caller"
+_READ = "hands its request to ZooKeeper._read, which passes zk.read, zk.sync or zk.ensure"
+_SERVER = "files of the embedded server's own process, before anything is coordinated"
+_SPACE = "removes what nobody needs any more: what stays costs space, and is removed by the next"
+_NO_BATCH = "no transaction: a command of the user's, whose tests stop it in its midst"
+_LOOKS = "asks the session about what it has loaded, nothing outside"
+_REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there costs warmth"
+_ROUND = "only extends the time of a round of a tuple topology, which commits nothing"
+_FOLDER = "makes a folder, if it is not there; what writes into it has a fault point"
+
+_PROBE = "asks, before anything runs, whether a cluster's hosts share the warehouse; nothing reads it again"
+
+# function → (how many such calls it has, why none of them needs a fault point of its own)
+EXEMPT: dict[str, tuple[int, str]] = {
+    "coordinators/embedded.py:EmbeddedZooKeeper.ensure": (1, _SERVER),
+    "coordinators/embedded.py:EmbeddedZooKeeper.stop": (1, _SERVER),
+    "coordinators/embedded.py:_start": (2, _SERVER),
+    "coordinators/embedded.py:_locked": (1, _SERVER),
+    "coordinators/embedded.py:_Supervisor.run": (1, _SERVER),
+    "coordinators/embedded.py:_Supervisor._launch": (3, _SERVER),
+    "coordinators/embedded.py:_Supervisor._announce": (1, _SERVER),
+    "coordinators/embedded.py:_Supervisor._stop_if_idle": (2, _SERVER),
+    "coordinators/embedded.py:_main": (1, _SERVER),
+    "coordinators/zookeeper.py:ZooKeeper._wait_first": (1, "the first connection; then it reads, which is zk.read"),
+    "coordinators/zookeeper.py:ZooKeeper._try_again": (2, "connects again where the client was refused; then it reads"),
+    "coordinators/zookeeper.py:ZooKeeper.get": (1, _READ),
+    "coordinators/zookeeper.py:ZooKeeper.exists": (1, _READ),
+    "coordinators/zookeeper.py:ZooKeeper.children": (1, _READ),
+    "coordinators/zookeeper.py:ZooKeeper.sync": (1, _READ),
+    "coordinators/zookeeper.py:ZooKeeper.ensure_path": (1, _READ),
+    "states/publishing/committer.py:DeltaCommitter._detached_paths": (
+        1,
+        "saves a descriptor, which is descriptor.write",
+    ),
+    "states/publishing/committer.py:DeltaCommitter._open_table": (1, "saves a descriptor, which is descriptor.write"),
+    "states/publishing/committer.py:DeltaCommitter._drop_published_rows": (1, _INSIDE + ": clean.staged"),
+    "states/publishing/committer.py:DeltaCommitter._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
+    "states/publishing/committer.py:DeltaCommitter._drop_unnamed": (1, _INSIDE + ": clean.staged"),
+    "states/keyed/compactor.py:Compactor._settle_plain": (2, _INSIDE + ": compact.drop"),
+    "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
+    "states/core/descriptor.py:_write_now": (6, _INSIDE + ": descriptor.write"),
+    "states/core/folders.py:make_folder": (1, "an empty folder, or none"),
+    "states/delta/kernel.py:TableSnapshot.control": (1, _LOOKS),
+    "states/delta/kernel.py:TableSnapshot.txn_version": (1, _LOOKS),
+    "states/delta/kernel.py:KernelEngine.create_table": (1, "guard builds, guard_commit is delta.commit"),
+    "states/delta/kernel.py:KernelEngine._commit": (2, "guard builds, guard_commit is delta.commit"),
+    "states/delta/kernel.py:KernelEngine._publish": (
+        3,
+        "guard asks which thread this is, guard_commit is delta.commit",
+    ),
+    "states/delta/kernel_errors.py:_drafted": (1, _INSIDE + ": delta.commit"),
+    "states/delta/log_commit.py:publish_draft": (3, _INSIDE + ": delta.commit"),
+    "states/delta/log_commit.py:_link": (1, _INSIDE + ": delta.commit"),
+    "states/delta/log_commit.py:_turn_rivals_away": (2, "within delta.commit, or of a sweep: drafts that have lost"),
+    "states/delta/log_commit.py:remove_draft": (1, _SPACE),
+    "states/delta/log_commit.py:sweep_drafts": (1, _SPACE),
+    "states/delta/kernel.py:KernelEngine.add_columns": (1, _LOOKS),
+    "states/delta/kernel.py:KernelEngine.enable_control": (2, "guard builds, guard_commit is delta.commit"),
+    "states/delta/kernel_files.py:table_lock": (1, "an empty file to be locked"),
+    "states/delta/kernel_files.py:settle_log_entry": (2, _INSIDE + ": delta.commit"),
+    "states/keyed/log_sweeper.py:LogSweeper.sweep": (1, _SPACE),
+    "states/delta/manifest.py:_create": (2, _INSIDE + ": manifest.write"),
+    "states/delta/parquet_files.py:_OpenFile._flush": (1, _TASK),
+    "states/delta/parquet_files.py:_OpenFile.finish": (1, _TASK),
+    "states/delta/parquet_files.py:fsync": (1, _INSIDE),
+    "states/maps/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
+    "states/delta/staging.py:fsync_folders": (1, _INSIDE + ": stage.write"),
+    "states/delta/torn_entries.py:set_aside_torn_entry": (
+        1,
+        "renames a file that nobody can read; done again if it was not done",
+    ),
+    "states/publishing/user_publish.py:UserStatePublisher._run": (1, _INSIDE + ": publish.user"),
+    "trident/running/cluster_probe.py:_ask": (1, _PROBE),
+    "trident/running/cluster_probe.py:look": (1, _PROBE),
+    "trident/running/cluster_probe.py:prepare_cluster": (3, _PROBE),
+    "trident/workers/tracking.py:Ledger.write": (2, _TASK),
+    "trident/commands/dead_letters.py:dead_letters": (1, _NO_BATCH),
+    "trident/commands/dead_letters.py:_replays": (1, _NO_BATCH),
+    "trident/spouts/delta/frames.py:DeltaFrames.sizes": (
+        1,
+        "reads a source's table while a batch is planned: not pinned yet",
+    ),
+    "trident/spouts/delta/frames.py:DeltaFrames.listed": (1, "reads a source's table: a failure fails the attempt"),
+    "trident/spouts/queues/directory.py:DirectoryQueue._identify": (
+        4,
+        "names the directory once, when a queue is opened",
+    ),
+    "trident/spouts/queues/directory.py:DirectoryQueue.copy": (
+        3,
+        "a copy of a consumed file, inside of the attempt's own folder",
+    ),
+    "trident/spouts/queues/directory.py:_move": (2, _INSIDE + ": directory.remove"),
+    "trident/spouts/queues/directory_spout.py:_Intake._folder": (1, _FOLDER),
+    "trident/spouts/queues/directory_spout.py:_Intake.close": (1, _SPACE),
+    "trident/spouts/queues/directory_spout.py:_Intake._drop": (1, _SPACE),
+    "trident/drpc/requests.py:DrpcRequests._rows": (1, "a request that reads; no batch"),
+    "trident/spouts/files/ledger.py:FileLedger._appending": (1, "opens the file that spout.ledger appends to"),
+    "trident/messages/ledger.py:BatchLedger.init": (1, "the ledger of one attempt, which is summed up in ledger.sum"),
+    "trident/messages/ledger.py:BatchLedger._by_spark": (1, _INSIDE + ": ledger.sum"),
+    "trident/messages/ledger.py:BatchLedger.drop": (1, _SPACE),
+    "trident/messages/ledger.py:drop_old": (1, _SPACE),
+    "trident/messages/table.py:settled_messages": (1, "reads once, before a stream of messages begins"),
+    "trident/spouts/partitions.py:PartitionEmission.run": (1, "within a tracked batch's job, before stage.write"),
+    "trident/spouts/partitions.py:PartitionEmission.drop": (1, _SPACE),
+    "trident/spouts/partitions.py:PartitionEmission.drop_up_to": (1, _SPACE),
+    "trident/planning/drawing.py:write_svg": (1, _NO_BATCH),
+    "trident/running/query.py:start_topology": (1, _FOLDER),
+    "trident/spouts/queues/redis.py:RedisListQueue.clear": (1, _NO_BATCH),
+    "trident/messages/replays.py:request_replay": (3, _NO_BATCH),
+    "trident/messages/replays.py:ReplayRequests.done": (1, "removes a request; one that stays is known by its id"),
+    "trident/commands/reset.py:_Removed.folder": (2, _NO_BATCH),
+    "trident/tuples/round_resets.py:ResetTeller.tell": (2, _ROUND),
+    "trident/tuples/round_resets.py:RoundResets.__init__": (1, _FOLDER),
+    "trident/tuples/round_resets.py:RoundResets.begin": (1, _ROUND),
+    "trident/tuples/round_resets.py:RoundResets.end": (1, _SPACE),
+    "trident/streams/run_batch.py:run_batch": (1, _NO_BATCH),
+    "trident/running/runner.py:SparkBatchRunner._resolve": (1, _SPACE),
+    "trident/spark/session.py:_resolve": (1, "makes a session; no batch"),
+    "trident/spark/session.py:_write_whole": (1, "makes a session; no batch"),
+    "trident/spark/session.py:_cache_folder": (1, "makes a session; no batch"),
+    "trident/spark/session.py:_locked": (1, "makes a session; no batch"),
+    "trident/running/status.py:StatusWriter._write": (4, "status.json, which is never read for correctness"),
+    "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
+    "trident/spouts/structured_stream.py:StreamingRun._start": (
+        1,
+        "starts a streaming query; its batches return in stream.return",
+    ),
+    "trident/messages/batches.py:TrackedBatches._discard": (1, _SPACE),
+    "trident/tuples/query.py:TupleQuery._spout_context": (1, _FOLDER),
+    "trident/tuples/rounds.py:RoundRunner._level": (2, "at least once: a round that fails replays its messages"),
+    "trident/running/warm_up.py:WarmUp._clean": (2, _REHEARSED),
+    "trident/running/warm_up.py:WarmUp._drop_left_over": (1, _REHEARSED),
+    "trident/running/warm_up.py:WarmUp._store": (2, _REHEARSED),
+    "trident/operations/window_ops.py:_Windows._numbered": (
+        1,
+        "reads states within resolve: its failure fails the attempt",
+    ),
+    "trident/operations/window_ops.py:_Windows._turn": (
+        1,
+        "reads states within resolve: its failure fails the attempt",
+    ),
+}
+
+
+def uncovered() -> dict[str, list[tuple[int, str]]]:
+    return {function.name: function.sites for function in scan_all() if function.sites}
+
+
+def test_every_io_of_the_production_code_passes_a_fault_point_or_says_why_not() -> None:
+    found = uncovered()
+    problems = [
+        f"{name}, line {line}: {what} is in no fault point"
+        for name in found.keys() - EXEMPT.keys()
+        for line, what in found[name]
+    ]
+    problems += [
+        f"{name} has {len(sites)} calls outside of fault points, {EXEMPT[name][0]} are accounted for: {sites}"
+        for name, sites in found.items()
+        if name in EXEMPT and len(sites) != EXEMPT[name][0]
+    ]
+    assert not problems, "\n".join(sorted(problems))
+
+
+def test_no_exemption_is_left_over() -> None:
+    assert EXEMPT.keys() - uncovered().keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("body", "sites"),
+    [
+        ("os.replace(a, b)", ["os.replace"]),
+        ("with faults.fault_point(X):\n        os.replace(a, b)", []),
+        ("with lock, fault_point(X):\n        frame.collect()", []),
+        ("with lock:\n        frame.collect()", ["frame.collect"]),
+        ("open(path, 'wb')", ["open"]),
+        ("open(path)", []),
+        ("open(path, mode)", ["open"]),
+        ("path.open('a')", ["path.open"]),
+        ("os.open(path, os.O_WRONLY | os.O_CREAT)", ["os.open"]),
+        ("os.open(path, os.O_RDONLY)", []),
+        ("def inner():\n        path.unlink()\n    return inner", ["path.unlink"]),
+        ("return guard(path, lambda: self._client.set_async(path))", ["guard", "self._client.set_async"]),
+    ],
+)
+def test_the_scan_sees_io(body: str, sites: list[str]) -> None:
+    (_, function) = scan(f"def f():\n    {body}\n", "m.py")
+    assert [what for _, what in function.sites] == sites
+
+
+def test_a_method_called_only_inside_a_fault_point_is_so() -> None:
+    """The functions that are said to be inside of their caller's fault point have no other caller."""
+    functions = scan_all()
+    for name, (_, reason) in EXEMPT.items():
+        if not reason.startswith(_INSIDE):
+            continue
+        function = next(one for one in functions if one.name == name)
+        inside = {other for other, (_, why) in EXEMPT.items() if why.startswith(_INSIDE) or why == _TASK}
+        outside = [
+            other.name
+            for other in functions
+            if other.module == function.module and other.name not in inside and other.calls.get(function.short)
+        ]
+        assert not outside, f"{name} is called outside of any fault point by {outside}"
+
+
+# Points that the crash sweep does not arm, and the test file that does.
+ELSEWHERE = {
+    "spout.ledger": "test_file_ledger.py",
+    "queue.put": "test_queue_spout.py",
+    "queue.take": "test_queue_spout.py",
+    "queue.hold": "test_queue_spout.py",
+    "queue.acknowledge": "test_queue_spout.py",
+    "queue.give_back": "test_queue_spout.py",
+    "queue.take_over": "test_queue_spout.py",
+    "directory.claim": "test_directory_spout.py",
+    "directory.remove": "test_directory_spout.py",
+    "stream.return": "test_stream_spout.py",
+    "ledger.sum": "test_reliability_faults.py",
+    "publish.memory": "test_query.py",
+    "standby.stage": "test_warm_up.py",
+    "repair.step": "test_contradictions.py",
+    "repair.restore": "test_contradictions.py",
+    "repair.ledger": "test_file_spout.py",
+}
+
+
+def declared() -> dict[str, str]:
+    """point → module, from the source: importing everything would need Spark."""
+    found = {}
+    for package in ("coordinators", "states", "trident"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register":
+                    first = node.args[0] if node.args else None
+                    if isinstance(first, ast.Constant) and re.fullmatch(r"[a-z]+\.[a-z_]+", str(first.value)):
+                        found[str(first.value)] = path.name
+    return found
+
+
+def test_every_fault_point_is_armed_by_the_crash_sweep_or_by_a_test_that_is_named() -> None:
+    from tests.sweep.cases import SWEPT
+
+    assert declared().keys() == SWEPT | ELSEWHERE.keys()
+    for point, file in ELSEWHERE.items():
+        text = next(ROOT.joinpath("tests").rglob(file)).read_text(encoding="utf-8")
+        family, _, name = point.partition(".")
+        chosen = f"{family}.{{point}}:" in text and f'"{name}"' in text  # a parametrised test
+        assert chosen or f"{point}:" in text, f"{file} does not arm {point}"
+
+
+def test_what_is_declared_in_the_source_is_what_is_registered() -> None:
+    import trident.coordinators.zookeeper  # noqa: F401
+
+    assert faults.registered().keys() - {"test.declared"} <= declared().keys()

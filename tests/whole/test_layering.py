@@ -1,0 +1,214 @@
+"""Who may import whom (docs/semantics.md 14), read from the source: ``if TYPE_CHECKING`` and functions included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SPARK_AND_DELTA = {"pyspark", "py4j", "delta", "deltalake", "pyarrow", "pandas", "numpy"}
+NOT_INSTALLED = {"tests", "examples", "benchmarks"}
+# What each package may never import. A name with a dot forbids that module alone.
+FORBIDDEN = {
+    "coordinators": {"trident", "states", *SPARK_AND_DELTA, *NOT_INSTALLED},
+    "states": {"trident", "kazoo", "deltalake", *NOT_INSTALLED},
+    "trident": {"deltalake", *NOT_INSTALLED},
+}
+# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; and the reader
+# of stored files, which both have.
+STATES_MAY_USE = {
+    "coordinators.backoff",
+    "coordinators.errors",
+    "coordinators.transactions",
+    "coordinators.faults",
+    "coordinators.records",
+    "coordinators.ports",
+    "coordinators.stored_json",
+}
+# Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "io",
+    "kazoo",
+    "logging",
+    "msgspec",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "queue",
+    "random",
+    "secrets",
+    "shutil",
+    "socket",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+    *SPARK_AND_DELTA,
+}
+# `trident repair` decides without I/O, on facts: trident/repair/look.py finds them, trident/repair/apply.py does what is decided.
+REPAIR = ["decided", "diagnose", "facts", "foreign", "positions", "rebuild", "steps", "whole"]
+REPAIR_MAY_USE = {
+    "coordinators.positions",
+    "coordinators.records",
+    "states.core.control",
+    "states.delta.manifest",
+    "states.keyed.plain_watch",
+    *(f"trident.repair.{name}" for name in REPAIR),
+}
+PURE = {
+    **{f"trident/repair/{name}.py": REPAIR_MAY_USE for name in REPAIR},
+    "coordinators/master.py": {"coordinators.backoff", "coordinators.transactions", "coordinators.errors"},
+    "coordinators/backoff.py": set(),
+    "coordinators/positions.py": {"coordinators.errors", "coordinators.records"},
+    "coordinators/transactions.py": set(),
+    "coordinators/errors.py": set(),
+    "coordinators/ports.py": {"coordinators.records", "coordinators.transactions"},
+    "states/keyed/compaction.py": {"coordinators.errors"},
+    "states/core/names.py": {"coordinators.errors"},
+    "states/core/stored_values.py": {"coordinators.errors"},
+    "states/core/values.py": {"coordinators.errors", "states.core.stored_values"},
+}
+# Each of these is talked to in these modules alone.
+ONLY_IN = {
+    # trident/config.py: the constant for an ACL.
+    # coordinators/kazoo_parts.py: its TLS, its log, its errors.
+    "kazoo": {"coordinators/zookeeper.py", "coordinators/kazoo_parts.py", "trident/config.py"},
+}
+# Users import from `trident`; so do the examples, which show them how.
+EXAMPLES_MAY_NOT = {"coordinators", "states"}
+LINKED = {"coordinators", "states"}
+
+
+def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import statement; relative ones made absolute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            # `from states import committer` imports a module too.
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "import_module"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def package_of(file: str) -> str:
+    folder = file.rpartition("/")[0].replace("/", ".")
+    return f"trident.{folder}" if folder.partition(".")[0] in ("states", "coordinators") else folder
+
+
+def within(module: str, names: set[str]) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in names)
+
+
+def violations(file: str, source: str) -> list[str]:
+    """What the source of ``file`` (relative to the repository) imports though it may not."""
+    package = file.partition("/")[0]
+    found = []
+    for line, module in imports(source, package_of(file)):
+        # trident/states and trident/coordinators are links to the folders beside it; they are named here as these are.
+        bare = within(module, LINKED)
+        if within(module, {f"trident.{name}" for name in LINKED}):
+            module = module.removeprefix("trident.")
+        top = module.partition(".")[0]
+        reason = f"a user's file may have that name: import trident.{module}" if bare else None
+        if within(module, FORBIDDEN.get(package, set())):
+            reason = f"{package} may not know {top}"
+        elif package == "states" and top == "coordinators" and module != "coordinators":
+            if not within(module, STATES_MAY_USE):
+                reason = "states may use only the pure parts of coordinators"
+        elif package == "examples" and top in EXAMPLES_MAY_NOT:
+            reason = "users import from trident alone"
+        if file in PURE and reason is None:
+            ours = top in ("coordinators", "states", "trident") and module != top
+            if top in IMPURE or (ours and not within(module, PURE[file])):
+                reason = "this module is pure"
+        if top in ONLY_IN and package in FORBIDDEN and file not in ONLY_IN[top]:
+            reason = reason or f"only {', '.join(sorted(ONLY_IN[top]))} may talk to {top}"
+        if reason:
+            found.append(f"{file}:{line} imports {module}: {reason}")
+    return found
+
+
+def source_files() -> list[str]:
+    packages = [*FORBIDDEN, "examples"]
+    return sorted(path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py"))
+
+
+def test_the_packages_are_all_there():
+    files = set(source_files())
+    assert PURE.keys() <= files
+    assert {"coordinators/zookeeper.py", "trident/config.py"} <= files  # else the rules check nothing
+
+
+@pytest.mark.parametrize("file", source_files())
+def test_no_import_crosses_the_layers(file):
+    assert violations(file, (ROOT / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("coordinators/driver.py", "from trident.running.query import TopologyQuery"),
+        ("coordinators/driver.py", "import trident.states"),
+        ("coordinators/driver.py", "def f():\n    from trident.states import committer"),
+        ("coordinators/driver.py", "if TYPE_CHECKING:\n    from pyspark.sql import DataFrame"),
+        ("coordinators/driver.py", "from .. import query"),
+        ("coordinators/driver.py", "import importlib\nimportlib.import_module('delta.tables')"),
+        ("coordinators/records.py", "import kazoo.client"),
+        ("coordinators/master.py", "import time"),
+        ("coordinators/master.py", "from concurrent.futures import ThreadPoolExecutor"),
+        ("coordinators/master.py", "from trident.coordinators.driver import GroupDriver"),
+        ("coordinators/master.py", "from . import zookeeper"),
+        ("states/publishing/committer.py", "from trident.coordinators.zookeeper import ZooKeeper"),
+        ("states/publishing/committer.py", "from trident.coordinators import driver"),
+        ("states/publishing/committer.py", "from trident.config import TridentConfig"),
+        ("states/core/names.py", "import pyspark"),
+        ("states/publishing/committer.py", "from states import manifest"),
+        ("trident/running/query.py", "import coordinators.driver"),
+        ("trident/running/query.py", "from tests.helpers import x"),
+        ("trident/running/query.py", "from kazoo.client import KazooClient"),
+        ("examples/01_word_count.py", "from trident.states.keyed.delta_map import DeltaMapState"),
+    ],
+)
+def test_a_planted_violation_is_found(file, source):
+    assert violations(file, source)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("coordinators/zookeeper.py", "from kazoo.client import KazooClient"),
+        ("coordinators/driver.py", "from trident.coordinators import faults, master"),
+        ("coordinators/master.py", "from trident.coordinators.transactions import TransactionAttempt"),
+        (
+            "states/publishing/committer.py",
+            "from trident.coordinators.errors import Halted\nfrom trident.coordinators import faults",
+        ),
+        (
+            "trident/running/query.py",
+            "from trident.coordinators.driver import GroupDriver\nfrom trident.states.publishing.committer import x",
+        ),
+        ("examples/01_word_count.py", "from trident import TridentTopology"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(file, source):
+    assert violations(file, source) == []

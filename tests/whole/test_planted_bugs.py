@@ -1,0 +1,150 @@
+"""The checks find defects: each patch plants one, and the tests named for it must fail.
+
+Each patch is applied in a copy of the project, and the tests named for it run
+there, in a process of their own. `make test` plants what the explorers find and
+those of the promised bugs that need no Spark, and runs the first of each one's
+tests; ``TRIDENT_PLANTED=all`` (`make planted`) plants all and runs every test
+named. docs/faults.md has the same table in words, with what
+each bug would do to a user; a test here holds the two together.
+
+A patch that no longer applies is an error too: plant the bug again in the new
+code. To add one: ``tests/planted/NN-name.patch`` (a unified diff from the
+root of the project, as of ``git diff -U1``), an entry in tests/planted/bugs.py, and a
+row in docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.planted.bugs import PLANTED, PROMISED, SUITES
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = ROOT / "tests" / "planted"
+PAGE = ROOT / "docs" / "faults.md"
+COPIED = ("coordinators", "states", "trident", "tests", "pyproject.toml")
+ALL = os.environ.get("TRIDENT_PLANTED") == "all"
+# What a test that runs in a process of its own must load; all the rest takes most of its time.
+BARE = ("--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio")
+NEEDS = {
+    "nothing": BARE,
+    "hypothesis": ("--noconftest", "-p", "no:anyio"),
+    "ZooKeeper": (*BARE, "-p", "tests.zk_fixtures"),
+    "Spark": (),
+}
+
+
+@pytest.fixture(scope="module")
+def zookeeper_for_all(tmp_path_factory: pytest.TempPathFactory):
+    """One server for the runs of this process; each test in them has a root of its own."""
+    from trident.coordinators.embedded import EmbeddedZooKeeper
+
+    folder = tmp_path_factory.mktemp("zookeeper")
+    yield EmbeddedZooKeeper.ensure(folder)
+    EmbeddedZooKeeper.stop(folder)
+
+
+def test_every_patch_is_named_with_what_catches_it():
+    assert sorted(PLANTED) == sorted(path.stem for path in PATCHES.glob("*.patch"))
+    assert set(PROMISED.values()) <= set(PLANTED) and len(set(PROMISED.values())) == 16
+
+
+def test_the_page_about_faults_has_the_same_table():
+    text = PAGE.read_text()
+    rows = {row[0].strip("` "): row for row in table_of(text, "bug")}
+    assert sorted(rows) == sorted(PLANTED)
+    for name, (_, what, suites) in rows.items():
+        assert {suite.strip() for suite in suites.split(",")} == PLANTED[name].suites, name
+        assert len(what) > 20, f"what does {name} do to a user?"
+    for promised, name in PROMISED.items():
+        assert f"**{promised}**" in rows[name][1], f"{name} must be marked as the one called {promised!r}"
+    described = {row[0] for row in table_of(text, "suite")}
+    assert set(SUITES.values()) <= described
+
+
+def table_of(text: str, first_column: str) -> list[list[str]]:
+    """The rows of the Markdown table whose first column has this title."""
+    lines = text[text.index(f"| {first_column} |") :].split("\n\n")[0].splitlines()
+    return [[part.strip() for part in line.strip("| ").split(" | ")] for line in lines[2:]]
+
+
+def chosen() -> list:
+    """Every bug; those that a run of `make test` leaves out say so."""
+    left_out = pytest.mark.skip("planted with TRIDENT_PLANTED=all (make planted)")
+    return [pytest.param(name, marks=[] if ALL or is_cheap(name) else [left_out]) for name in PLANTED]
+
+
+def is_cheap(name: str) -> bool:
+    caught = PLANTED[name]
+    explored = {"explorer", "compaction explorer"} & caught.suites
+    return caught.needs != "Spark" and bool(explored or name in PROMISED.values())
+
+
+@pytest.mark.parametrize("name", chosen())
+def test_the_planted_bug_is_caught(name, tmp_path, request):
+    caught = PLANTED[name]
+    plant(PATCHES / f"{name}.patch", tmp_path)
+    tests = caught.tests if ALL else caught.tests[:1]
+    zookeeper = request.getfixturevalue("zookeeper_for_all") if caught.needs in ("ZooKeeper", "Spark") else ""
+    outcome, output = run(tests, tmp_path, caught.needs, zookeeper)
+    assert outcome == 1, f"expected failing tests, pytest ended with {outcome}:\n{output}"
+    failed = set(re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
+    assert failed == set(tests), f"not caught by {set(tests) - failed}:\n{output}"
+    assert re.search(caught.says, output), f"caught, but not for {caught.says!r}:\n{output}"
+    shutil.rmtree(tmp_path)
+
+
+def test_a_patch_that_does_not_apply_is_told(tmp_path):
+    patch = tmp_path / "old.patch"
+    text = (PATCHES / "06-failure-heard-after-the-decision.patch").read_text()
+    patch.write_text(text.replace("-    if live is None", "-    if nobody is None"))
+    with pytest.raises(AssertionError, match="does not apply"):
+        plant(patch, tmp_path / "copy")
+
+
+def plant(patch: Path, folder: Path) -> None:
+    """Copies the project into the folder and applies the patch there."""
+    folder.mkdir(exist_ok=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(
+                source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.patch")
+            )
+        else:
+            shutil.copy(source, folder / name)
+    changed = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
+    before = {name: (folder / name).read_text() for name in changed}
+    # Inside a repository `git apply` passes over files outside of it without a word.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    applied = subprocess.run(
+        ["git", "apply", str(patch)], cwd=folder, env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert applied.returncode == 0, f"{patch.name} does not apply, plant it again: {applied.stderr}"
+    for name in changed:
+        assert (folder / name).read_text() != before[name], f"{patch.name} changed nothing in {name}"
+
+
+def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tuple[int, str]:
+    """pytest's exit code and output, in a process that sees the copy only."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
+    for name in ("TRIDENT_EXPLORE", "TRIDENT_PLANTED", "PYTEST_ADDOPTS"):
+        environment.pop(name, None)
+    environment.update(TRIDENT_MATRIX="all", TRIDENT_TEST_ZOOKEEPER=zookeeper)
+    options = ("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return ended.returncode, ended.stdout + ended.stderr

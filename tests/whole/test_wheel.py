@@ -1,0 +1,127 @@
+"""What is installed, beside a user's own states.py and coordinators.py: nothing of the one meets the other.
+
+From the source distribution, as the wheel is built from it: the packages trident.states and trident.coordinators are
+links in this checkout. ``make cluster`` has the wheel itself, and a run with Spark's workers and an embedded ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.installed import bare_environment, site_packages
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = """
+import sys
+import coordinators, states
+import trident, trident.coordinators, trident.states
+from trident import Count, DeltaMapState, FixedBatchSpout, TridentTopology
+
+assert states.MINE and coordinators.MINE and not hasattr(trident.states, "MINE")
+print("FROM", trident.__file__, trident.states.__file__)
+
+def split(line: str) -> list[str]:
+    import coordinators, states
+    assert states.MINE and coordinators.MINE
+    return line.split()
+
+topology = TridentTopology("installed")
+lines = topology.new_stream("lines", FixedBatchSpout("line string", [[("a b a",)], [("b",)]]))
+words = lines.each("line", split, "word string").group_by("word")
+words.persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+if "run" in sys.argv:
+    query = topology.start(progress="none", spark_master="local[2]")
+    query.process_all_available(300)
+    print("COUNTS", sorted((row.word, row.n) for row in query.snapshot("counts").collect()))
+    spark = query.spark
+    query.stop()
+    spark.stop()
+elif __name__ == "__main__":
+    topology.explain()
+    print("EXPLAINED")
+"""
+
+
+def run(*command: object, cwd: Path, timeout: int = 120) -> str:
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+    said = {"capture_output": True, "text": True, "timeout": timeout}
+    done = subprocess.run([str(one) for one in command], cwd=cwd, env=clean, **said)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked; made without the network."""
+    pytest.importorskip("setuptools")  # new environments of Python 3.12 and later have none
+    copy, unpacked = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("trident", "states", "coordinators"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    setup = "import warnings; warnings.simplefilter('ignore'); from setuptools import setup; setup()"
+    run(sys.executable, "-c", setup, "-q", "sdist", "-d", copy / "dist", cwd=copy)
+    with tarfile.open(next((copy / "dist").glob("*.tar.gz"))) as archive:
+        assert not [member.name for member in archive if member.issym() or member.islnk()], "a link leads nowhere there"
+        archive.extractall(unpacked, filter="data")
+    return next(unpacked.iterdir())
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with what the source distribution installs."""
+    environment = tmp_path_factory.mktemp("environment") / "env"
+    python = bare_environment(environment)
+    setup = "import warnings; warnings.simplefilter('ignore'); from setuptools import setup; setup()"
+    run(sys.executable, "-c", setup, "-q", "build", "--build-lib", site_packages(environment), cwd=source)
+    return python
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A user's folder with names that are the framework's too."""
+    (tmp_path / "states").mkdir()
+    for name in ("states.py", "coordinators.py"):
+        (tmp_path / name).write_text("MINE = True\n")
+    (tmp_path / "job.py").write_text(JOB)
+    return tmp_path / "job.py"
+
+
+def test_all_modules_are_installed_and_no_top_level_name_but_trident(installed: Path) -> None:
+    libraries = site_packages(installed.parent.parent)
+    assert {one.name for one in libraries.iterdir()} - {"libraries.pth", "__pycache__"} == {"trident"}
+    for ours, theirs in (("trident", "."), ("states", "states"), ("coordinators", "coordinators")):
+        assert files_of(ROOT / ours) == files_of(libraries / "trident" / theirs)
+
+
+def test_a_users_states_and_coordinators_are_the_users(installed: Path, job: Path) -> None:
+    told = run(installed, job, cwd=job.parent)
+    assert f"FROM {site_packages(installed.parent.parent)}/trident/__init__.py" in told and "EXPLAINED" in told
+    assert "installed" in run(installed, "-m", "trident.cli", "plan", job, cwd=job.parent)
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a wheel, and Spark; TRIDENT_CLUSTER=all")
+def test_the_wheel_runs_with_workers_and_the_embedded_zookeeper(source: Path, tmp_path: Path, job: Path) -> None:
+    wheels = tmp_path / "wheels"
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", wheels, source, cwd=tmp_path, timeout=300)
+    wheel = next(wheels.glob("*.whl"))
+    python = bare_environment(tmp_path / "env")
+    with zipfile.ZipFile(wheel) as packed:
+        names = {name for name in packed.namelist() if ".dist-info/" not in name}
+        assert names and all(name.startswith("trident/") for name in names)
+        packed.extractall(site_packages(tmp_path / "env"))
+    assert "COUNTS [('a', 2), ('b', 2)]" in run(python, job, "run", cwd=job.parent, timeout=400)
+    assert "running at" in run(python, "-m", "trident.cli", "zookeeper", "status", cwd=job.parent)
+    run(python, "-m", "trident.cli", "zookeeper", "stop", cwd=job.parent)

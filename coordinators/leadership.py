@@ -170,7 +170,7 @@ class Leadership:
                     continue
                 self._zk.sync(self._root)
                 fences = self._read_leaders()
-                live = self._zk.get(self._live_path, lambda event: changed.set())
+                live = self._zk.get(self._live_path, lambda _, changed=changed: changed.set())
                 other = self._waits_for(live)
                 if other is None:
                     lease = self._take(fences, live[1] if live else None)

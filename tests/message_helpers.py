@@ -1,4 +1,4 @@
-"""A source of messages for tests of tracked streams: keeps each until it is acknowledged, and writes down what it hears."""
+"""A source of messages for tests of tracked streams: keeps each until it is acknowledged, and notes what it hears."""
 
 from __future__ import annotations
 

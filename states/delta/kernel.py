@@ -206,7 +206,7 @@ class KernelEngine:
         self._committer = held.get(0)
 
     def python_value(self, java: Any) -> Any:
-        """A Java list or map of text in one call; iterating over it costs dozens, for py4j ends that by an exception."""
+        """A Java list or map of text in one call; iterating takes dozens, since py4j ends that by an exception."""
         return json.loads(self._json(java))
 
     def expect_litter(self, path: str) -> None:

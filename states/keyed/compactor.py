@@ -354,7 +354,7 @@ class Compactor:
                     self._settle_plain()
                     dropped = self._engine.drop_files(
                         log_snapshot,
-                        lambda file: greatest_txid(file) <= floor,
+                        lambda file, floor=floor: greatest_txid(file) <= floor,
                         {DOMAIN: replace(control, floor=floor).encode()},
                         self._engine_info,
                     )

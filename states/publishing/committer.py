@@ -425,7 +425,7 @@ class DeltaCommitter:
         if binding is None or binding.kind != table.kind:
             self._check_fence()
             raise Halted(
-                f"transaction {decision.txid} is decided and has rows for state {table.state!r}, whose code is not here",
+                f"transaction {decision.txid} is decided and has rows for state {table.state!r}; its code is not here",
                 found=f"a topology with the states {', '.join(sorted(self._bindings)) or 'none'}",
                 expected=f"one with {table.state}, a state of kind {table.kind!r}",
                 action="start the topology as it was once; then the state can be taken out",

@@ -282,15 +282,15 @@ def test_a_paused_leader_that_wakes_up_writes_nothing(zk, zk_connect):
     successor_lease.fences[GROUP].verify(zk)
     before = reread(successor)[0]
     for write in (
-        lambda: stale.begin(Attempt(1, 1), None, {"words": 1}),
-        lambda: stale.decide(decision(1), None),
-        lambda: stale.advance(Marker(1, 0, ""), False, {}),
+        lambda writer: writer.begin(Attempt(1, 1), None, {"words": 1}),
+        lambda writer: writer.decide(decision(1), None),
+        lambda writer: writer.advance(Marker(1, 0, ""), False, {}),
     ):
         fresh = opened(zk, lease)
         for writer in (stale, fresh):
-            stale = writer
             with pytest.raises((Deposed, OutcomeUnknown)):
-                write()
+                write(writer)
+        stale = fresh
     assert reread(successor)[0] == before
     successor.begin(Attempt(1, 1), None, {})
     successor.decide(decision(1, 1), None)

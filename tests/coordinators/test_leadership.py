@@ -330,7 +330,7 @@ def test_a_lost_answer_at_the_first_start_makes_one_incarnation(cutting_proxy, z
 def test_first_starts_at_once_agree_on_one_incarnation(zk_connect):
     made: list[str] = []
     threads = [
-        threading.Thread(target=lambda zk=zk_connect(): made.append(Registration(zk, "wc").ensure(IDENTITY)))
+        threading.Thread(target=lambda zk: made.append(Registration(zk, "wc").ensure(IDENTITY)), args=[zk_connect()])
         for _ in range(5)
     ]
     for thread in threads:

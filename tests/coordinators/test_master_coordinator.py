@@ -58,10 +58,10 @@ from trident.coordinators.transactions import TransactionAttempt as At
 class Coordinator:
     """Feeds events to ``step`` and keeps the commands that came of them."""
 
-    def __init__(self, *, recovered: Recovered = Recovered(1), **limits: object) -> None:
+    def __init__(self, *, recovered: Recovered | None = None, **limits: object) -> None:
         self.state: CoordinatorState = initial(Limits(**limits))
         self.commands: list = []
-        self.tell(recovered)
+        self.tell(recovered or Recovered(1))
 
     def tell(self, *events: Event) -> list:
         new: list = []

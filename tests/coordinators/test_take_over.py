@@ -1,4 +1,4 @@
-"""After a take-over the first transaction is alone until it has advanced: nothing delays the first commit but what it needs."""
+"""After a take-over the first transaction is alone until it has advanced: nothing else delays the first commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a tracked batch: a root whose sum over all tasks does not come to zero has failed (docs/semantics.md 6)."""
+"""The ledger of a tracked batch: a root whose sum over all tasks is not zero has failed (docs/semantics.md 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each loss does to a tracked stream (docs/semantics.md 6.3): the real thing is killed, and every message counts once.
+"""Losses in a tracked stream (docs/semantics.md 6.3): the real thing is killed, and every message counts once.
 
 A child process (tests/reliability_child.py) counts the words of messages of a
 Redis list. Afterwards, whatever was killed: the tables hold exactly the words

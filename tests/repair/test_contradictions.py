@@ -560,7 +560,7 @@ def test_a_delta_log_that_was_cleaned_too_far(world: World) -> None:
 
 
 def cleaned(world: World, table: str) -> None:
-    """Writes a checkpoint and removes every entry before it, as Delta does after its retention; not that of its version."""
+    """Writes a checkpoint and removes the entries before its version, as Delta does after its retention."""
     from trident.states.delta.kernel import KernelEngine
 
     engine = KernelEngine(world.spark)

@@ -97,7 +97,7 @@ class Staged(tuple):
 
 
 class Warehouse:
-    """What survives every process: the tables, and the manifests, in the place of ``trident.states.delta.manifest.ManifestStore``."""
+    """The tables and the manifests, which survive every process; stands in for ``ManifestStore``."""
 
     def __init__(self) -> None:
         self.tables = {name: Table(name) for name in NAMES}

@@ -55,8 +55,9 @@ def test_the_framework_that_is_sent_is_whole_and_runs_alone(tmp_path: Path) -> N
     python = bare_environment(tmp_path / "env")
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import trident, trident.states.delta.parquet_files, trident.states.publishing.user_tasks, trident.coordinators.errors\n"
-        "import trident.workers.chain, trident.tuples.tasks, trident.states.keyed.log_merge\n"
+        "import trident, trident.states.delta.parquet_files, trident.states.publishing.user_tasks\n"
+        "import trident.coordinators.errors, trident.workers.chain, trident.tuples.tasks\n"
+        "import trident.states.keyed.log_merge\n"
         "print(trident.states.__file__)\n"
     )
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

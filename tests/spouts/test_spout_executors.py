@@ -1,4 +1,4 @@
-"""Which metadata each attempt at a source in partitions goes on from (docs/semantics.md 3); the emitting jobs are played."""
+"""The metadata that each attempt at a partitioned source starts from (docs/semantics.md 3), without emitting jobs."""
 
 from __future__ import annotations
 

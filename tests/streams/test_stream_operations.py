@@ -1,4 +1,4 @@
-"""Each operation of a stream on real Spark: nulls, empty batches, empty partitions, several partitions (docs/semantics.md 4).
+"""Each operation of a stream on real Spark: nulls, empty batches, empty and several partitions (docs/semantics.md 4).
 
 What is refused when a topology is built comes first, and needs no Spark. What
 operations do row by row is in test_stream_api.py.

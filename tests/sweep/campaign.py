@@ -91,7 +91,7 @@ class Campaign:
         self._wake_the_abandoned()
         zombies = any(case.outcome == HANG for case in cases)
         if zombies:
-            # The successor works on beside the zombie, and after it. Behind one that died the next case does, or goes_on.
+            # The successor works on beside the zombie, and after it. After one that died, the next case does.
             self._one_more()
         else:
             self._until_ended()

@@ -53,7 +53,7 @@ IMPURE = {
     "uuid",
     *SPARK_AND_DELTA,
 }
-# `trident repair` decides without I/O, on facts: trident/repair/look.py finds them, trident/repair/apply.py does what is decided.
+# `trident repair` decides on facts, without I/O: repair/look.py finds them, repair/apply.py does what is decided.
 REPAIR = ["decided", "diagnose", "facts", "foreign", "positions", "rebuild", "steps", "whole"]
 REPAIR_MAY_USE = {
     "coordinators.positions",

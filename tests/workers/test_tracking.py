@@ -1,4 +1,4 @@
-"""The anchors of rows through every operation: exactly the messages that fail are found, and no other (docs/semantics.md 6)."""
+"""The anchors of rows through every operation: exactly the messages that fail are found (docs/semantics.md 6)."""
 
 from __future__ import annotations
 

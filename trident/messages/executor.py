@@ -106,7 +106,7 @@ class MessageSpoutExecutor:
         self._backoff_secs: float = options["replay_backoff_secs"]
         self._remember_secs: float = options["remember_messages_secs"]
         self.tracking = options["ackers"] > 0
-        # Its own generator: a user's seed must not make two ids equal. Asking the system each time is ten times as slow.
+        # Its own generator: a user's seed must not make two ids equal. Asking the system each time is 10 times slower.
         self._random = random.Random(secrets.randbits(128)).getrandbits
         self._lock = threading.RLock()  # the spout's calls come one at a time
         self._opened = False

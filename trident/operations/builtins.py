@@ -1,4 +1,4 @@
-"""Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split and Debug (docs/semantics.md 4).
+"""Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split, Debug (docs/semantics.md 4).
 
 Each is a function as a user would write it, called row by row. Most know an
 expression of Spark that gives the same rows, too; it is used unless the

@@ -147,7 +147,7 @@ class WindowedStream:
         return self.group_by().agg(inputs, *more)
 
     def chained_agg(self) -> "ChainedAggregation":
-        """Several aggregates of each fired window side by side, as :meth:`trident.streams.stream.GroupedStream.chained_agg`."""
+        """Several aggregates of each fired window side by side, as ``GroupedStream.chained_agg``."""
         return self.group_by().chained_agg()
 
     def group_by(self, *fields: Names) -> "GroupedStream":

@@ -62,8 +62,8 @@ def _misfits(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
                 yield (
                     plain,
                     (
-                        f"{plain.path} is gone, and its log {log.path} is kept above transaction {plain.floor} only: what "
-                        "came before was in that table alone. Bring the folder of the table back from a back-up, and run "
+                        f"{plain.path} is gone, and its log {log.path} is kept above transaction {plain.floor} only: "
+                        "the earlier rows were in that table alone. Bring its folder back from a back-up, and run "
                         "this again; or begin again with `trident reset NAME --drop-tables`."
                     ),
                 )
@@ -72,7 +72,7 @@ def _misfits(group: GroupFacts) -> Iterator[tuple[TableFacts, str]]:
                 plain,
                 (
                     f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} is kept above "
-                    f"transaction {plain.floor} only: what is between is nowhere. Bring the table back from a newer copy."
+                    f"transaction {plain.floor} only: the rows between are lost. Restore the table from a newer copy."
                 ),
             )
         elif plain.merged > log.control.txid:

@@ -379,7 +379,7 @@ class TopologyQuery(OtherNames):
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
-        """The last advanced transaction, with PySpark's keys in snake_case (docs/semantics.md 15); None before the first."""
+        """The last advanced transaction, PySpark's keys in snake_case (docs/semantics.md 15); None before the first."""
         return self._progress.last_progress
 
     @property

@@ -9,9 +9,9 @@ again,
   a Delta table in that folder;
 - and it opens the group's tables, read-only.
 
-Nothing of it is seen by anybody else: no spout is made, no znode written, no table of the topology committed to, no
-state of the user's opened. Of users' functions those are called that are called for an empty batch too (docs/semantics.md 4):
-an aggregate's initial value, with txid 0.
+A rehearsal leaves no trace: it makes no spout, writes no znode, commits to no table of the topology and opens no state
+of the user's. It calls only those functions of users that an empty batch calls too (docs/semantics.md 4): an
+aggregate's initial value, with txid 0.
 
 A rehearsal that fails costs the warmth, nothing else.
 """
@@ -225,7 +225,7 @@ class WarmUp:
         columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
         # As many tasks as can run at once, each of which keeps Python workers for the real ones.
         count = self._spark.sparkContext.defaultParallelism
-        # Not rand(): Spark knows between what it lies. And behind the checkpoint nothing is known of the columns either.
+        # Not rand(), whose range Spark knows. Behind the checkpoint nothing is known of the columns either.
         rows = self._spark.range(0, count, 1, count).where(F.spark_partition_id() < 0).select(*columns)
         with faults.fault_point(STAGE):
             return rows.localCheckpoint(eager=False)

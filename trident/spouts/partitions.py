@@ -143,7 +143,7 @@ class PartitionEmission:
                     f"emitting attempt {attempt} of stream {self.context.tx_id} took too long",
                     found=f"more than {timeout_secs:g} s since its first Spark task",
                     expected=f"at most {timeout_secs:g} s",
-                    action="raise message_timeout_secs, or give fewer rows a batch; the next attempt has twice the time",
+                    action="raise message_timeout_secs, or give fewer rows a batch; the next attempt has twice as long",
                 ) from error
             translated = translate_failure(error, attempt)
             if isinstance(translated, BatchError):

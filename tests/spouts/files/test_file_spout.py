@@ -930,7 +930,10 @@ def typed_table(begin: int, count: int) -> pa.Table:
     )
 
 
-TYPED = "i int, n bigint, d double, s string, b binary, t boolean, c decimal(12,2), date date, at timestamp, ntz timestamp_ntz"
+TYPED = (
+    "i int, n bigint, d double, s string, b binary, t boolean, c decimal(12,2), date date, at timestamp, "
+    "ntz timestamp_ntz"
+)
 # What Arrow would read otherwise: wider or nested types, old times, names in another case, columns that are missing.
 CONVERTED = "I int, wide bigint, old timestamp, list array<int>, missing string"
 

@@ -1,4 +1,4 @@
-"""The rules of docs/semantics.md 5 row by row, as a fold over any history of tries, and the text values are stored as."""
+"""The rules of docs/semantics.md 5 row by row, as a fold over any history of tries, and the stored texts."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_two_compactors_racing_never_count_twice(counts, rounds):
         publish_words(counts, txids)
         start = threading.Barrier(2)
 
-        def race(racer: Compactor, advanced: int) -> None:
+        def race(racer: Compactor, advanced: int, start: threading.Barrier = start) -> None:
             planned = racer.plan(advanced)
             start.wait()  # both have read the same P
             try:

@@ -246,7 +246,7 @@ class FileReader:
                 F.substring("value", 1, 200).alias("found"),
                 F.lit(f"a row of {self._format.schema.simpleString()}"[:500]).alias("expected"),
                 F.lit(
-                    "correct the file's producer, skip the batch, or give mode='PERMISSIVE' or 'DROPMALFORMED' as an option"
+                    "correct the file's producer, skip the batch, or set option mode='PERMISSIVE' or 'DROPMALFORMED'"
                 ).alias("action"),
             )
         )

@@ -1,4 +1,4 @@
-"""A committer spout over a queue with receipts: each message counts once, whatever is killed when (docs/semantics.md 3).
+"""A committer spout over a queue with receipts: each message counts once, whatever is killed (docs/semantics.md 3).
 
 The life of a message: ``take`` when an attempt is emitted; ``hold`` in
 ``prepare``, when the attempt's results are staged; ``acknowledge`` in ``commit``,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregators import kind_of
-from trident.planning.nodes import Aggregation, field_names, require_fields
+from trident.planning.nodes import Node, field_names, require_fields
 from trident.udf.signatures import (
     check_arity,
     check_lifecycle,
@@ -20,6 +21,42 @@ from trident.udf.signatures import (
     return_annotation,
 )
 from trident.udf.types import check_distinct, is_known, parse_outputs
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Aggregation:
+    """What an aggregator is applied to.
+
+    Attributes:
+        aggregator: of the user, or a built-in one.
+        kind: "native", "combiner", "reducer" or "aggregator".
+        keys: the grouping fields; none for the whole batch.
+        inputs: the fields that the aggregator takes.
+        outputs: the fields that it makes.
+        many: of an aggregator's ``complete``: as in PythonNode.
+        location: "file:line" of the aggregator's class, or of the call.
+    """
+
+    aggregator: Any
+    kind: str
+    keys: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[StructField, ...]
+    location: str
+    many: bool | None = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AggregateNode(Node):
+    """aggregate: one row per batch, or per group of it."""
+
+    passes_anchors = True
+
+    aggregation: Aggregation
+
+    @property
+    def takes_anchors(self) -> bool:  # type: ignore[override]
+        return self.aggregation.kind != "native"
 
 
 def read_aggregation(

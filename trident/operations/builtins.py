@@ -34,7 +34,8 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.planning.nodes import Node, ProjectNode, PythonNode
+from trident.operations.row_nodes import ProjectNode, PythonNode
+from trident.planning.nodes import Node
 from trident.udf.deferred import Expr
 from trident.udf.expressions import Analysis, Expression
 from trident.udf.signatures import describe

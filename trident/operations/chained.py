@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
 from trident.operations.join_ops import quoted
 from trident.operations.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
 from trident.planning.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step
-from trident.planning.nodes import Aggregation, GroupingNode, Node, OwnNode, SourceNode, picked
+from trident.planning.nodes import GroupingNode, Node, OwnNode, SourceNode, picked
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.chain import WithoutMarker

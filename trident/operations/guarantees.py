@@ -15,7 +15,8 @@ from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import kind_of
 
 if TYPE_CHECKING:
-    from trident.planning.nodes import Node, PersistNode
+    from trident.operations.state_writes import PersistNode
+    from trident.planning.nodes import Node
     from trident.streams.topology import TridentTopology
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.operations.aggregation import Aggregation
 from trident.operations.aggregators import is_groupable
 from trident.operations.join_ops import JoinOp, TaggedUnionOp, UnionOp
 from trident.operations.same_batch import warn_if_independent
 from trident.planning.lowering import ANCHORS_FIELD, WHOLE
-from trident.planning.nodes import Aggregation, MeetNode, Node, field_names, picked, require_fields
+from trident.planning.nodes import MeetNode, Node, field_names, picked, require_fields
 from trident.udf.signatures import (
     call_site,
     check_arity,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.aggregation import AggregateNode, aggregator_name, read_aggregation
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.repartitioning import check_hint
 from trident.operations.state_kinds import (
@@ -27,18 +27,9 @@ from trident.operations.state_kinds import (
     check_upsert,
     state_kind,
 )
-from trident.operations.upsert import Upsert
-from trident.planning.nodes import (
-    AggregateNode,
-    LastNode,
-    Names,
-    NewValuesNode,
-    Node,
-    PersistNode,
-    field_names,
-    picked,
-    require_fields,
-)
+from trident.operations.state_writes import NewValuesNode, PersistNode
+from trident.operations.upsert import LastNode, Upsert
+from trident.planning.nodes import Names, Node, field_names, picked, require_fields
 from trident.planning.request_nodes import no_committer
 from trident.states.core.binding import StateBinding
 from trident.streams.other_names import STATE_NAMES, OtherNames

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.operations.guarantees import sources_of
-from trident.planning.nodes import LastNode
+from trident.operations.upsert import LastNode
 
 if TYPE_CHECKING:
     from trident.planning.nodes import Node

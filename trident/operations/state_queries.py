@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import DataType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.query_kinds import MapGet, SnapshotGet, TupleCollectionGet
-from trident.planning.nodes import StateQueryNode, appended, field_names, require_fields
+from trident.operations.state_writes import PersistNode
+from trident.planning.nodes import Node, appended, field_names, require_fields
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.udf.types import parse_outputs
 
@@ -18,6 +20,31 @@ if TYPE_CHECKING:
     from trident.streams.stream import Stream
 
 BUILT_IN = (MapGet, SnapshotGet, TupleCollectionGet)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StateQueryNode(Node):
+    """state_query: looks rows up in a state, as of the transaction before.
+
+    Attributes:
+        state: a StateBinding, or the factory of a static state.
+        writer: the node that writes the state; None for a static one.
+        query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction of the user.
+        inputs: the fields that the query takes.
+        outputs: the fields that it makes.
+        many: as in PythonNode, of a user's ``execute``.
+    """
+
+    state: Any
+    writer: PersistNode | None
+    query: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    many: bool | None = None
+
+    @property
+    def links(self) -> tuple[Node, ...]:
+        return () if self.writer is None else (self.writer,)
 
 
 def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any, outputs: Any) -> "Stream":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from trident.coordinators.errors import FieldError
+from trident.planning.nodes import Node
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,19 @@ class Upsert:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise FieldError("Upsert needs the fields that name a row", found=repr(keys), expected="'id' or ['a', 'b']")
         object.__setattr__(self, "keys", names)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LastNode(Node):
+    """One row per key of the batch: the last one. Its fields: keys, values, and whether the key is deleted.
+
+    Attributes:
+        keys, values: the fields that are kept.
+        delete_when: a boolean field; where it is true the key is to be removed.
+        order_by: the field whose greatest value is the last; None: the batch's own order.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    delete_when: str | None = None
+    order_by: str | None = None

@@ -18,9 +18,10 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.state_kinds import check_reserved
+from trident.operations.state_writes import PersistNode
 from trident.operations.window_ops import FIRED, LATE, TaggedOp
 from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
-from trident.planning.nodes import Names, Node, OwnNode, PersistNode, require_fields
+from trident.planning.nodes import Names, Node, OwnNode, require_fields
 from trident.states.core.binding import LAST, StateBinding
 from trident.udf.signatures import call_site
 

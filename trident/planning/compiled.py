@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
 from trident.coordinators import faults
+from trident.operations.state_writes import PersistNode
 from trident.operations.window_ops import of_state
 from trident.planning.groups import BuiltBatch
 from trident.planning.lowering import (
@@ -51,7 +52,7 @@ from trident.planning.lowering import (
     only_for_several,
     spreads_rows,
 )
-from trident.planning.nodes import Node, PersistNode, SourceNode
+from trident.planning.nodes import Node, SourceNode
 from trident.planning.results import RESULT, ResultNode
 from trident.states.publishing.user_tasks import KEY, PARTITION, STORED, BatchInfo
 from trident.workers.anchors import ANCHORS

@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
+from trident.operations.aggregation import AggregateNode
+from trident.operations.row_nodes import PythonNode
+from trident.operations.state_queries import StateQueryNode
+from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.planning.explain import _steps
 from trident.planning.groups import GroupPlan, plan
-from trident.planning.nodes import (
-    AggregateNode,
-    NewValuesNode,
-    Node,
-    OwnNode,
-    PersistNode,
-    PythonNode,
-    SourceNode,
-    StateQueryNode,
-)
+from trident.planning.nodes import Node, OwnNode, SourceNode
 
 if TYPE_CHECKING:
     from trident.streams.topology import TridentTopology

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from trident.operations.same_batch import notes
+from trident.operations.state_writes import PersistNode
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.lowering import (
     ByKeyOp,
@@ -30,7 +31,7 @@ from trident.planning.lowering import (
     moves_rows,
     only_for_several,
 )
-from trident.planning.nodes import Node, PersistNode, SourceNode
+from trident.planning.nodes import Node, SourceNode
 from trident.planning.requests import DrpcPlan, drpc_plans
 from trident.planning.results import ResultNode
 from trident.workers.chain import CountRows, WithoutMarker

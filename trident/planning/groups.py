@@ -24,20 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.operations.aggregation import AggregateNode
 from trident.operations.chained import check_chains
+from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
+from trident.operations.state_queries import StateQueryNode
+from trident.operations.state_writes import PersistNode, SpoutTableNode
 from trident.planning.lowering import Lowered, lower
-from trident.planning.nodes import (
-    AggregateNode,
-    NativeNode,
-    Node,
-    OwnNode,
-    PersistNode,
-    ProjectNode,
-    PythonNode,
-    SourceNode,
-    SpoutTableNode,
-    StateQueryNode,
-)
+from trident.planning.nodes import Node, OwnNode, SourceNode
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding

@@ -20,23 +20,13 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError
+from trident.operations.aggregation import AggregateNode, Aggregation
 from trident.operations.aggregators import is_plain
-from trident.planning.nodes import (
-    AggregateNode,
-    Aggregation,
-    LastNode,
-    MeetNode,
-    NativeNode,
-    NewValuesNode,
-    Node,
-    OwnNode,
-    PersistNode,
-    ProjectNode,
-    PythonNode,
-    SourceNode,
-    StateQueryNode,
-    above,
-)
+from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
+from trident.operations.state_queries import StateQueryNode
+from trident.operations.state_writes import NewValuesNode, PersistNode
+from trident.operations.upsert import LastNode
+from trident.planning.nodes import MeetNode, Node, OwnNode, SourceNode, above
 from trident.planning.results import ResultNode
 from trident.states.core.binding import DELETED_COLUMN as DELETED
 from trident.states.core.binding import StateBinding

@@ -14,7 +14,8 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.planning.nodes import Node, PersistNode, SourceNode
+from trident.operations.state_writes import PersistNode
+from trident.planning.nodes import Node, SourceNode
 from trident.states.core.names import check_name
 from trident.udf.signatures import call_site
 from trident.udf.types import parse_outputs

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
+from trident.operations.state_queries import StateQueryNode
 from trident.planning.groups import BuiltBatch, group_of_states
 from trident.planning.lowering import JoinStateOp, Lowered, _repeatable, lower
-from trident.planning.nodes import Node, StateQueryNode
+from trident.planning.nodes import Node
 from trident.planning.request_nodes import DrpcNode
 from trident.planning.results import result_of
 from trident.states.core.binding import StateBinding

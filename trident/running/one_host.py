@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
-from trident.planning.nodes import PersistNode, SourceNode, StateQueryNode
+from trident.operations.state_queries import StateQueryNode
+from trident.operations.state_writes import PersistNode
+from trident.planning.nodes import SourceNode
 from trident.states.core.host_bound import check_hosts, is_local_master
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.operations import columns
 from trident.operations import joins as meetings
-from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.aggregation import AggregateNode, aggregator_name, read_aggregation
 from trident.operations.aggregators import is_groupable
 from trident.operations.builtins import as_expression, native_form
 from trident.operations.chained import ChainedAggregation, partition_aggregate
@@ -24,21 +24,11 @@ from trident.operations.joins import JoinOutFieldsMode
 from trident.operations.kept_fields import kept_fields
 from trident.operations.persisting import TridentState, partition_persist, persistent_aggregate
 from trident.operations.repartitioning import hint, named, repartition, unmoved
+from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.operations.state_queries import state_query
 from trident.operations.top_rows import FirstN, extreme
 from trident.operations.windows import WindowedStream, window, with_watermark
-from trident.planning.nodes import (
-    AggregateNode,
-    Names,
-    NativeNode,
-    Node,
-    ProjectNode,
-    PythonNode,
-    appended,
-    field_names,
-    picked,
-    require_fields,
-)
+from trident.planning.nodes import Names, Node, appended, field_names, picked, require_fields
 from trident.streams.arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
 from trident.streams.grouped import GroupedStream
 from trident.streams.other_names import STREAM_NAMES, OtherNames

@@ -13,7 +13,8 @@ from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.joins import JoinOutFieldsMode, JoinType
 from trident.operations.persisting import TridentState
 from trident.operations.state_kinds import check_append, state_kind
-from trident.planning.nodes import Node, PersistNode, SourceNode, SpoutTableNode
+from trident.operations.state_writes import PersistNode, SpoutTableNode
+from trident.planning.nodes import Node, SourceNode
 from trident.planning.request_nodes import DrpcNode, drpc_node, origin_of
 from trident.running.shown import as_html, as_line, topology_facts
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind

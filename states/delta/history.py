@@ -82,7 +82,7 @@ def _judged(path: str, commit: Commit) -> Commit:
     if commit.metadata is None:
         return commit
     before = metadata_at(path, commit.version - 1)
-    good = before is not None and only_adds_columns(before[0], commit.metadata)
+    good = before is not None and only_adds_columns(before.metadata, commit.metadata)
     return replace(commit, only_adds_columns=good)
 
 
@@ -99,11 +99,10 @@ def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]
     """
     after = metadata_at(path, version)
     while after is not None:
-        metadata, since = after
-        if was(metadata["schemaString"]):
+        if was(after.metadata["schemaString"]):
             return True
-        before = metadata_at(path, since - 1)
-        if before is None or not only_adds_columns(before[0], metadata):
+        before = metadata_at(path, after.since - 1)
+        if before is None or not only_adds_columns(before.metadata, after.metadata):
             return False
         after = before
     return False

@@ -1,7 +1,9 @@
-"""A Delta table's log entries as they are: what one commit did, and what the table's metadata then was.
+"""The one reader of a Delta table's log: what one commit did, and what the table's metadata then was.
 
-Pure Python over the JSON entries of a table on a local disk; no JVM, nothing is
-written.
+Pure Python over the entries and checkpoints of a table on a local disk, of ours
+or of others; no JVM, nothing is written. Only metadata and protocol are taken
+from checkpoints, of every kind: whole, in parts, V2 with sidecars (which have
+files only).
 
 Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -11,16 +13,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from trident.coordinators.errors import TableError
-from trident.coordinators.stored_json import read_stored
+from trident.coordinators.stored_json import read_stored, shown
 from trident.states.delta.kernel_files import LiveFile, live_file, local_path
 
-_ENTRY = re.compile(r"(\d{20})\.json")
+ENTRY = re.compile(r"(\d{20})\.json")
+# Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
+CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,14 @@ class Commit:
         return tuple(file.path for file in self.added)
 
 
-def read_commit(path: str, version: int) -> Commit:
-    """The commit that made a table version.
+def read_actions(path: str, version: int) -> list[dict[str, Any]]:
+    """The actions of the commit that made a table version, at least one, by Delta's protocol.
 
-    Args:
-        path: the table's root, on a local disk.
-        version: the table version.
-
-    Raises:
-        TableError: the entry is not there (any more), or cannot be read.
+    Raises: as :func:`read_commit`.
     """
     file = entry_of(path, version)
     try:
-        lines = read_stored(file).decode("utf-8").split("\n")
-        actions = [json.loads(line) for line in lines if line.strip()]
+        actions = _json_lines(file)
     except FileNotFoundError:
         raise TableError(
             f"the log of table {path} has no entry for version {version}",
@@ -100,6 +98,29 @@ def read_commit(path: str, version: int) -> Commit:
             expected="the actions of a commit",
             action="bring the file back from a back-up: the rows that it names would be missing without a word",
         )
+    wrong = next((action for action in actions if not isinstance(action, dict)), None)
+    if wrong is not None:
+        raise TableError(
+            f"log entry {version} of table {path} is not as Delta's protocol says", found=shown(json.dumps(wrong))
+        )
+    return actions
+
+
+def _json_lines(file: str) -> list[Any]:
+    return [json.loads(line) for line in read_stored(file).decode("utf-8").split("\n") if line.strip()]
+
+
+def read_commit(path: str, version: int) -> Commit:
+    """The commit that made a table version.
+
+    Args:
+        path: the table's root, on a local disk.
+        version: the table version.
+
+    Raises:
+        TableError: the entry is not there (any more), or cannot be read.
+    """
+    actions = read_actions(path, version)
     try:
         return _commit(version, actions)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -170,8 +191,22 @@ def as_text(configuration: object) -> str:
     return configuration if isinstance(configuration, str) else json.dumps(configuration)
 
 
-def metadata_at(path: str, version: int) -> tuple[Mapping[str, Any], int] | None:
-    """The metadata in force at a table version, and a version from which on it has been.
+class Described(NamedTuple):
+    """How a log describes a table as of a version.
+
+    Attributes:
+        metadata: the metadata in force.
+        since: a version from which on it has been.
+        protocol: the protocol, where it was met on the way to the metadata.
+    """
+
+    metadata: Mapping[str, Any]
+    since: int
+    protocol: Mapping[str, Any] | None
+
+
+def metadata_at(path: str, version: int) -> Described | None:
+    """The metadata in force at a table version.
 
     Found in the log entries, or where those were cleaned up in a checkpoint.
 
@@ -181,37 +216,76 @@ def metadata_at(path: str, version: int) -> tuple[Mapping[str, Any], int] | None
     Raises:
         TableError: an entry or a checkpoint cannot be read.
     """
+    checkpoints = _checkpoints_of(path)
+    protocol = None
     for each in range(version, -1, -1):
         try:
-            commit = read_commit(path, each)
+            actions = read_actions(path, each)
         except TableError:
             if entry_signature(path, each) is not None:
                 raise
-            found = _checkpointed_metadata(path, each)
-            return None if found is None else (found, each)
-        if commit.metadata is not None:
-            return commit.metadata, each
-        found = _checkpointed_metadata(path, each)
-        if found is not None:
-            return found, each
+            actions = []
+        metadata, its_protocol = _said(actions)
+        if metadata is None:
+            metadata, checkpointed = _said(_checkpoint_actions(path, checkpoints.get(each, ())))
+            its_protocol = its_protocol or checkpointed
+        protocol = protocol or its_protocol
+        if metadata is not None:
+            return Described(metadata, each, protocol)
+        if not actions:
+            return None
     return None
 
 
-def _checkpointed_metadata(path: str, version: int) -> Mapping[str, Any] | None:
-    file = os.path.join(_root(path), "_delta_log", f"{version:020d}.checkpoint.parquet")
-    if not os.path.exists(file):
-        return None
-    import pyarrow as pa
+def _said(actions: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The metadata and the protocol among actions."""
+    metadata = protocol = None
+    for action in actions:
+        metadata = action.get("metaData") or metadata
+        protocol = action.get("protocol") or protocol
+    return metadata and {**metadata, "configuration": dict(metadata.get("configuration") or ())}, protocol
+
+
+def _checkpoints_of(path: str) -> dict[int, list[str]]:
+    """Table version -> the names of the files of its checkpoints."""
+    found: dict[int, list[str]] = {}
+    for name in sorted(_names(path)):
+        if match := CHECKPOINT.fullmatch(name):
+            found.setdefault(int(match[1]), []).append(name)
+    return found
+
+
+def _checkpoint_actions(path: str, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The metadata and protocol actions in a checkpoint's files; in one of several parts any can have either."""
+    import pyarrow as pa  # late: few logs need it, and it takes a third of a second
     import pyarrow.parquet as pq
 
+    for name in names:
+        file = os.path.join(_root(path), "_delta_log", name)
+        try:
+            if name.endswith(".json"):
+                yield from _json_lines(file)
+            else:
+                table = pq.ParquetFile(file).read(columns=["metaData", "protocol"])
+                for kind in table.column_names:
+                    yield from ({kind: row} for row in table.column(kind).drop_null().to_pylist())
+        except (OSError, pa.ArrowException, ValueError, RecursionError) as error:
+            raise TableError(f"checkpoint {name} of table {path} cannot be read", found=error) from error
+
+
+def last_checkpoint(path: str) -> dict[str, Any] | None:
+    """The pointer to a table's last checkpoint: its version, its size in actions. None when there is none.
+
+    Raises:
+        ValueError, OSError: it cannot be read.
+    """
     try:
-        rows = pq.read_table(file, columns=["metaData"]).column("metaData").to_pylist()
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise TableError(f"checkpoint {version} of table {path} cannot be read", found=error) from error
-    found = next((row for row in rows if row is not None), None)
-    if found is None:
+        found = json.loads(read_stored(os.path.join(_root(path), "_delta_log", "_last_checkpoint")))
+    except FileNotFoundError:
         return None
-    return {**found, "configuration": dict(found.get("configuration") or ())}
+    if not isinstance(found, dict):
+        raise ValueError(f"not an object: {found!r}")
+    return found
 
 
 def only_adds_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -261,14 +335,17 @@ def newest_version(path: str) -> int:
 
 
 def versions_of(path: str) -> list[int]:
-    folder = os.path.join(_root(path), "_delta_log")
+    """The versions that have a log entry, in their order; none when there is no log."""
+    return sorted(int(found[1]) for name in _names(path) if (found := ENTRY.fullmatch(name)))
+
+
+def _names(path: str) -> list[str]:
     try:
-        names = os.listdir(folder)
+        return os.listdir(os.path.join(_root(path), "_delta_log"))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise TableError(f"the log of table {path} cannot be listed", found=error) from error
-    return sorted(int(found[1]) for name in names if (found := _ENTRY.fullmatch(name)))
 
 
 def entry_of(path: str, version: int) -> str:

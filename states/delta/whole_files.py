@@ -13,17 +13,13 @@ where they matter to its reading, and else by nobody: see docs/faults.md.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable
 from typing import Protocol
 
 from trident.coordinators.errors import TableError
 from trident.states.delta.kernel_files import local_path
-
-_ENTRY = re.compile(r"(\d{20})\.json")
-# Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+from trident.states.delta.log_entries import CHECKPOINT, ENTRY
 
 
 class SizedFile(Protocol):
@@ -93,9 +89,9 @@ def require_whole_log(path: str, version: int | None = None) -> None:
     try:
         with os.scandir(folder) as found:
             for entry in found:
-                if match := _ENTRY.fullmatch(entry.name):
+                if match := ENTRY.fullmatch(entry.name):
                     entries[int(match[1])] = entry
-                elif match := _CHECKPOINT.fullmatch(entry.name):
+                elif match := CHECKPOINT.fullmatch(entry.name):
                     checkpoints.setdefault(int(match[1]), []).append(entry)
     except OSError:
         return  # no table, or one that whoever reads it will say more of

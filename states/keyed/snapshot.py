@@ -8,8 +8,6 @@ tables, and skips files by their statistics.
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -187,9 +185,7 @@ def _require_plain_files(table: TableSnapshot) -> None:
 def _actions_in_checkpoint(path: str) -> int:
     """How many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
     try:
-        with open(os.path.join(local_path(path) or path, "_delta_log", "_last_checkpoint"), encoding="utf-8") as file:
-            return int(json.load(file)["size"])
-    except FileNotFoundError:
-        return 0
+        found = log_entries.last_checkpoint(path)
+        return 0 if found is None else int(found["size"])
     except (OSError, ValueError, KeyError, TypeError):
         return _CHECKPOINT_ACTIONS_MAX + 1

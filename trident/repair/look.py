@@ -39,7 +39,7 @@ from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.staged import StagedFile
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
-from trident.states.delta.log_entries import entry_signature, read_commit
+from trident.states.delta.log_entries import entry_signature, read_actions, read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.tables import UPTO_COLUMN
@@ -338,7 +338,7 @@ def _is_there(root: Path, file: StagedFile) -> bool:
 
 
 def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
-    info = _commit_info(path, commit.version)
+    info = next((a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {})
     known = [file.num_records for file in commit.added]
     rows = f"{sum(count or 0 for count in known)} rows in {len(known)} files added, {len(commit.removes)} files removed"
     user = info.get("userName") or info.get("userId")
@@ -349,12 +349,3 @@ def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
     said = [reason, f"user {user}" if user else "", when, rows]
     text = ", ".join(part for part in said if part)
     return ForeignChange(commit.version, commit.operation, text, only_properties(commit))
-
-
-def _commit_info(path: Path, version: int) -> dict[str, Any]:
-    with open(path / "_delta_log" / f"{version:020d}.json", encoding="utf-8") as lines:
-        for line in lines:
-            info = json.loads(line).get("commitInfo") if '"commitInfo"' in line else None
-            if isinstance(info, dict):
-                return info
-    return {}

@@ -1,27 +1,31 @@
-"""What each version of a Delta table adds, and the table's schema, from its log. Pure Python, no JVM.
+"""What each version of a Delta table adds for a source, and the table's schema, as its log says.
 
-Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+The log itself is read by ``trident.states.delta.log_entries``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import SourceError
+from trident.coordinators.errors import SourceError, TableError
+from trident.states.delta.log_entries import (
+    entry_of,
+    entry_signature,
+    last_checkpoint,
+    metadata_at,
+    read_actions,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_ENTRY = re.compile(r"(\d{20})\.json")
-# Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36})?\.(parquet|json)")
 # Tables of which commits may be elsewhere than in the log folder.
 _MANAGED = ("catalogManaged", "catalogOwned-preview")
 # Files described by versions that are kept in memory.
@@ -88,21 +92,19 @@ class DeltaChanges:
 
     def __init__(self, table: str) -> None:
         self.table = table
-        self._folder = os.path.join(table, "_delta_log")
         self._kept: OrderedDict[int, Change] = OrderedDict()
         self._kept_files = 0
         self._lock = threading.Lock()
 
     def exists(self, version: int) -> bool:
-        return os.path.exists(self._entry(version))
+        return os.path.exists(entry_of(self.table, version))
 
     def stamp(self, version: int) -> tuple[int, int, int] | None:
         """What tells this file of the log from another one made in its place."""
         try:
-            status = os.stat(self._entry(version))
+            return entry_signature(self.table, version)
         except OSError:
             return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def newest(self, known: int | None = None) -> int:
         """The newest version.
@@ -114,10 +116,13 @@ class DeltaChanges:
             SourceError: there is no table.
         """
         if known is None:
-            entries = [int(found[1]) for name in self._names() if (found := _ENTRY.fullmatch(name))]
+            try:
+                entries = versions_of(self.table)
+            except TableError as error:
+                raise self._no_table(error.message) from error
             if not entries:
                 raise self._no_table("no version in its log")
-            known = max(entries)
+            known = entries[-1]
         while self.exists(known + 1):
             known += 1
         return known
@@ -125,8 +130,7 @@ class DeltaChanges:
     def checkpointed(self) -> int:
         """The version of the last checkpoint, -1 when there is none or its pointer cannot be read."""
         try:
-            with open(os.path.join(self._folder, "_last_checkpoint"), encoding="utf-8") as file:
-                return int(json.load(file)["version"])
+            return int((last_checkpoint(self.table) or {"version": -1})["version"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1
 
@@ -141,7 +145,7 @@ class DeltaChanges:
             if found is not None:
                 self._kept.move_to_end(version)
                 return found
-        change = _change(version, list(self._actions(version)), self.table)
+        change = _change(version, self._actions(version), self.table)
         with self._lock:
             if version not in self._kept:
                 self._kept[version] = change
@@ -157,53 +161,33 @@ class DeltaChanges:
         Raises:
             SourceError: there is no table, or its log cannot be read.
         """
-        names = self._names()
-        entries = {int(found[1]) for name in names if (found := _ENTRY.fullmatch(name))}
         if version is None:
             version = self.newest()
-        checkpoints = [(int(found[1]), name) for name in names if (found := _CHECKPOINT.fullmatch(name))]
-        base = max((at for at, _ in checkpoints if at <= version), default=-1)
-        metadata = protocol = None
-        for each in range(version, -1, -1):
-            if each == base and metadata is None:
-                metadata, protocol = self._of_checkpoint([name for at, name in checkpoints if at == base])
-                break
-            if each not in entries:
-                raise self.cleaned(each, "its schema is not known")
-            for action in self._actions(each):
-                metadata = action.get("metaData") or metadata
-                protocol = action.get("protocol") or protocol
-            if metadata is not None:
-                break
-        if metadata is None:
+        try:
+            found = metadata_at(self.table, version)
+        except TableError as error:
+            raise SourceError(error.message) from error
+        if found is None:
+            for each in range(version, -1, -1):
+                if not self.exists(each):
+                    raise self.cleaned(each, "its schema is not known")
             raise self._no_table("a log without metadata")
-        managed = [name for name in _MANAGED if name in ((protocol or {}).get("readerFeatures") or ())]
+        managed = [name for name in _MANAGED if name in ((found.protocol or {}).get("readerFeatures") or ())]
         if managed:
             raise SourceError(
                 f"the Delta table {self.table} is managed by a catalog", found=managed[0], expected="a table by path"
             )
-        return TableInfo(version, str(metadata["id"]), schema_of(metadata))
+        return TableInfo(version, str(found.metadata["id"]), schema_of(found.metadata))
 
     def cleaned(self, version: int, why: str) -> SourceError:
         """The error for a log entry that is needed and gone."""
         return SourceError(
             f"the log of the Delta table {self.table} has no entry for version {version}: {why}",
             found="a log that was cleaned up, or lost a file",
-            expected=os.path.basename(self._entry(version)),
+            expected=os.path.basename(entry_of(self.table, version)),
             action="raise delta.logRetentionDuration above the longest time that the topology may be stopped; "
             "then begin again with `trident reset NAME`, or with a later starting_version",
         )
-
-    # --- files ------------------------------------------------------------------------------
-
-    def _entry(self, version: int) -> str:
-        return os.path.join(self._folder, f"{version:020d}.json")
-
-    def _names(self) -> list[str]:
-        try:
-            return os.listdir(self._folder)
-        except OSError as error:
-            raise self._no_table(str(error)) from error
 
     def _no_table(self, found: str) -> SourceError:
         return SourceError(
@@ -213,48 +197,13 @@ class DeltaChanges:
             action="give its path; that of a table in a catalog is shown by DESCRIBE DETAIL",
         )
 
-    def _actions(self, version: int) -> Iterator[dict[str, Any]]:
-        empty = True
+    def _actions(self, version: int) -> list[dict[str, Any]]:
         try:
-            with open(self._entry(version), encoding="utf-8") as lines:
-                for line in lines:
-                    if line.strip():
-                        yield json.loads(line)
-                        empty = False
-        except FileNotFoundError:
-            raise self.cleaned(version, "what it added is not known") from None
-        except (OSError, ValueError) as error:
-            raise SourceError(
-                f"log entry {version} of the Delta table {self.table} cannot be read", found=error
-            ) from error
-        if empty:
-            raise SourceError(
-                f"log entry {version} of the Delta table {self.table} is empty",
-                found="no action",
-                expected="the actions of a commit",
-                action="bring the file back from a back-up: the rows that it names would be missing without a word",
-            )
-
-    def _of_checkpoint(self, names: list[str]) -> tuple[dict | None, dict | None]:
-        """The metadata and protocol of a checkpoint; of one in parts either may be in any of them."""
-        import pyarrow.parquet as pq
-
-        found: dict[str, dict | None] = {"metaData": None, "protocol": None}
-        for name in sorted(names):
-            file = os.path.join(self._folder, name)
-            try:
-                if name.endswith(".json"):
-                    with open(file, encoding="utf-8") as lines:
-                        rows = [json.loads(line) for line in lines if line.strip()]
-                    values = {kind: [row[kind] for row in rows if row.get(kind)] for kind in found}
-                else:
-                    table = pq.read_table(file, columns=list(found))
-                    values = {kind: table.column(kind).drop_null().to_pylist() for kind in found}
-            except (OSError, ValueError, KeyError) as error:  # Arrow's errors are ValueErrors
-                raise SourceError(f"the checkpoint {file} cannot be read", found=error) from error
-            for kind, of_kind in values.items():
-                found[kind] = of_kind[-1] if of_kind else found[kind]
-        return found["metaData"], found["protocol"]
+            return read_actions(self.table, version)
+        except TableError as error:
+            if not self.exists(version):
+                raise self.cleaned(version, "what it added is not known") from None
+            raise SourceError(error.message) from error
 
 
 def _change(version: int, actions: list[dict[str, Any]], table: str) -> Change:
@@ -289,7 +238,7 @@ def _added(body: dict[str, Any]) -> AddedFile:
     return AddedFile(int(body["size"]), rows, action)
 
 
-def schema_of(metadata: dict[str, Any]) -> "StructType":
+def schema_of(metadata: Mapping[str, Any]) -> "StructType":
     """The schema in a ``metaData`` action, its fields nullable and without Delta's own metadata."""
     from pyspark.sql.types import StructField, StructType
 

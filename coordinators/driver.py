@@ -271,13 +271,13 @@ class GroupDriver:
         elif isinstance(command, master.End):
             self._on_end(command)
         else:
-            handler = {
+            handlers: dict[type, Callable[[Any], None]] = {
                 master.Prepare: self._prepare,
                 master.Decide: self._decide,
                 master.Commit: self._commit,
                 master.Advance: self._advance,
-            }[type(command)]
-            self._commit_pool.submit(handler, command)
+            }
+            self._commit_pool.submit(handlers[type(command)], command)
 
     def _on_end(self, command: master.End) -> None:
         if command.mode is Mode.GAVE_UP:
@@ -426,6 +426,7 @@ class GroupDriver:
 
         if not self._until_done(work, "publish", publish, None):
             return
+        assert work.published is not None
         # A queue is acknowledged only when the data is durable.
         data = {
             tx_id: spout["commit_data"]

@@ -153,8 +153,17 @@ class UserFunctionError(BatchError):
         location: "file:line" of the user's line that raised.
     """
 
-    def __init__(self, message: str, *, operation: str, location: str, **more: object) -> None:
-        super().__init__(message, **more)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str,
+        location: str,
+        found: object = None,
+        expected: object = None,
+        action: str | None = None,
+    ) -> None:
+        super().__init__(message, found=found, expected=expected, action=action)
         self.operation, self.location = operation, location
 
 
@@ -173,8 +182,10 @@ class AttemptCapReached(TridentError):
         txid: the transaction that cannot be processed.
     """
 
-    def __init__(self, message: str, *, txid: int, **more: object) -> None:
-        super().__init__(message, **more)  # type: ignore[arg-type]
+    def __init__(
+        self, message: str, *, txid: int, found: object = None, expected: object = None, action: str | None = None
+    ) -> None:
+        super().__init__(message, found=found, expected=expected, action=action)
         self.txid = txid
 
 

@@ -221,9 +221,10 @@ class GroupStore:
         record = self._record
         self.misplaced = list(positions.compare(record, self._digests, self._partition_digests)) if record else []
         # What is missing stays missed: another write must not make it right.
-        for tx_id in self.tx_ids if record else ():
-            self._digests[tx_id] = dict((record.pins or {}).get(tx_id, self._digests[tx_id]))
-            self._partition_digests[tx_id] = (record.partitions or {}).get(tx_id, self._partition_digests[tx_id])
+        if record is not None:
+            for tx_id in self.tx_ids:
+                self._digests[tx_id] = dict((record.pins or {}).get(tx_id, self._digests[tx_id]))
+                self._partition_digests[tx_id] = (record.partitions or {}).get(tx_id, self._partition_digests[tx_id])
 
     def _written_meanwhile(self) -> bool:
         """Whether the record was written while the rest was read: then the two do not belong together."""
@@ -430,8 +431,8 @@ class GroupStore:
                 states.cleanup_before_in(changes, txid)
                 edits.append(changes)
             moved = self._moved(txid, opaque_metadata or {})
-            for changes in moved:
-                self._ensure(changes.root)
+            for pages in moved:
+                self._ensure(pages.root)
             self._write(ADVANCE, after, ops, [*edits, *moved])
             self._decision = None
 

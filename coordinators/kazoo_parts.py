@@ -23,7 +23,7 @@ import ssl
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kz
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -36,7 +36,10 @@ _ROUNDS = 2
 _HIDDEN = "***"
 
 
-class RequiresSasl(kz.AuthFailedError, getattr(kz, "SessionClosedRequireSaslError", kz.ZookeeperError)):  # type: ignore
+_RequiresSasl: Any = getattr(kz, "SessionClosedRequireSaslError", kz.ZookeeperError)  # newer versions of kazoo have it
+
+
+class RequiresSasl(kz.AuthFailedError, _RequiresSasl):
     """The server wants SASL of every client: a failed authentication, of which kazoo's thread would die."""
 
     code = -124
@@ -165,8 +168,13 @@ def require_sasl_package() -> None:
 
 # -- the log ----------------------------------------------------------------
 
+if TYPE_CHECKING:
+    _LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _LoggerAdapter = logging.LoggerAdapter  # Python 3.10 cannot subscribe it
 
-class HarmlessLog(logging.LoggerAdapter):
+
+class HarmlessLog(_LoggerAdapter):
     """The logger that kazoo is given: without credentials, and it remembers why connecting failed."""
 
     def __init__(self, logger: logging.Logger, problems: Problems) -> None:

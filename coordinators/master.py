@@ -39,9 +39,9 @@ begins before it is advanced. Otherwise the transactions that had begun are
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.transactions import TransactionAttempt
@@ -396,6 +396,7 @@ class End:
 
 
 Command = Union[AskReady, Begin, EmitBatch, Cancel, Prepare, Decide, Commit, Advance, Success, StartTimer, End]
+_Value = TypeVar("_Value")
 Result = tuple[CoordinatorState, tuple[Command, ...]]
 
 
@@ -574,7 +575,7 @@ def _halt_requested(state: CoordinatorState, event: HaltRequested) -> Result:
     return _end(state, Mode.HALTED)
 
 
-_HANDLERS = {
+_HANDLERS: Mapping[type, Callable[[CoordinatorState, Any], Result]] = {
     Recovered: _recovered,
     Ready: _ready,
     Began: _began,
@@ -700,8 +701,9 @@ def _end(state: CoordinatorState, mode: Mode) -> Result:
     return replace(state, mode=mode), (*commands, End(mode, state.capped))
 
 
-def _put(entries: tuple, key: int, value: object) -> tuple:
-    return tuple(sorted({**dict(entries), key: value}.items()))
+def _put(entries: tuple[tuple[int, _Value], ...], key: int, value: _Value) -> tuple[tuple[int, _Value], ...]:
+    after = {**dict(entries), key: value}
+    return tuple((number, after[number]) for number in sorted(after))
 
 
 def _story(live: Iterable[Live]) -> str:

@@ -123,7 +123,8 @@ class OpaqueMetadata:
         if not given:
             return PageChanges(self, [], self._pages, self._old, self._greatest)
         new = {partition: self._entry(partition, txid, metadata) for partition, metadata in given.items()}
-        pages, ops, may_take = dict(self._pages), [], True
+        ops: list[Op] = []
+        pages, may_take = dict(self._pages), True
         size, covered = sum(entry.size for entry in new.values()), set(new)
         for number in sorted(self._pages, reverse=True):
             page = self._pages[number]

@@ -47,7 +47,7 @@ class Patience:
         """
         if self._timeout_secs is None:
             return None
-        return self._timeout_secs * factor * 2 ** self._doublings(attempt)
+        return self._timeout_secs * factor * 2.0 ** self._doublings(attempt)
 
     def _doublings(self, attempt: TransactionAttempt) -> int:
         first = 0 if self._warm else _FIRST_DOUBLINGS

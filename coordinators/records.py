@@ -13,7 +13,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -185,7 +185,11 @@ class Holder:
     token: Name
 
 
-Record = TypeVar("Record")
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Record = TypeVar("Record", bound=_Dataclass)
 
 
 def encode(record: Any) -> bytes:
@@ -220,7 +224,7 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
     # The defaults of a record are for Python code; stored, every key is there.
     missing = [
         known.name
-        for known in dataclasses.fields(kind)  # type: ignore[arg-type]
+        for known in dataclasses.fields(kind)
         if known.name not in fields and not known.metadata.get(MAY_BE_MISSING)
     ]
     if missing:

@@ -40,8 +40,17 @@ class SnapshotUnavailable(TableError):
         available: the transaction that can be read instead, when there is one.
     """
 
-    def __init__(self, message: str, *, txid: int, available: int | None = None, **more: object) -> None:
-        super().__init__(message, **more)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        message: str,
+        *,
+        txid: int,
+        available: int | None = None,
+        found: object = None,
+        expected: object = None,
+        action: str | None = None,
+    ) -> None:
+        super().__init__(message, found=found, expected=expected, action=action)
         self.txid, self.available = txid, available
 
 

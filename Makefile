@@ -15,6 +15,7 @@
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
+# make rooms   arrows between packages, those against their order, circles of files, lines
 # make clean   removes what these made
 #
 # PYTHON=… chooses the interpreter that .venv is made with, JAVA_HOME=… the JDK.
@@ -38,7 +39,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types venv \
+.PHONY: test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types rooms venv \
 	clean check-python check-java
 
 test: check-java $(STAMP) $(CLASSES)
@@ -93,6 +94,9 @@ races: check-java $(STAMP) $(CLASSES)
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \
 		tests/states/keyed/test_same_keys.py $(PYTEST_ARGS)
+
+rooms: $(STAMP)
+	@$(BIN)/python -m tests.rooms
 
 demo: check-java $(STAMP)
 	@$(BIN)/python examples/demo.py

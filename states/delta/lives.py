@@ -16,8 +16,7 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.delta import halts as contradictions
 from trident.states.delta.log_entries import as_text, newest_version, read_commit
-from trident.states.delta.manifest import ManifestStore
-from trident.states.publishing.prior_incarnation import groups_with_manifests
+from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.folders import make_folder
-from trident.states.core.names import check_inside
+from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import fsync
 
@@ -32,6 +32,7 @@ WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")
 CLEAN = faults.register("clean.manifests", "removing manifests that nobody needs any more")
 _SCHEMA = 1
+_FILE = re.compile(r"\d+-\d+")
 
 
 @dataclass(frozen=True)
@@ -302,3 +303,15 @@ def _create(path: Path, data: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
+    """The batch groups of which there are manifests."""
+    folder = warehouse / "_trident" / topology
+    return sorted(path.parent.name for path in folder.glob("*/manifests") if path.is_dir() and not _of_a_stream(path))
+
+
+def _of_a_stream(folder: Path) -> bool:
+    """Whether it is the folder of a stream named "manifests", and not that of a batch group named "streams"."""
+    manifests = (path for path in folder.rglob("*.json") if _FILE.match(path.name))
+    return folder.parent.name == STREAMS_FOLDER and next(manifests, None) is None

@@ -6,18 +6,15 @@ reset` there is nothing to be found: it forgets descriptors and manifests too.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
-from trident.states.core.names import STREAMS_FOLDER
 from trident.states.delta import halts as contradictions
 from trident.states.delta.kernel import KernelEngine, TableMissing
-from trident.states.delta.manifest import ManifestStore
+from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 # A memory map is gone with its process: it contradicts nobody.
-_MANIFEST = re.compile(r"\d+-\d+")
 _FORGOTTEN = frozenset({"memory"})
 
 
@@ -68,15 +65,3 @@ def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
                 said = contradictions.attempt_text(decision.txid, decision.attempt_id)
                 found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")
     return found
-
-
-def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
-    """The batch groups of which there are manifests."""
-    folder = warehouse / "_trident" / topology
-    return sorted(path.parent.name for path in folder.glob("*/manifests") if path.is_dir() and not _of_a_stream(path))
-
-
-def _of_a_stream(folder: Path) -> bool:
-    """Whether it is the folder of a stream named "manifests", and not that of a batch group named "streams"."""
-    manifests = (path for path in folder.rglob("*.json") if _MANIFEST.match(path.name))
-    return folder.parent.name == STREAMS_FOLDER and next(manifests, None) is None

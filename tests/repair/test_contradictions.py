@@ -607,7 +607,7 @@ def test_a_repair_is_refused_while_the_topology_runs(world: World) -> None:
     with pytest.raises(Halted):
         query.await_termination(WAIT_SECS)
     from tests.repair_helpers import connected
-    from trident.commands.admin import leading
+    from trident.running.own_zookeeper import leading
 
     with connected(world.hosts, world.root) as zk, leading(zk, "top", ["lines"]):
         with pytest.raises(CoordinationError, match="top is running"):

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt as Attempt
+from trident.running.executors import make_executor
 from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
-from trident.spouts.executors import Known, make_executor
+from trident.spouts.executors import Known
 from trident.spouts.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.spouts.partitions import Emission
 

@@ -11,7 +11,7 @@ from tests.stream_helpers import RowsSpout, stream_of
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count
-from trident.operations.query_kinds import MapGet
+from trident.states.core.queries import MapGet
 from trident.streams.topology import TridentTopology
 from trident.testing import MemoryMapState, run_batch
 from trident.udf.deferred import expr

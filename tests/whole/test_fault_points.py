@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
@@ -92,7 +91,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/running/cluster_probe.py:_ask": (1, _PROBE),
     "trident/running/cluster_probe.py:look": (1, _PROBE),
     "trident/running/cluster_probe.py:prepare_cluster": (3, _PROBE),
-    "trident/workers/tracking.py:Ledger.write": (2, _TASK),
+    "trident/workers/ledger.py:Ledger.write": (2, _TASK),
     "trident/commands/dead_letters.py:dead_letters": (1, _NO_BATCH),
     "trident/commands/dead_letters.py:_replays": (1, _NO_BATCH),
     "trident/spouts/delta/frames.py:DeltaFrames.sizes": (

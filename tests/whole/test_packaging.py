@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"trident", "coordinators", "states", "tests", "examples", "benchmarks"}
 # Module -> the distribution that brings it, where the names differ or another one depends on it.
-DISTRIBUTION = {"delta": "delta-spark", "py4j": "pyspark", "numpy": "pandas"}
+DISTRIBUTION = {"importlinter": "import-linter", "delta": "delta-spark", "py4j": "pyspark", "numpy": "pandas"}
 TESTS_ONLY = {"pytest", "hypothesis", "deltalake"}
 
 

@@ -24,7 +24,7 @@ from trident.planning.lowering import lower
 from trident.planning.nodes import SourceNode
 from trident.planning.results import RESULT, result_of
 from trident.workers.anchors import ANCHORS, children_of, make_anchors, read_anchors, sums_by_root
-from trident.workers.tracking import Ledger
+from trident.workers.ledger import Ledger
 
 ATTEMPT = TransactionAttempt(1, 0)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +13,13 @@ from trident.config import TridentConfig, as_config
 from trident.coordinators.driver import GroupDriver
 from trident.coordinators.errors import CoordinationError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
-from trident.coordinators.leadership import Leadership, Lease
+from trident.coordinators.leadership import Lease
 from trident.coordinators.master import Limits
 from trident.coordinators.ports import Beginning, Initialized, ProcessedBatch
 from trident.coordinators.registration import Registration
 from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.own_zookeeper import own_zookeeper
+from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.running.positions_check import check_by_manifest
 from trident.running.query import spark_settings
 from trident.spark.session import make_session
@@ -33,8 +30,7 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
 
-__all__ = ["compact", "leading", "reset", "skip"]
-_TAKE_SECS = 5.0
+__all__ = ["compact", "reset", "skip"]
 
 
 def compact(name: str, config: TridentConfig | None = None, force: bool = False) -> str:
@@ -286,34 +282,6 @@ def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
             action="check the name, or name the warehouse with --set warehouse=…",
         )
     return found
-
-
-@contextmanager
-def leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
-    """The lease, or an error at once when somebody else leads."""
-    give_up = threading.Event()
-    waits_for: list[str] = []
-
-    def waiting(holder: Any) -> None:
-        waits_for.append(f"{holder.host} pid {holder.pid}")
-        if time.monotonic() > deadline:
-            give_up.set()
-
-    deadline = time.monotonic() + _TAKE_SECS
-    timer = threading.Timer(_TAKE_SECS, give_up.set)
-    timer.start()
-    try:
-        lease = Leadership(zk, name, groups).acquire(give_up, on_waiting=waiting)
-    finally:
-        timer.cancel()
-    if lease is None:
-        raise CoordinationError(
-            f"{name} is running", found=waits_for[-1] if waits_for else "no lease", action="stop it first"
-        )
-    try:
-        yield lease
-    finally:
-        lease.release()
 
 
 def _last_error(warehouse: Path, name: str, group: str) -> str:

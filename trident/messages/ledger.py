@@ -25,7 +25,7 @@ from trident.coordinators.errors import TableError
 from trident.spark.rows import parquet_reader
 from trident.states.core.folders import anchor_of, make_folder
 from trident.workers.anchors import sums_by_root
-from trident.workers.tracking import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
+from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

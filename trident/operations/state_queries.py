@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import DataType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.query_kinds import MapGet, SnapshotGet, TupleCollectionGet
 from trident.operations.state_writes import PersistNode
 from trident.planning.nodes import Node, appended, field_names, require_fields
+from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.udf.types import parse_outputs
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField
 
-from trident.operations.query_kinds import TupleCollectionGet
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.window_ops import lower_window, window_fields
@@ -47,6 +46,7 @@ from trident.planning.lowering import (
     spreads,
 )
 from trident.planning.nodes import MeetNode, Node
+from trident.states.core.queries import TupleCollectionGet
 from trident.states.publishing.user_tasks import KEY, PARTITION, STORED
 from trident.workers.failures import Label
 from trident.workers.states import SHOWN, UpdateMap

@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trident.commands.admin import leading
 from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
@@ -40,7 +39,7 @@ from trident.repair.steps import (
     WriteRecord,
     with_versions,
 )
-from trident.running.own_zookeeper import refuse_leader_elsewhere
+from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
 from trident.running.query import open_zookeeper, spark_settings
 from trident.spark.session import make_session
 from trident.states.delta import history as delta_log

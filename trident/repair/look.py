@@ -40,7 +40,7 @@ from trident.states.core.staged import StagedFile
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.log_entries import entry_signature, read_actions, read_commit
-from trident.states.delta.manifest import Manifest, ManifestStore
+from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.tables import UPTO_COLUMN
 from trident.states.keyed.log_watch import (
@@ -54,7 +54,6 @@ from trident.states.keyed.log_watch import (
 from trident.states.keyed.plain_watch import is_our_merge
 from trident.states.keyed.tables import merged_upto
 from trident.states.publishing.dead_letters import tables_beside
-from trident.states.publishing.prior_incarnation import groups_with_manifests
 
 
 def look(zk: ZooKeeper, engine: KernelEngine, warehouse: Path, name: str) -> TopologyFacts:

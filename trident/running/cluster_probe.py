@@ -1,4 +1,4 @@
-"""One small job before a topology runs on a cluster: do the executors have what every task needs?
+"""Asks the executors of a cluster, in one small job before a topology runs, for the modules that every task needs.
 
 Without it each lack shows as a batch that fails eight times, with a path or the
 name of a module. The probe asks as many tasks as the cluster has cores; hosts

@@ -11,15 +11,18 @@ deleting the tables of a topology that runs. Two things in the warehouse can:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trident.config import TridentConfig
 from trident.coordinators import processes
 from trident.coordinators.errors import CoordinationError, CorruptZnode, TridentError
+from trident.coordinators.leadership import Leadership, Lease
 from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.resetting import refuse_unfinished_reset, unfinished_reset
@@ -29,6 +32,7 @@ from trident.running.status import TopologyStatus, read_status, status_path
 from trident.states.delta.lives import lives_in
 
 _FRESH_SECS = 10.0
+_TAKE_SECS = 5.0
 
 
 def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation: str | None = None) -> str:
@@ -171,3 +175,35 @@ class _Guard:
 
     def _name_it(self) -> str:
         return "name the topology's own ZooKeeper (--zookeeper HOSTS or TRIDENT_ZOOKEEPER, and its zookeeper_root)"
+
+
+@contextmanager
+def leading(zk: ZooKeeper, name: str, groups: list[str]) -> Iterator[Lease]:
+    """Leads a topology for a command that writes to it.
+
+    Raises:
+        CoordinationError: another process leads.
+    """
+    give_up = threading.Event()
+    waits_for: list[str] = []
+
+    def waiting(holder: Any) -> None:
+        waits_for.append(f"{holder.host} pid {holder.pid}")
+        if time.monotonic() > deadline:
+            give_up.set()
+
+    deadline = time.monotonic() + _TAKE_SECS
+    timer = threading.Timer(_TAKE_SECS, give_up.set)
+    timer.start()
+    try:
+        lease = Leadership(zk, name, groups).acquire(give_up, on_waiting=waiting)
+    finally:
+        timer.cancel()
+    if lease is None:
+        raise CoordinationError(
+            f"{name} is running", found=waits_for[-1] if waits_for else "no lease", action="stop it first"
+        )
+    try:
+        yield lease
+    finally:
+        lease.release()

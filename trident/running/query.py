@@ -56,6 +56,7 @@ from trident.planning.groups import GroupPlan, plan
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.embedded_keeper import EmbeddedKeeper
+from trident.running.executors import make_executor
 from trident.running.interrupts import prepare
 from trident.running.one_host import check_topology
 from trident.running.positions_check import check_by_manifest
@@ -72,7 +73,7 @@ from trident.running.warm_up import WarmUp
 from trident.running.zookeeper_access import warn_if_open
 from trident.spark.session import check_session, make_session
 from trident.spouts.contracts import SpoutContext
-from trident.spouts.executors import SpoutExecutor, make_executor
+from trident.spouts.executors import SpoutExecutor
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.folders import make_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import SourceError
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from trident.spouts.contracts import Data
+# The rows of a batch as a spout may give them; tuples in the order of the schema.
+Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple]]
 
 
 def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "DataFrame":

@@ -10,20 +10,18 @@ asked.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 from trident.coordinators.transactions import TransactionAttempt
+from trident.spark.rows import Data
 
 if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 Json = Union[None, bool, int, float, str, list, dict]
-Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple]]
 
 
 class SpoutKind(enum.Enum):

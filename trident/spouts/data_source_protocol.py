@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.batch_size import AdaptiveBatchSize
@@ -14,13 +14,22 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
-    from trident.spouts.data_source import DataSourceSpout
+
+class SourceCalls(Protocol):
+    """The part of a DataSourceSpout that calls the user's source."""
+
+    name: str
+    simple: bool
+    read_limit: Any
+
+    def call(self, method: Any, *arguments: Any) -> Any:
+        """The method's result; SourceError where it raises."""
 
 
 class ReadLimits:
     """The read limit that a reader is given, smaller after a timeout."""
 
-    def __init__(self, spout: "DataSourceSpout", reader: Any, in_flight: int) -> None:
+    def __init__(self, spout: SourceCalls, reader: Any, in_flight: int) -> None:
         self.taken = not spout.simple and bool(inspect.signature(reader.latestOffset).parameters)
         if spout.read_limit is not None and not self.taken:
             raise TopologyError(
@@ -101,7 +110,7 @@ def overrides(source: "DataSource", method: str) -> bool:
     return getattr(type(source), method) is not getattr(DataSource, method)
 
 
-def copy_of(spout: "DataSourceSpout", reader: Any) -> Any:
+def copy_of(spout: SourceCalls, reader: Any) -> Any:
     """A copy of a reader as tasks get it.
 
     Raises:

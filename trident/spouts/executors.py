@@ -31,7 +31,6 @@ from trident.spouts.contracts import (
     Commits,
     Emitted,
     Json,
-    PartitionedTridentSpout,
     Prepares,
     Refreshes,
     ReportsBacklog,
@@ -105,26 +104,6 @@ class SpoutExecutor(Protocol):
 
 _METADATA_BYTES_MAX = 512 * 1024
 _NAME_BYTES_MAX = 1024
-
-
-def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
-    """The executor for a spout, by its kind.
-
-    Args:
-        spout: of the user.
-        context: of its stream.
-    """
-    if isinstance(spout, PartitionedTridentSpout):
-        opaque = spout.kind is SpoutKind.OPAQUE
-        cls = OpaquePartitionedTridentSpoutExecutor if opaque else PartitionedTridentSpoutExecutor
-        return cls(spout, context)
-    if is_rich_spout(spout):
-        from trident.messages.executor import MessageSpoutExecutor
-
-        return MessageSpoutExecutor(spout, context)
-    if is_batch_spout(spout):
-        spout = BatchSpoutExecutor(spout)
-    return TridentSpoutExecutor(spout, context)
 
 
 def is_batch_spout(spout: Any) -> bool:

@@ -8,6 +8,7 @@ are not made. Imported by every worker: keep its imports light.
 
 from __future__ import annotations
 
+import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.failures import Label, fail
+from trident.workers.ledger import Ledger, ledger_place
 from trident.workers.lifecycle import prepared
 from trident.workers.values import Values, WrongValue, cut_repr, python_values, to_arrow
 
@@ -425,8 +427,6 @@ class Chain:
             yield from self._run(self.steps, batches)
 
     def _tracked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from trident.workers.tracking import Ledger, ledger_place
-
         ledger, place = Ledger(), ledger_place(self.name)
         steps = tuple(step.for_task(ledger) if hasattr(step, "for_task") else step for step in self.steps)
         yield from self._run(steps, batches)
@@ -465,8 +465,6 @@ class SentChain:
         return replace(self, info=info)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pickle
-
         yield from pickle.loads(self.sent.value).for_batch(self.info)(batches)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from trident.coordinators.errors import Halted
-from trident.operations.query_kinds import TupleCollectionGet
 from trident.states.core.plain_values import frozen
+from trident.states.core.queries import TupleCollectionGet
 from trident.states.core.values import Semantics, dumps
 from trident.states.maps.map_states import BufferedMap
 from trident.states.publishing.user_tasks import (

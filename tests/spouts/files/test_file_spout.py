@@ -28,7 +28,7 @@ from trident.spouts.contracts import ReportsBacklog, Shrinks, SpoutContext, Spou
 from trident.spouts.files import reading as file_reading
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.ledger import LedgerEntry
-from trident.spouts.files.parquet import _is_exact
+from trident.spouts.files.parquet import is_exact
 from trident.spouts.files.reading import group, partitions_for, pieces, source_failure
 from trident.spouts.files.spout import FileSpout
 from trident.spouts.files.tasks import read_lines, shown
@@ -960,7 +960,7 @@ def test_parquet_in_batches_of_any_size_is_what_spark_reads(inputs, new_run, spa
     assert [batch.total() for batch in got.values()] == [pin["rows"] for pin in run.pins.values()]
     assert any(pin["from"][1] for pin in run.pins.values())
     # Both ways of reading a part of a file were taken: in the tasks, and by Spark with row numbers.
-    assert _is_exact(str(inputs / "0.parquet"), run.spout.output_schema) == ("missing" not in schema)
+    assert is_exact(str(inputs / "0.parquet"), run.spout.output_schema) == ("missing" not in schema)
     whole = new_run(inputs, "parquet", schema=schema)
     assert Counter(map(plain, whole.rows(whole.begin()))) == expected
 

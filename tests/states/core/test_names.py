@@ -58,13 +58,12 @@ from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.names import check_inside, check_name
 from trident.states.core.staged import StagedFile
-from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable, groups_with_manifests
 from trident.states.delta.staging import staged_file
 from trident.states.maps.backed_map import opaque
 from trident.states.maps.redis_map import RedisMap
 from trident.states.maps.sqlite_map import SqliteMap
 from trident.states.publishing.dead_letters import check_names_apart, tables_beside
-from trident.states.publishing.prior_incarnation import groups_with_manifests
 
 NASTY = [
     "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.batch_size import AdaptiveBatchSize
@@ -17,13 +17,28 @@ from trident.spouts.contracts import Backlog, Json
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from trident.spouts.delta.frames import DeltaFrames
-    from trident.spouts.delta.spout import DeltaSpout
 
 # How many versions beyond the planned ones are looked at, so that a look stays quick.
 _AHEAD_VERSIONS = 1_000
 # Files of so many bytes in all go together: a transaction costs more than to read them.
 _TOGETHER_BYTES = 8 << 20
+
+
+class DeltaSettings(Protocol):
+    """The part of a DeltaSpout that says how its table is cut into batches."""
+
+    table: str
+    starting_version: Any
+    max_files: int
+    max_bytes: int
+    ignore_changes: bool
+    poll_interval_secs: float
+
+    def check_schema(self, found: "StructType", version: int) -> None:
+        """SourceError where the table's schema is not the one that the topology was built with."""
 
 
 class Place(NamedTuple):
@@ -78,7 +93,7 @@ class Range(NamedTuple):
 class DeltaCoordinator:
     """Looks at the log and decides where each batch ends. Metadata: as :class:`Range`."""
 
-    def __init__(self, spout: "DeltaSpout", frames: "DeltaFrames", in_flight: int) -> None:
+    def __init__(self, spout: DeltaSettings, frames: "DeltaFrames", in_flight: int) -> None:
         self._spout, self._frames = spout, frames
         self._log = DeltaChanges(spout.table)
         info = self._log.info()

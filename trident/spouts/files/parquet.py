@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.format import RowFormat, escape
 from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
-
-    from trident.spouts.files.reading import RowFormat
 
 _BATCH_ROWS = 64 << 10
 
@@ -47,13 +46,11 @@ def count_rows(path: str) -> int:
         ) from error
 
 
-def read_parquet(
-    spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int
-) -> "DataFrame":
+def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
     """The rows of some ranges."""
     whole = [part for part in ranges if part.whole and ":" not in part.entry.path]
     parts = [part for part in ranges if part not in set(whole)]
-    exact = [part for part in parts if _is_exact(part.entry.path, format.schema)]
+    exact = [part for part in parts if is_exact(part.entry.path, format.schema)]
     frames = [_in_tasks(spark, format, exact, partitions)] if exact else []
     if whole:
         frames.append(_native(spark, format, whole))
@@ -66,16 +63,14 @@ def read_parquet(
     return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
 
-def _native(spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], *more: str) -> "DataFrame":
-    from trident.spouts.files.reading import escape
-
+def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], *more: str) -> "DataFrame":
     reader = spark.read.schema(format.schema).options(**{key: str(value) for key, value in format.options.items()})
     frame = reader.parquet(*[escape(part.entry.path) for part in ranges])
     columns = [f"`{name.replace('`', '``')}`" for name in format.schema.names]
     return frame.selectExpr(*columns, *more)
 
 
-def _is_exact(path: str, schema: Any) -> bool:
+def is_exact(path: str, schema: Any) -> bool:
     """Whether Arrow reads every column of the schema from this file as Spark would."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -96,7 +91,7 @@ def _is_exact(path: str, schema: Any) -> bool:
     return True
 
 
-def _in_tasks(spark: "SparkSession", format: "RowFormat", ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
+def _in_tasks(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], partitions: int) -> "DataFrame":
     total = sum(part.end - part.begin for part in ranges)
     share = max(1, -(-total // partitions))
     pieces = [

@@ -11,56 +11,40 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
+from trident.spouts.files.parquet import is_exact, read_parquet
 from trident.spouts.files.tasks import MARK, UNPACKED_HERE, Piece, find_report, read_lines, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
-FORMATS = ("text", "csv", "json", "parquet")
-# Hadoop knows these by the end of the name; an offset into one means nothing.
-COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 # From 33 paths on Spark lists files with a job that has one task per path:
 # 200 paths took 550 ms to list and 30 took 29 ms; Python opens 200 in 5 ms.
 NATIVE_FILES_MAX = 30
 # One Spark partition per so many bytes: a batch below that runs fastest in one.
 PARTITION_BYTES = 8 << 20
-MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
 _CORRUPT = "_trident_corrupt"
 _LINE = """CASE WHEN endswith(value, char(13))
     THEN substring(make_valid_utf8(value), 1, length(make_valid_utf8(value)) - 1)
     ELSE make_valid_utf8(value) END"""
-_GLOB = re.compile(r"([{}\[\]*?\\])")
 
 
-def is_compressed(path: str) -> bool:
-    return path.endswith(COMPRESSED)
-
-
-def _is_name_for_spark(path: str) -> bool:
-    """Hadoop's file system cannot open a name with a colon, nor one that is not UTF-8."""
-    return ":" not in path and shown(path) == path
-
-
-def check_readable(path: str, format: "RowFormat") -> None:
+def check_readable(path: str, format: RowFormat) -> None:
     """For when a file is discovered: one that nothing here can read is named before it is part of a batch.
 
     Raises:
         SourceError: neither Spark nor Python can read it, because of its name or the format's options.
     """
     if format.name == "parquet":
-        from trident.spouts.files.parquet import _is_exact
-
-        bad = not _is_name_for_spark(path) and not (shown(path) == path and _is_exact(path, format.schema))
+        bad = not is_name_for_spark(path) and not (shown(path) == path and is_exact(path, format.schema))
         expected = "a name in UTF-8 without a colon"
     else:
-        by_python = format.header or not _is_name_for_spark(path)
+        by_python = format.header or not is_name_for_spark(path)
         bad = by_python and is_compressed(path) and not path.endswith(UNPACKED_HERE)
         expected = f"a file that is not packed, or {' or '.join(UNPACKED_HERE)}"
         expected += "; others only without a header line and with a name in UTF-8 without a colon"
@@ -76,68 +60,6 @@ def check_readable(path: str, format: "RowFormat") -> None:
 def partitions_for(size: int, cores: int) -> int:
     """How many Spark partitions so many bytes are worth."""
     return max(1, min(-(-size // PARTITION_BYTES), 2 * cores))
-
-
-@dataclass(frozen=True)
-class RowFormat:
-    """How lines become rows.
-
-    Attributes:
-        name: one of FORMATS.
-        schema: of the rows.
-        options: Spark's options for the format.
-
-    Raises:
-        TopologyError: an option cannot be used.
-    """
-
-    name: str
-    schema: "StructType"
-    options: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        lowered = {key.lower(): value for key, value in self.options.items()}
-        for option, why in (
-            ("multiline", "a row must be a line"),
-            ("linesep", "rows end with a newline"),
-            ("encoding", "files are read as UTF-8"),
-            ("charset", "files are read as UTF-8"),
-            ("wholetext", "a row is a line"),
-            ("pathglobfilter", "give the path as a glob"),
-            ("recursivefilelookup", "give the path as a glob with **"),
-            ("ignorecorruptfiles", "rows would be lost"),
-            ("ignoremissingfiles", "rows would be lost"),
-            ("modifiedbefore", "rows would be lost"),
-            ("modifiedafter", "rows would be lost"),
-            ("inferschema", "a schema is given"),
-        ):
-            if option in lowered and str(lowered[option]).lower() not in ("false", "utf-8", "utf8", "\n"):
-                raise TopologyError(
-                    f"FileSpout cannot use the option {self._as_written(option)}",
-                    found=repr(lowered[option]),
-                    expected=f"none: {why}",
-                )
-        if self.mode not in MODES:
-            raise TopologyError("the mode for malformed rows is unknown", found=self.mode, expected=" or ".join(MODES))
-
-    def _as_written(self, option: str) -> str:
-        return next(key for key in self.options if key.lower() == option)
-
-    def option(self, name: str, default: str) -> str:
-        return next((str(value) for key, value in self.options.items() if key.lower() == name.lower()), default)
-
-    @property
-    def mode(self) -> str:
-        return self.option("mode", "FAILFAST").upper()
-
-    @property
-    def header(self) -> bool:
-        return self.name == "csv" and self.option("header", "false").lower() == "true"
-
-    @property
-    def names_files(self) -> bool:
-        """Whether lines travel with their file's name, for the error about a malformed one."""
-        return self.name in ("csv", "json") and self.mode == "FAILFAST"
 
 
 class FileReader:
@@ -159,8 +81,6 @@ class FileReader:
         if not ranges:
             return self._spark.createDataFrame([], self._format.schema), 1
         if self._format.name == "parquet":
-            from trident.spouts.files.parquet import read_parquet
-
             return read_parquet(self._spark, self._format, ranges, partitions), partitions
         return self._rows(self._lines(ranges, partitions)), partitions
 
@@ -182,7 +102,7 @@ class FileReader:
         return self._native(native).unionByName(self._in_tasks(rest, partitions))
 
     def _can_be_native(self, part: FileRange) -> bool:
-        return part.whole and _is_name_for_spark(part.entry.path) and not self._format.header
+        return part.whole and is_name_for_spark(part.entry.path) and not self._format.header
 
     def _native(self, ranges: Sequence[FileRange]) -> "DataFrame":
         lines = self._spark.read.text([escape(part.entry.path) for part in ranges], lineSep="\n")
@@ -253,11 +173,6 @@ class FileReader:
         return F.raise_error(F.concat(F.lit(f"<<{MARK}:"), F.base64(F.encode(what, "UTF-8")), F.lit(">>"))).cast(
             "boolean"
         )
-
-
-def escape(path: str) -> str:
-    """A path as Spark must be given it, so that it is not taken for a glob."""
-    return _GLOB.sub(r"\\\1", path)
 
 
 def pieces(ranges: Sequence[FileRange], header: bool) -> list[Piece]:

@@ -19,9 +19,10 @@ from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
+from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
 from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
-from trident.spouts.files.reading import FORMATS, FileReader, RowFormat, check_readable, is_compressed
+from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.files.source import accept_source
 from trident.udf.schemas import as_schema
 

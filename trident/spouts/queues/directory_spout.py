@@ -52,9 +52,10 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.parquet import count_rows
-from trident.spouts.files.reading import FORMATS, FileReader, RowFormat, check_readable
+from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.states.core.folders import make_folder

@@ -145,7 +145,7 @@ def _plan(ours: Callable[["Stream"], "Stream"]) -> Any:
 
     topology = TridentTopology("bench")
     ours(topology.new_stream("rows", _Rows())).partition_persist(DeltaAppend("out"))
-    return plan(topology)[0]
+    return plan(topology.graph)[0]
 
 
 def _noop(frame: "DataFrame") -> None:

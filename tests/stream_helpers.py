@@ -9,8 +9,10 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.groups import GroupPlan, plan
+from trident.planning.graph import TopologyGraph
+from trident.planning.groups import GroupPlan, nodes_above, plan
 from trident.planning.lowering import PyOp, arrow_type
+from trident.planning.nodes import SourceNode
 from trident.states.delta.append import DeltaAppend
 from trident.streams.run_batch import _plan_of
 from trident.streams.stream import Stream
@@ -42,10 +44,25 @@ def stream_of(fields: str, name: str = "test") -> Stream:
     return TridentTopology(name).new_stream("rows", RowsSpout(fields))
 
 
+def topology_of(stream: Any) -> TridentTopology:
+    """The topology of a stream, for what is asked of topologies."""
+    topology = TridentTopology(stream._graph.name)
+    topology.graph = stream._graph
+    return topology
+
+
+def stream_like(stream: Stream) -> Stream:
+    """The same node in a graph of its own, since a state is written once."""
+    graph = TopologyGraph("again")
+    for node in nodes_above([stream._node], stream._graph.nodes):
+        (graph.add_source if isinstance(node, SourceNode) else graph.add)(node)
+    return Stream(graph, stream._node)
+
+
 def append_plan(stream: Stream) -> GroupPlan:
     """The plan that appends the stream's rows."""
     stream.partition_persist(DeltaAppend("out"))
-    return plan(stream._topology)[0]
+    return plan(stream._graph)[0]
 
 
 def batch(spark: "SparkSession", plan_: GroupPlan, rows: Sequence[tuple], partitions: int = 1) -> "DataFrame":

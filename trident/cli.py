@@ -218,9 +218,9 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
         from trident.planning.drawing import to_dot, write_svg
 
         if dot:
-            click.echo(to_dot(topology))
+            click.echo(to_dot(topology.graph))
         if svg:
-            write_svg(topology, svg)
+            write_svg(topology.graph, svg)
             click.echo(f"drawn: {svg}", err=dot)
         return
     text = topology.explain()

@@ -95,10 +95,10 @@ def asking() -> tuple[TridentTopology, Any, Any, Any]:
 
 def test_a_drpc_stream_is_in_no_batch_group_and_joins_none_that_it_asks() -> None:
     topology, *_ = asking()
-    assert [group.name for group in plan(topology)] == ["others", "words"]
+    assert [group.name for group in plan(topology.graph)] == ["others", "words"]
     assert topology.identity()["groups"] == {"others": ["others"], "words": ["words"]}
     assert sorted(topology.identity()["streams"]) == ["others", "words"]
-    (function,) = drpc_plans(topology).values()
+    (function,) = drpc_plans(topology.graph).values()
     assert function.groups == ["others", "words"] and sorted(function.states) == ["counts", "rows"]
     assert function.result.names == ["word", "n", "rows"]
 
@@ -117,7 +117,9 @@ def test_nothing_below_a_drpc_stream_commits(wrong: Callable[[Any, Any], Any]) -
     topology, words, asked, _ = asking()
     with pytest.raises(TopologyError, match="no committer below it.*state_query") as refusal:
         wrong(words, asked)
-    assert "'ask'" in str(refusal.value) and len(plan(topology)) == 2 and "out" not in topology.identity()["states"]
+    assert (
+        "'ask'" in str(refusal.value) and len(plan(topology.graph)) == 2 and "out" not in topology.identity()["states"]
+    )
 
 
 def test_rows_of_requests_meet_no_others() -> None:
@@ -139,7 +141,7 @@ def test_a_function_has_one_name_typed_arguments_and_one_end() -> None:
         topology.new_drpc_stream("untyped", "word")
     asked.project("word")
     with pytest.raises(TopologyError, match=r"several places.*state_query\(rows.*project"):
-        drpc_plans(topology)
+        drpc_plans(topology.graph)
 
 
 @pytest.mark.parametrize(

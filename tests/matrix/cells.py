@@ -179,8 +179,8 @@ class Run:
     def check_warnings(self) -> None:
         """Building it warns exactly where the table says that the pair is not exactly once."""
         topology, found = self.topology()
-        (source,) = topology._sources.values()
-        for name, sink in topology._sinks.items():
+        (source,) = topology.graph.sources.values()
+        for name, sink in topology.graph.sinks.items():
             wanted = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state)) is not Guarantee.EXACTLY_ONCE
             assert any(f"state {name!r}" in text for text in found) == wanted, (name, found)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_of
+from tests.stream_helpers import ATTEMPT, batch, collect, raised, run, stream_like, stream_of
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import (
@@ -190,15 +190,7 @@ def test_an_aggregate_of_a_batch_is_one_row_also_when_it_is_empty(spark, partiti
         ),
     ]
     for stream, result in expected:
-        fresh = stream_of("word string")
-        stream._topology = fresh._topology
-        fresh._topology._nodes = _lineage(stream._node)
-        fresh._topology._sources = {"rows": fresh._topology._nodes[0]}
-        assert run(spark, stream, rows, partitions) == result, stream
-
-
-def _lineage(node: Any) -> list:
-    return [*_lineage(node.parents[0]), node] if node.parents else [node]
+        assert run(spark, stream_like(stream), rows, partitions) == result, stream
 
 
 # --- groups ----------------------------------------------------------------------------------
@@ -259,7 +251,7 @@ def test_partial_values_combine_to_the_whole(spark, partitions: int) -> None:
         if python:
             stream = stream.filter(lambda key, word: True)
         stream.group_by("key").persistent_aggregate(MemoryMapState("s"), inputs, aggregator, "v")
-        (plan_,) = plan(stream._topology)
+        (plan_,) = plan(stream._graph)
         frame = plan_.build({"rows": batch(spark, plan_, rows, partitions)}, ATTEMPT)["s"]
         assert frame.columns == ["key", "v"]
         found: dict = {}
@@ -283,7 +275,7 @@ def test_a_persistent_aggregate_of_everything_always_has_its_row(spark, partitio
     for inputs, aggregator, value in cases:
         stream = stream_of("word string")
         stream.persistent_aggregate(MemoryMapState("s"), inputs, aggregator, "v")
-        (plan_,) = plan(stream._topology)
+        (plan_,) = plan(stream._graph)
         assert collect(plan_.build({"rows": batch(spark, plan_, rows, partitions)}, ATTEMPT)["s"]) == [(value,)]
 
 
@@ -291,7 +283,7 @@ def test_sums_of_decimals_keep_their_scale_and_of_nulls_are_zero(spark) -> None:
     stream = stream_of("key string, d decimal(38,30), n int").group_by("key")
     stream.persistent_aggregate(MemoryMapState("d"), "d", Sum(), "d")
     stream.persistent_aggregate(MemoryMapState("n"), "n", Sum(), "n")
-    (plan_,) = plan(stream._stream._topology)
+    (plan_,) = plan(stream._stream._graph)
     tiny = Decimal("0.000000000000000000000000000001")
     frames = plan_.build({"rows": batch(spark, plan_, [("x", tiny, None), ("x", tiny, None)])}, ATTEMPT)
     assert collect(frames["d"]) == [("x", 2 * tiny)]

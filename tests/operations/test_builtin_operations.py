@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
+from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Debug, Equals, FilterNull, Negate, Split, TrueFilter
 from trident.coordinators.errors import OutputTypeError, TopologyError, UserFunctionError
 from trident.operations.row_nodes import NativeNode, PythonNode
@@ -143,7 +143,7 @@ class Equals3(Equals):
 def test_native_steps_read_their_inputs_only_and_python_ones_join_the_pass() -> None:
     source = stream_of("line string, n long, unused string")
     words = source.each("line", Split(), "word").filter("n", FilterNull()).project("word")
-    text = words.peek("word", print)._topology.explain()
+    text = topology_of(words.peek("word", print)).explain()
     assert "Python" in text and text.count("Spark: ") >= 2 and "unused" not in text.partition("from stream")[2]
     behind = stream_of("line string").map(str.strip, "line string").project("line").filter(FilterNull())
     assert isinstance(behind.each("line", Split(), "word")._node, PythonNode)
@@ -179,7 +179,7 @@ def test_debug_prints_each_row_and_keeps_it(capsys) -> None:
 def test_built_in_functions_are_named_in_plans_and_placed_at_the_users_line() -> None:
     here = in_python.__code__.co_filename
     stream = stream_of("a long, b long").filter(Negate(Equals())).peek(Debug("x"))
-    assert [node.operation for node in stream._topology._nodes][1:] == ["filter(Negate(Equals))", "peek(Debug)"]
+    assert [node.operation for node in stream._graph.nodes][1:] == ["filter(Negate(Equals))", "peek(Debug)"]
     assert stream._node.function.location.startswith(here)
 
     def breaks(n: int) -> bool:

@@ -76,8 +76,8 @@ def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
     spout: str, state: str, tmp_path: Path
 ) -> None:
     topology, _ = cells.Run(cells.Cell(spout, (state,), cells.Fault.NONE), tmp_path, start=_never).topology()
-    (source,) = topology._sources.values()
-    (sink,) = [sink for name, sink in topology._sinks.items() if name != "audit"]
+    (source,) = topology.graph.sources.values()
+    (sink,) = [sink for name, sink in topology.graph.sinks.items() if name != "audit"]
     said = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state))
     outcomes = {cells.expected(spout, state, fault) for fault in cells.Fault if cells.applies(spout, fault)}
     possible = {

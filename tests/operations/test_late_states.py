@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
-from tests.stream_helpers import stream_of
+from tests.stream_helpers import stream_of, topology_of
 from trident import (
     Count,
     DeltaAppend,
@@ -270,7 +270,7 @@ def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> 
             TopologyError,
             "of its own topology",
         ),
-        (lambda s: s._topology.new_static_state(SqliteMap), TopologyError, "not a static state"),
+        (lambda s: topology_of(s).new_static_state(SqliteMap), TopologyError, "not a static state"),
         (
             lambda s: s.group_by("word").persistent_aggregate(
                 non_transactional("x", SqliteMap("f", "t")), "n", Longest(), "v string"

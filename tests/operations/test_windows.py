@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from tests.stream_helpers import RowsSpout, batch, stream_of
+from tests.stream_helpers import RowsSpout, batch, stream_of, topology_of
 from tests.topology_helpers import Starter, starter
 from tests.window_oracle import Given, by_count, by_event_time, by_processing_time, starts_of, windows
 from trident import (
@@ -117,7 +117,7 @@ class Turns:
     """A group's transactions one after the other on Spark; each keyed state is folded from its log rows."""
 
     def __init__(self, spark: SparkSession, stream: Stream) -> None:
-        self._spark, self.plan = spark, plan(stream._topology)[0]
+        self._spark, self.plan = spark, plan(stream._graph)[0]
         self.states: dict[str, dict[tuple, tuple]] = {binding.name: {} for binding in self.plan.bindings}
         self._txid = 0
 
@@ -427,7 +427,7 @@ def test_what_cannot_be_is_said_when_it_is_built(build: Any, error: type, messag
 
 def test_the_watermark_goes_on_under_another_name() -> None:
     stream = marked()
-    others = stream._topology.new_stream("others", RowsSpout("word string, n long"))
+    others = topology_of(stream).new_stream("others", RowsSpout("word string, n long"))
     for made, field in (
         (stream.rename({"at": "t"}), "t"),
         (stream.select("n", "at"), "at"),
@@ -452,16 +452,16 @@ def test_what_a_window_is_and_where_it_is_kept() -> None:
     assert counted.schema.simpleString() == "struct<window:struct<start:bigint,end:bigint>,rows:bigint>"
     # A window behind another one has no watermark of its own.
     assert "processing time" in repr(by_time.rows().project("at", "n").tumbling_window("1 hour"))
-    lowered = plan(stream._topology)[0].lowered
+    lowered = plan(stream._graph)[0].lowered
     assert lowered.late_order, "rows are counted in the order of the batch"
-    assert "Spark: windows of 1 hour of processing time: rows to keep, " in stream._topology.explain()
+    assert "Spark: windows of 1 hour of processing time: rows to keep, " in topology_of(stream).explain()
 
 
 def test_the_windows_are_part_of_the_topologys_identity() -> None:
     def identity(build: Callable[[Stream], Any]) -> Any:
         stream = stream_of("at timestamp, n long")
         build(stream)
-        return stream._topology.identity()
+        return topology_of(stream).identity()
 
     builds = [
         lambda s: s.tumbling_window(3),

@@ -48,7 +48,7 @@ def demo() -> TridentTopology:
 
 
 def test_the_picture_of_a_small_topology_is_this() -> None:
-    text = to_dot(small())
+    text = to_dot(small().graph)
     assert text == SMALL.lstrip().replace("    ", "\t"), text
 
 
@@ -81,24 +81,24 @@ digraph small {
 
 
 def test_groups_are_boxes_and_states_that_are_read_are_dashed() -> None:
-    text = to_dot(demo())
+    text = to_dot(demo().graph)
     # The state is written by one stream and read by the other: they are one group.
     assert [text.count(f"batch group {name}") for name in ("asked", "rows", "other")] == [1, 0, 1]
     assert text.count('label="is read" style=dashed') == 1
     assert "in the transaction's turn" in text and "shape=hexagon tooltip=repartition" in text
-    assert to_dot(demo()) == text
+    assert to_dot(demo().graph) == text
 
 
 def test_any_name_can_be_drawn(dot, tmp_path) -> None:
     file = tmp_path / "plan.svg"
-    write_svg(demo(), str(file))
+    write_svg(demo().graph, str(file))
     drawn = ElementTree.parse(file).getroot()
     texts = ["".join(node.itertext()) for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert drawn.tag.endswith("svg")
     for wanted in ("topology demo", "batch group asked", "filter(is_short)", 'a\\b <"x"> {y|z}'):
         assert wanted in texts, texts
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_svg(small(), str(tmp_path / "none" / "plan.svg"))
+        write_svg(small().graph, str(tmp_path / "none" / "plan.svg"))
 
 
 JOB = """
@@ -134,4 +134,4 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch) -> None:
     assert "no program `dot`" in done.stderr and "--dot" in done.stderr and "apt-get install graphviz" in done.stderr
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(EnvironmentProblem, match="pip install graphviz"):
-        to_dot(small())
+        to_dot(small().graph)

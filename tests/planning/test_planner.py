@@ -98,7 +98,7 @@ def test_streams_that_do_not_meet_are_groups_of_their_own() -> None:
     topology = TridentTopology("three")
     for tx_id in ("b", "a"):
         topology.new_stream(tx_id, RowsSpout("n long")).partition_persist(DeltaAppend(f"t_{tx_id}"))
-    groups = plan(topology)
+    groups = plan(topology.graph)
     assert [(group.name, list(group.spouts), [binding.name for binding in group.bindings]) for group in groups] == [
         ("a", ["a"], ["t_a"]),
         ("b", ["b"], ["t_b"]),
@@ -134,11 +134,11 @@ def test_a_stream_that_leads_nowhere_is_an_error() -> None:
     topology = TridentTopology("t")
     topology.new_stream("a", RowsSpout("n long")).project("n")
     with pytest.raises(TopologyError, match="'a' leads nowhere"):
-        plan(topology)
+        plan(topology.graph)
     topology = word_count()
     topology.new_stream("unused", RowsSpout("n long"))
     with pytest.raises(TopologyError, match="'unused' leads nowhere"):
-        plan(topology)
+        plan(topology.graph)
 
 
 # --- on Spark --------------------------------------------------------------------------------
@@ -147,13 +147,13 @@ def test_a_stream_that_leads_nowhere_is_an_error() -> None:
 def test_a_node_that_was_made_by_hand_may_not_come_before_what_it_is_made_of() -> None:
     topology = TridentTopology("round")
     topology.new_stream("s", RowsSpout("n long")).filter("n", bool).partition_persist(DeltaAppend("x"))
-    topology._nodes.reverse()
+    topology.graph.nodes.reverse()
     with pytest.raises(TopologyError, match="has a cycle.*comes later"):
-        plan(topology)
+        plan(topology.graph)
 
 
 def test_small_batches_need_no_exchange(spark) -> None:
-    (group,) = plan(word_count())
+    (group,) = plan(word_count().graph)
     rows = [(1, "a b a"), (2, "c")]
     single = group.build({"lines": named(spark, group, rows, 1)}, ATTEMPT)["counts"]
     several = group.build({"lines": named(spark, group, rows, 3)}, ATTEMPT)["counts"]
@@ -177,7 +177,7 @@ def test_python_grouping_repartitions_only_several_partitions(spark) -> None:
     topology = TridentTopology("t")
     stream = topology.new_stream("rows", RowsSpout("k long, n long")).group_by("k").aggregate("n", Reduces(), "sum")
     stream.partition_persist(DeltaAppend("sums"))
-    (group,) = plan(topology)
+    (group,) = plan(topology.graph)
     rows = [(k % 2, k) for k in range(10)]
     for partitions, exchanges in ((1, 0), (3, 1)):
         frame = group.build({"rows": batch(spark, group, rows, partitions)}, ATTEMPT)["sums"]
@@ -202,7 +202,7 @@ def branched(tmp_path: Any) -> TridentTopology:
 
 
 def test_what_feeds_two_states_is_computed_once_and_can_be_released(spark, tmp_path) -> None:
-    (group,) = plan(branched(tmp_path))
+    (group,) = plan(branched(tmp_path).graph)
     built = group.build({"rows": batch(spark, group, [("a b",), ("a",)])}, ATTEMPT)
     assert collect(built["counts"]) == [("a", 2), ("b", 1)]
     assert collect(built["words"]) == [("a",), ("a",), ("b",)]
@@ -220,7 +220,7 @@ def test_a_deterministic_native_branch_is_not_materialised_but_a_random_one_is(s
         stream = topology.new_stream("rows", RowsSpout("word string")).each(column, "made")
         stream.partition_persist(DeltaAppend("one"), "made")
         stream.partition_persist(DeltaAppend("two"), "made")
-        (group,) = plan(topology)
+        (group,) = plan(topology.graph)
         built = group.build({"rows": batch(spark, group, [("a",), ("b",)])}, ATTEMPT)
         assert len(built.checkpoints) == checkpoints
         assert collect(built["one"]) == collect(built["two"])
@@ -228,7 +228,7 @@ def test_a_deterministic_native_branch_is_not_materialised_but_a_random_one_is(s
 
 
 def test_several_attempts_build_at_once_each_with_its_own_rows(spark, tmp_path) -> None:
-    (group,) = plan(branched(tmp_path))
+    (group,) = plan(branched(tmp_path).graph)
 
     def build(txid: int) -> list[tuple]:
         frames = group.build({"rows": batch(spark, group, [(f"w{txid} x",)])}, TransactionAttempt(txid, 0))
@@ -253,7 +253,7 @@ def test_an_end_without_a_state_is_run_for_its_functions(spark, tmp_path) -> Non
     stream.peek(note)
     stream.project("word")
     stream.partition_persist(DeltaAppend("words"))
-    (group,) = plan(topology)
+    (group,) = plan(topology.graph)
     group.build({"rows": batch(spark, group, [("a",), ("b",)])}, ATTEMPT)
     assert (tmp_path / "seen").read_text() == "ab"
 
@@ -267,7 +267,7 @@ def test_a_failure_in_a_shared_node_leaves_no_blocks(spark) -> None:
     second = first.each("word", fails, "m")
     for name, stream in (("a", first), ("b", second), ("c", second)):
         stream.partition_persist(DeltaAppend(name))
-    (group,) = plan(topology)
+    (group,) = plan(topology.graph)
     held = spark.sparkContext._jsc.getPersistentRDDs().size()
     raised(lambda: group.build({"rows": batch(spark, group, [("ab",)])}, ATTEMPT))
     assert spark.sparkContext._jsc.getPersistentRDDs().size() <= held

@@ -537,8 +537,8 @@ def test_streams_that_meet_are_one_group_and_others_are_not() -> None:
     meeting, apart = TridentTopology("one"), TridentTopology("two")
     merge_of_two_spouts(meeting)
     streams_that_do_not_meet(apart)
-    assert [sorted(group.spouts) for group in plan(meeting)] == [["lines", "words"]]
-    assert [sorted(group.spouts) for group in plan(apart)] == [["a"], ["b"]]
+    assert [sorted(group.spouts) for group in plan(meeting.graph)] == [["lines", "words"]]
+    assert [sorted(group.spouts) for group in plan(apart.graph)] == [["a"], ["b"]]
 
 
 def written_anew() -> None:

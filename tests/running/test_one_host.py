@@ -57,8 +57,8 @@ def written_to(state, spout=None):
 
 def refusal(topology, config=ENSEMBLE, master=CLUSTER):
     with pytest.raises(TopologyError) as raised:
-        check_topology(topology, config, master)
-    check_topology(topology, config, "local[2]")  # here all that lives on one host is at home
+        check_topology(topology.graph, config, master)
+    check_topology(topology.graph, config, "local[2]")  # here all that lives on one host is at home
     return str(raised.value)
 
 
@@ -81,14 +81,14 @@ def test_local_masters():
 def test_users_maps_may_say_the_same():
     assert "state 'counts'" in refusal(written_to(opaque("counts", Own(True))))
     assert "Ask Ms Meier" in refusal(written_to(opaque("counts", Own("ask Ms Meier"))))
-    check_topology(written_to(opaque("counts", Own(False))), ENSEMBLE, CLUSTER)
+    check_topology(written_to(opaque("counts", Own(False))).graph, ENSEMBLE, CLUSTER)
     assert CachedMap(Own("x"), 3).bound_to_one_host == "x"
 
 
 def test_what_a_function_makes_is_refused_where_it_is_made(tmp_path):
     path = str(tmp_path / "map.db")
     state = opaque("counts", lambda config, index, count: SqliteMap(path, "counts"))
-    check_topology(written_to(state), ENSEMBLE, CLUSTER)  # nobody can know yet
+    check_topology(written_to(state).graph, ENSEMBLE, CLUSTER)  # nobody can know yet
     assert state.make_backing({"spark_master": "local[2]"}, 0, 1) == SqliteMap(path, "counts")
     with pytest.raises(TopologyError, match="the function of state 'counts' made lives on one host"):
         state.make_backing({"spark_master": CLUSTER}, 0, 1)
@@ -105,7 +105,7 @@ def test_sources_of_one_host(tmp_path):
     assert "spout of stream 'words'" in refusal(written_to(DeltaMapState("x"), queue))
     folder = DirectoryQueueSpout(tmp_path)
     assert "DirectoryQueueSpout" in (said := refusal(written_to(DeltaMapState("x"), folder))) and "shared=True" in said
-    check_topology(written_to(DeltaMapState("x"), DirectoryQueueSpout(tmp_path, shared=True)), ENSEMBLE, CLUSTER)
+    check_topology(written_to(DeltaMapState("x"), DirectoryQueueSpout(tmp_path, shared=True)).graph, ENSEMBLE, CLUSTER)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_redis_url_that_each_host_takes_for_its_own_server(url, here):
     if here:
         assert "RedisMap" in refusal(topology) and "every host knows" in refusal(topology)
     else:
-        check_topology(topology, ENSEMBLE, CLUSTER)
+        check_topology(topology.graph, ENSEMBLE, CLUSTER)
     assert bool(RedisListSpout(url, "k").bound_to_one_host) is here
 
 

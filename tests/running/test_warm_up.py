@@ -61,7 +61,7 @@ def test_a_rehearsal_leaves_nothing_behind(spark: SparkSession, folder: Path, zk
     warehouse, caught = folder / "warehouse", []
 
     def rehearse() -> None:
-        warm_up = WarmUp(spark, KernelEngine(spark), warehouse, "warm", plan(topology(folder)), lambda secs: None)
+        warm_up = WarmUp(spark, KernelEngine(spark), warehouse, "warm", plan(topology(folder).graph), lambda secs: None)
         for part in warm_up._parts():
             try:
                 part()
@@ -94,7 +94,7 @@ def test_a_rehearsal_does_not_end_where_spark_sees_that_there_are_no_rows(spark:
 
     given = spark.newSession()
     given.conf.set("spark.sql.adaptive.enabled", "true")
-    warm_up = WarmUp(given, KernelEngine(given), folder, "warm", plan(topology(folder)), lambda secs: None)
+    warm_up = WarmUp(given, KernelEngine(given), folder, "warm", plan(topology(folder).graph), lambda secs: None)
     assert (stages_of(warm_up._spark), stages_of(given)) == (1, 0)
     assert not given.conf.get("spark.sql.adaptive.optimizer.excludedRules", ""), "the given one is as it was"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import stream_of
+from tests.stream_helpers import stream_of, topology_of
 from trident import Count, FilterNull, GroupedStream, MapGet, StaticMap, Stream, Sum
 
 KEEP: dict[str, Callable[[GroupedStream], Any]] = {
@@ -23,7 +23,7 @@ END: dict[str, Callable[[GroupedStream], Any]] = {
     "aggregate": lambda s: s.aggregate("n", Sum(), "sum"),
     "chained_agg": lambda s: s.chained_agg().aggregate(Count(), "rows").chain_end(),
     "state_query": lambda s: s.state_query(
-        s.to_stream()._topology.new_static_state(StaticMap({("a",): 1})), "k", MapGet(), "v long"
+        topology_of(s.to_stream()).new_static_state(StaticMap({("a",): 1})), "k", MapGet(), "v long"
     ),
     "to_stream": lambda s: s.to_stream(),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stream_helpers import RowsSpout, stream_of
+from tests.stream_helpers import RowsSpout, stream_of, topology_of
 from trident.coordinators.errors import FieldError, SourceError, TopologyError, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count
@@ -74,11 +74,11 @@ def test_the_topology_stays_as_it_is(spark) -> None:
     called = lines.peek(lambda line: 1 // 0)
     lines.each("line", split, "word").group_by("word").persistent_aggregate(MemoryMapState("c"), Count(), "n")
     words = lines.each("line", split, "word").project("word")
-    topology = lines._topology
-    nodes, text = list(topology._nodes), topology.explain()
+    topology = topology_of(lines)
+    nodes, text = list(lines._graph.nodes), topology.explain()
     # Another branch's function, which always raises, is not called.
     assert run_batch(words, [("a",)], spark=spark) == [("a",)]
-    assert (topology._nodes, topology.explain()) == (nodes, text)
+    assert (lines._graph.nodes, topology.explain()) == (nodes, text)
     with pytest.raises(UserFunctionError, match="ZeroDivisionError") as caught:
         run_batch(called, [("a",)], spark=spark, attempt=TransactionAttempt(4, 1))
     assert caught.value.attempt == "4:1"

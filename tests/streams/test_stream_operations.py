@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from tests.stream_helpers import RowsSpout, append_plan, batch, collect, raised, stream_of
+from tests.stream_helpers import RowsSpout, append_plan, batch, collect, raised, stream_of, topology_of
 from tests.stream_interpreter import canonical
 from trident import Count, DeltaAppend, JoinType, Max, Min, Sum, TridentTopology
 from trident.coordinators.errors import FieldError, TridentError
@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("aggregate and partition_aggregate",),
     ),
     "chained_agg left open": (
-        lambda t, a, b: [a.chained_agg().aggregate(Count(), "n"), plan(t)],
+        lambda t, a, b: [a.chained_agg().aggregate(Count(), "n"), plan(t.graph)],
         ("left open", "ChainedAggregation(Count)", "test_stream_operations.py", "chain_end()"),
     ),
     "hint 0": (lambda t, a, b: a.parallelism_hint(0), ("parallelism_hint", "0", "from 1")),
@@ -609,7 +609,7 @@ def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark, rows: list) -> Non
         lambda s: s.aggregate("n", Rows(), "c"),
         lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(),
         lambda s: s.agg(F.sum("n").alias("c")),
-        lambda s: s._topology.multi_reduce(s, s, reducer=Sides(), outputs="a"),
+        lambda s: topology_of(s).multi_reduce(s, s, reducer=Sides(), outputs="a"),
     ],
 )
 def test_what_is_one_for_the_batch_is_in_one_partition(spark, gathered: Placed) -> None:
@@ -754,7 +754,7 @@ def test_the_time_of_day_is_computed_once_for_all_branches(spark) -> None:
         stream = numbers().each(F.expr(clock), "t")
         stream.partition_persist(DeltaAppend("a"))
         stream.filter("k", lambda k: True).partition_persist(DeltaAppend("b"))
-        (group,) = plan(stream._topology)
+        (group,) = plan(stream._graph)
         assert group.lowered.checkpointed == {stream._node}, clock
 
 
@@ -766,7 +766,7 @@ def test_a_link_that_is_refused_leaves_nothing_open(spark) -> None:
     with pytest.raises(FieldError):
         chain.aggregate("nope", Sum(), "t")
     chain.aggregate(Count(), "c").chain_end().partition_persist(DeltaAppend("x"))
-    assert plan(stream._topology)
+    assert plan(stream._graph)
 
 
 def test_streams_that_meet_again_and_again_are_planned_at_once() -> None:
@@ -774,7 +774,7 @@ def test_streams_that_meet_again_and_again_are_planned_at_once() -> None:
     for _ in range(40):
         stream = stream.merge(stream)
     stream.tumbling_window("1 minute").rows().partition_persist(DeltaAppend("x"))
-    assert plan(stream._topology)
+    assert plan(stream._graph)
 
 
 def test_names_that_spark_must_quote(spark) -> None:
@@ -811,7 +811,7 @@ SPREAD: dict[str, Placed] = {
     "native aggregate of a shuffled stream": lambda s: s.shuffle().group_by("k, n").aggregate(Count(), "c"),
     "aggregate Columns of a shuffled stream": lambda s: s.shuffle().group_by("k, n").agg(F.count("*").alias("c")),
     "Python aggregate of a shuffled stream": lambda s: s.shuffle().group_by("n").aggregate("k", Max(), "k"),
-    "multi_reduce with a shuffled stream": lambda s: s._topology.multi_reduce(
+    "multi_reduce with a shuffled stream": lambda s: topology_of(s).multi_reduce(
         s.group_by("k, n"), s.shuffle().group_by("k, n"), reducer=Sides(), outputs="seen", inputs=["n", "k"]
     ),
     "shuffle with a hint": lambda s: s.shuffle().parallelism_hint(4),

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.stream_helpers import ATTEMPT, stream_of
+from tests.stream_helpers import ATTEMPT, stream_of, topology_of
 from trident import DeltaAppend, StaticMap, Stream, Sum, TupleCollectionGet, opaque, transactional
 from trident.coordinators.errors import ConfigError, OutputTypeError, TopologyError
 from trident.planning.groups import plan
@@ -25,7 +25,7 @@ numbers = itertools.count()
 def asked(stream: Stream, state: Any, outputs: str, txid: int = 2) -> list[tuple]:
     """What two rows get."""
     stream.state_query(state, TupleCollectionGet(), outputs).partition_persist(DeltaAppend("out"))
-    lowered = plan(stream._topology)[0].lowered
+    lowered = plan(stream._graph)[0].lowered
     segments = (*lowered.segments, *lowered.late_segments)
     ops = [op for segment in segments for op in segment.ops if isinstance(op, PyOp)]
     (step,) = [op.step for op in ops if isinstance(op.step, QueryRows)]
@@ -76,10 +76,10 @@ class Entries:
 
 def test_a_static_state_gives_its_tuples() -> None:
     stream = stream_of("k string")
-    state = stream._topology.new_static_state(Entries())
+    state = topology_of(stream).new_static_state(Entries())
     assert asked(stream, state, "key string, v long") == [("a", 1), ("a", 1), ("b", 2), ("b", 2)]
     stream = stream_of("k string")
-    state = stream._topology.new_static_state(StaticMap({("x", 1): 2.5}))
+    state = topology_of(stream).new_static_state(StaticMap({("x", 1): 2.5}))
     assert asked(stream, state, "key string, n long, v double") == [("x", 1, 2.5)] * 2
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_listed_is_refused_when_the_topology_is_built() -> None:
     spread = grouped.persistent_aggregate(opaque("p", MemoryBackingMap("spread"), partitions=2), "n", Sum(), "total")
     with pytest.raises(TopologyError, match="several partitions"):
         stream.state_query(spread, TupleCollectionGet(), "key, total")
-    static = stream._topology.new_static_state(Entries())
+    static = topology_of(stream).new_static_state(Entries())
     with pytest.raises(TopologyError, match="takes no inputs"):
         stream.state_query(static, "k", TupleCollectionGet(), "key string, v long")
     with pytest.raises(OutputTypeError, match="type of output 'v'"):

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of
+from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Aggregator, DeltaMapState, MultiReducer, StaticMap, TridentTopology, opaque
 from trident.coordinators.errors import OutputTypeError
 from trident.operations.joins import MultiReduceNode
@@ -35,7 +35,7 @@ numbers = itertools.count()
 
 def steps_of(topology: TridentTopology, kind: type) -> list[Any]:
     found = []
-    for group in plan(topology):
+    for group in plan(topology.graph):
         for segment in (*group.lowered.segments, *group.lowered.late_segments):
             found += [op.step for op in segment.ops if isinstance(op, PyOp) and isinstance(op.step, kind)]
     return found
@@ -247,7 +247,7 @@ def aggregated(stream: Stream) -> Any:
     from trident import DeltaAppend
 
     stream.partition_persist(DeltaAppend("out"))
-    *_, step = steps_of(stream._topology, Groups)
+    *_, step = steps_of(topology_of(stream), Groups)
     return step.for_batch(BatchInfo(ATTEMPT))
 
 
@@ -257,7 +257,7 @@ def test_a_combiner_in_a_batch_and_into_a_state(kind: type) -> None:
     assert given(step, frame(**ROWS_FRAME)) == SUMS
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"c{next(numbers)}")), "n", kind(), "t long")
-    assert committed(stream._stream._topology, {"k": ["a", "b"], "t": [3, 5]}, 2) == [("a", 6), ("b", 10)]
+    assert committed(topology_of(stream._stream), {"k": ["a", "b"], "t": [3, 5]}, 2) == [("a", 6), ("b", 10)]
 
 
 @pytest.mark.parametrize("kind", [Reduces, ReducesAnnotated])
@@ -267,7 +267,7 @@ def test_a_reducer_in_a_batch_and_into_a_state(kind: type) -> None:
     assert resumed(kind()) == [("a", 103), ("b", 5)]
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"r{next(numbers)}")), "n", kind(), "t long")
-    assert committed(stream._stream._topology, ROWS_FRAME, 2) == [("a", 6), ("b", 10)]
+    assert committed(topology_of(stream._stream), ROWS_FRAME, 2) == [("a", 6), ("b", 10)]
 
 
 @pytest.mark.parametrize("kind", [*TOTALS, *PAIRS])
@@ -286,7 +286,7 @@ def test_an_aggregator_that_goes_on_from_what_a_delta_table_has(kind: type) -> N
 def test_an_aggregator_that_goes_on_from_what_a_map_has(kind: type) -> None:
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"a{next(numbers)}")), "n", kind(), outputs_of(kind))
-    found = committed(stream._stream._topology, ROWS_FRAME, 2)
+    found = committed(topology_of(stream._stream), ROWS_FRAME, 2)
     assert found == expected(kind, [("a", 6), ("b", 10)])
 
 
@@ -294,7 +294,7 @@ def resumed(aggregator: Any) -> list[tuple]:
     """Of a batch, where the state has 100 for the key a."""
     stream = grouped()
     stream.persistent_aggregate(DeltaMapState("s"), "n", aggregator, outputs_of(type(aggregator)))
-    (step,) = [one for one in steps_of(stream._stream._topology, Groups) if one.found]
+    (step,) = [one for one in steps_of(topology_of(stream._stream), Groups) if one.found]
     stored = {name: [100, 100, None] for name in step.stored}
     return given(step.for_batch(BatchInfo(ATTEMPT)), frame(**ROWS_FRAME, **stored, **{step.found: [True, True, False]}))
 
@@ -345,7 +345,7 @@ def test_a_state_keeps_exactly_one_row_for_each_key_and_says_how_many_there_were
     assert isinstance(error, UserCodeFailed) and text in str(error), error
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"n{next(numbers)}")), "n", kind(), "t long")
-    error = raised(lambda: committed(stream._stream._topology, ROWS_FRAME, 1))
+    error = raised(lambda: committed(topology_of(stream._stream), ROWS_FRAME, 1))
     assert isinstance(error, UserCodeFailed) and text in str(error), error
 
 
@@ -360,7 +360,7 @@ def test_a_multi_reducer(kind: type) -> None:
 
     left = stream_of("k string, n long")
     right = left.map(lambda k, n: (k, 10 * n), "k string, n long")
-    made = left._topology.multi_reduce(
+    made = topology_of(left).multi_reduce(
         left.group_by("k"), right.group_by("k"), reducer=Both(), outputs=outputs_of(kind)
     )
     assert isinstance(Both(), MultiReducer) and isinstance(made._node, MultiReduceNode)
@@ -408,14 +408,14 @@ def test_a_query_function(kind: type, of_requests: bool) -> None:
     state = topology.new_static_state(StaticMap({("a",): 7}))
     if of_requests:
         topology.new_drpc_stream("ask", "k string").state_query(state, "k", kind(), "v long")
-        (request,) = drpc_plans(topology).values()
+        (request,) = drpc_plans(topology.graph).values()
         segments = (*request.lowered.segments, *request.lowered.late_segments)
         (step,) = [op.step for one in segments for op in one.ops if isinstance(getattr(op, "step", None), QueryRows)]
     else:
         stream = stream_of("k string")
-        state = stream._topology.new_static_state(StaticMap({("a",): 7}))
+        state = topology_of(stream).new_static_state(StaticMap({("a",): 7}))
         stream.state_query(state, "k", kind(), "v long").partition_persist(DeltaAppend("out"))
-        (step,) = steps_of(stream._topology, QueryRows)
+        (step,) = steps_of(topology_of(stream), QueryRows)
     assert given(step.for_batch(BatchInfo(ATTEMPT)), frame(k=["a"])) == [(7,)]
 
 
@@ -444,7 +444,7 @@ def test_a_state_updater(kind: type) -> None:
     stream = stream_of("k string, n long")
     state = opaque("s", MemoryBackingMap(f"u{next(numbers)}"))
     stream.partition_persist(state, "k, n", kind(), "key string, value long")
-    assert committed(stream._topology, ROWS_FRAME, 1) == ROWS
+    assert committed(topology_of(stream), ROWS_FRAME, 1) == ROWS
 
 
 def test_what_is_not_annotated_must_have_its_types_with_the_outputs() -> None:

@@ -19,7 +19,7 @@ from tests.message_helpers import Messages
 from trident import Aggregator, Combiner, Count, Reducer, Stream, Sum, TridentTopology, expr, pandas_function
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.ledger import BatchLedger
-from trident.planning.groups import GroupPlan, _above
+from trident.planning.groups import GroupPlan, nodes_above
 from trident.planning.lowering import lower
 from trident.planning.nodes import SourceNode
 from trident.planning.results import RESULT, result_of
@@ -73,7 +73,7 @@ class Batch:
         by_spark: bool = False,
     ) -> None:
         result = result_of(stream._node)
-        nodes = [*_above([stream._node], stream._topology._nodes), result]
+        nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
         sources = [node for node in nodes if isinstance(node, SourceNode)]
         lowered = lower(nodes, [result], sources)
         plan = GroupPlan("g", {node.tx_id: node.spout for node in sources}, [], nodes, lowered)
@@ -238,14 +238,14 @@ OPERATIONS: dict[str, tuple[Callable[[Stream], Stream], set[int]]] = {
         {0, 1, 3, 4, 5, 7},
     ),
     "branches that meet": (
-        lambda s: s._topology.merge((w := s.flat_map(str.split, "w string")).filter("w", calm), w.map(fragile, "w")),
+        lambda s: (w := s.flat_map(str.split, "w string")).filter("w", calm).merge(w.map(fragile, "w")),
         BAD,
     ),
     "a stream merged with itself": (
-        lambda s: s._topology.merge(w := s.flat_map(str.split, "w string"), w, w).each("w", fragile, "u"),
+        lambda s: (w := s.flat_map(str.split, "w string")).merge(w, w).each("w", fragile, "u"),
         BAD,
     ),
-    "the spout merged with itself": (lambda s: s._topology.merge(s, s).each("text", fragile, "u"), BAD),
+    "the spout merged with itself": (lambda s: s.merge(s).each("text", fragile, "u"), BAD),
 }
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import NotLeading, TridentError
 from trident.drpc.requests import Answer, DrpcRequests, check_timeout, find_plan, not_leading
+from trident.planning.graph import TopologyGraph
 from trident.planning.requests import drpc_plans
 
 if TYPE_CHECKING:
     from trident.config import TridentConfig
     from trident.drpc.http import HttpServer
-    from trident.streams.topology import TridentTopology
 
 log = logging.getLogger("trident.drpc")
 
@@ -32,7 +32,7 @@ class DrpcFront:
     """Lives as long as a query; requests are answered while its process leads.
 
     Args:
-        topology: whose functions are asked.
+        graph: of the topology whose functions are asked.
         config: the settings ``http`` and ``http_token``.
         event: is told in a line what happens.
 
@@ -40,8 +40,8 @@ class DrpcFront:
         TopologyError: a function has several results.
     """
 
-    def __init__(self, topology: "TridentTopology", config: "TridentConfig", event: Callable[[str], None]) -> None:
-        self.name, self.plans = topology.name, drpc_plans(topology)
+    def __init__(self, graph: TopologyGraph, config: "TridentConfig", event: Callable[[str], None]) -> None:
+        self.name, self.plans = graph.name, drpc_plans(graph)
         self._address, self._token, self._event = config.http, config.http_token, event
         self._changed = threading.Condition()
         self._role = _Role.STARTING

@@ -114,8 +114,8 @@ class ChainedAggregation:
         self._links: list[Aggregation] = []
         self._kind: str | None = None
         self._location = call_site()
-        self._refused = False  # the last link: nobody is waited for to end it
-        stream._topology._open_chains.append(self)
+        self._ended = False
+        stream._graph.open_chains[self] = self._location
 
     def __repr__(self) -> str:
         return f"ChainedAggregation({', '.join(aggregator_name(link.aggregator) for link in self._links)})"
@@ -142,11 +142,12 @@ class ChainedAggregation:
             raise TopologyError("the chained_agg has no aggregate", expected="at least one before chain_end()")
         names = [field.name for link in self._links for field in link.outputs]
         check_distinct([*self._keys, *names], "the outputs of chained_agg")
-        self._stream._topology._open_chains.remove(self)
+        self._ended = True
+        self._stream._graph.open_chains.pop(self, None)
         return _chain(self._stream, self._keys, tuple(self._links), self._kind == "partition_aggregate")
 
     def _check_open(self) -> None:
-        if self not in self._stream._topology._open_chains:
+        if self._ended:
             raise TopologyError("this chained_agg has ended already", found=repr(self), expected="one chain_end()")
 
     def _add(self, kind: str, inputs: Any, aggregator: Any, outputs: Any) -> "ChainedAggregation":
@@ -159,23 +160,13 @@ class ChainedAggregation:
             )
         if outputs is ...:
             inputs, aggregator, outputs = (), inputs, aggregator
-        self._refused = True
+        # A chain whose last link was refused is not waited for.
+        self._stream._graph.open_chains.pop(self, None)
         link = read_aggregation(self._stream.schema, kind, self._keys, inputs, aggregator, outputs, call_site())
-        self._kind, self._refused = kind, False
+        self._kind = kind
         self._links.append(link)
+        self._stream._graph.open_chains[self] = self._location
         return self
-
-
-def check_chains(open_chains: Sequence[ChainedAggregation]) -> None:
-    """Raises TopologyError for a chained aggregation that was not ended."""
-    for chain in open_chains:
-        if chain._refused:
-            continue
-        raise TopologyError(
-            "a chained aggregation was left open",
-            found=f"{chain!r} at {chain._location}",
-            expected="chain_end() behind its last link",
-        )
 
 
 def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> "Stream":

@@ -17,7 +17,6 @@ from trident.spouts.executors import kind_of
 if TYPE_CHECKING:
     from trident.operations.state_writes import PersistNode
     from trident.planning.nodes import Node
-    from trident.streams.topology import TridentTopology
 
 
 class NotExactlyOnceWarning(UserWarning):
@@ -91,14 +90,14 @@ def table() -> list[tuple[str, ...]]:
     return lines
 
 
-def warn_if_not_exactly_once(node: "PersistNode", topology: "TridentTopology") -> None:
+def warn_if_not_exactly_once(node: "PersistNode", topology: str) -> None:
     """Warns, at the user's line, when a stream's spout and a state cannot give exactly-once together."""
     state = state_kind_of(node.binding.state)
     for source in sources_of(node):
         found = guarantee(kind_of(source.spout), state)
         if found is not Guarantee.EXACTLY_ONCE:
             file, _, line = node.location.rpartition(":")
-            text = _text(topology.name, source, node, state, found)
+            text = _text(topology, source, node, state, found)
             # At the user's line, however deep in here it is found.
             warnings.warn_explicit(text, NotExactlyOnceWarning, file or "topology", int(line) if line.isdigit() else 1)
 

@@ -18,6 +18,7 @@ from trident.operations.aggregation import Aggregation
 from trident.operations.aggregators import is_groupable
 from trident.operations.join_ops import JoinOp, TaggedUnionOp, UnionOp
 from trident.operations.same_batch import warn_if_independent
+from trident.planning.graph import TopologyGraph
 from trident.planning.lowering import ANCHORS_FIELD, WHOLE
 from trident.planning.nodes import MeetNode, Node, field_names, picked, require_fields
 from trident.udf.signatures import (
@@ -33,7 +34,6 @@ from trident.workers.anchors import ANCHORS
 
 if TYPE_CHECKING:
     from trident.streams.stream import GroupedStream, Stream
-    from trident.streams.topology import TridentTopology
 
 _INDEX = "__trident_stream"
 _SIDE = "__trident_side"
@@ -83,11 +83,11 @@ class MergeNode(MeetNode):
         maker.push(UnionOp((*fields, ANCHORS_FIELD), sides, branches))
 
 
-def merge(topology: "TridentTopology", streams: Sequence["Stream"], outputs: Any = None) -> "Stream":
+def merge(graph: TopologyGraph, streams: Sequence["Stream"], outputs: Any = None) -> "Stream":
     """See :meth:`trident.streams.topology.TridentTopology.merge`."""
     from trident.streams.stream import Stream
 
-    _check_streams(topology, streams, "merge", Stream)
+    _check_streams(graph, streams, "merge", Stream)
     first = streams[0].schema
     if outputs is None:
         names = first.names
@@ -113,8 +113,8 @@ def merge(topology: "TridentTopology", streams: Sequence["Stream"], outputs: Any
         location=call_site(),
         sides=tuple(sides),
     )
-    topology._add(node)
-    return Stream(topology, node)
+    graph.add(node)
+    return Stream(graph, node)
 
 
 def _by_name(first: StructType, stream: "Stream", number: int) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ class JoinNode(MeetNode):
 
 
 def join(
-    topology: "TridentTopology",
+    graph: TopologyGraph,
     streams: Sequence["Stream"],
     keys: Any,
     outputs: Any,
@@ -240,7 +240,7 @@ def join(
     from trident.streams.stream import Stream
 
     what = "join"
-    _check_streams(topology, streams, what, Stream)
+    _check_streams(graph, streams, what, Stream)
     if len(streams) < 2:
         raise TopologyError("join needs several streams", found="1", expected="at least 2")
     compared = _join_keys(streams, keys)
@@ -295,9 +295,9 @@ def join(
         others=others,
         types=_join_types(type, len(streams)),
     )
-    topology._add(node)
+    graph.add(node)
     warn_if_independent(node, node.operation)
-    joined = Stream(topology, node)
+    joined = Stream(graph, node)
     return joined.project(*[[name] for name in shown]) if preserve else joined
 
 
@@ -469,7 +469,7 @@ class MultiReduceNode(MeetNode):
 
 
 def multi_reduce(
-    topology: "TridentTopology",
+    graph: TopologyGraph,
     streams: Sequence[Union["Stream", "GroupedStream"]],
     inputs: Any,
     reducer: Any,
@@ -483,7 +483,7 @@ def multi_reduce(
     if any(grouped) and not all(grouped):
         raise TopologyError(f"{what}: some of the streams are grouped and others not", expected="all of them, or none")
     plain: list[Stream] = [stream._stream if isinstance(stream, GroupedStream) else stream for stream in streams]
-    _check_streams(topology, plain, what, Stream)
+    _check_streams(graph, plain, what, Stream)
     keys = tuple(stream.keys if isinstance(stream, GroupedStream) else () for stream in streams)
     _check_group_keys(plain, keys)
     taken = _multi_inputs(plain, keys, inputs)
@@ -499,9 +499,9 @@ def multi_reduce(
         inputs=taken,
         reduces=aggregation,
     )
-    topology._add(node)
+    graph.add(node)
     warn_if_independent(node, node.operation)
-    return Stream(topology, node)
+    return Stream(graph, node)
 
 
 def _check_group_keys(streams: Sequence["Stream"], keys: Sequence[tuple[str, ...]]) -> None:
@@ -568,16 +568,16 @@ def _reduces(
 # --- all of them -------------------------------------------------------------------------
 
 
-def _check_streams(topology: "TridentTopology", streams: Sequence[Any], what: str, cls: Callable[..., Any]) -> None:
+def _check_streams(graph: TopologyGraph, streams: Sequence[Any], what: str, cls: Callable[..., Any]) -> None:
     if not streams:
         raise TopologyError(f"{what} has no streams", expected="at least one")
     for stream in streams:
         if not isinstance(stream, cls):  # type: ignore[arg-type]
             raise TopologyError(f"{what} takes streams", found=repr(stream), expected="a Stream of this topology")
-        if stream._topology is not topology:
+        if stream._graph is not graph:
             raise TopologyError(
                 f"{what}: the streams are of two topologies",
-                found=f"one of {stream._topology.name!r} and one of {topology.name!r}",
+                found=f"one of {stream._graph.name!r} and one of {graph.name!r}",
                 expected="streams of one topology: they meet within a transaction",
                 action="read the other topology's table with a DeltaSpout",
             )

@@ -29,8 +29,8 @@ from trident.operations.state_kinds import (
 )
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
+from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
-from trident.planning.request_nodes import no_committer
 from trident.states.core.binding import StateBinding
 from trident.streams.other_names import STATE_NAMES, OtherNames
 from trident.udf.signatures import call_site, check_serialisable
@@ -38,7 +38,6 @@ from trident.udf.types import parse_outputs
 
 if TYPE_CHECKING:
     from trident.streams.stream import Stream
-    from trident.streams.topology import TridentTopology
 
 
 class TridentState(OtherNames):
@@ -52,8 +51,8 @@ class TridentState(OtherNames):
 
     _OTHER_NAMES = STATE_NAMES
 
-    def __init__(self, topology: "TridentTopology", node: PersistNode | None, source: Any = None) -> None:
-        self._topology, self._node, self.source = topology, node, source
+    def __init__(self, graph: TopologyGraph, node: PersistNode | None, source: Any = None) -> None:
+        self._graph, self._node, self.source = graph, node, source
 
     @property
     def binding(self) -> StateBinding | None:
@@ -108,15 +107,8 @@ class TridentState(OtherNames):
         made = NewValuesNode(
             parents=(node,), schema=schema, operation=f"new_values_stream({self.name})", location=call_site()
         )
-        self._topology._add(made)
-        return Stream(self._topology, made)
-
-
-def _check_transactions(stream: "Stream", what: str) -> None:
-    """Raises TopologyError below a DRPC stream: its requests are no transactions."""
-    origin = stream._topology._origins.get(stream._node)
-    if origin is not None:
-        raise no_committer(origin, what)
+        self._graph.add(made)
+        return Stream(self._graph, made)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,7 +135,7 @@ def partition_persist(
     stream: "Stream", state: Any, inputs: Union[Names, None], updater: Any, outputs: Any, partition_by: Any
 ) -> TridentState:
     """See :meth:`trident.streams.stream.Stream.partition_persist`."""
-    _check_transactions(stream, "partition_persist")
+    stream._graph.check_commits(stream._node, "partition_persist")
     kind = state_kind(state)
     names = stream.fields if inputs is None else field_names(inputs, "partition_persist")
     require_fields(names, stream.schema, "partition_persist")
@@ -243,7 +235,6 @@ def _upsert(stream: "Stream", state: Any, schema: StructType, upsert: Upsert) ->
         delete_when=upsert.delete_when,
         order_by=upsert.order_by,
     )
-    stream._topology._add(last)
     binding = StateBinding(state, kind, keys, stored, values, upsert, merging="last")
     return _add(
         stream,
@@ -269,7 +260,7 @@ def persistent_aggregate(
 ) -> TridentState:
     """See :meth:`trident.streams.stream.Stream.persistent_aggregate`."""
     what = "persistent_aggregate"
-    _check_transactions(stream, what)
+    stream._graph.check_commits(stream._node, what)
     check_keyed(state, what)
     aggregation = read_aggregation(stream.schema, what, keys, inputs, aggregator, outputs, call_site())
     combines = aggregation.kind in ("native", "combiner")
@@ -295,7 +286,6 @@ def persistent_aggregate(
             location=call_site(),
             operation=f"aggregate({aggregator_name(aggregator)})",
         )
-        stream._topology._add(of_batch)
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
         return _add(
             stream, binding, PersistNode, parents=(of_batch,), mode="merge" if kind == "map" else None, label=name
@@ -340,6 +330,6 @@ def _add(
         takes=takes,
         **more,
     )
-    stream._topology._add_sink(node)
-    warn_if_not_exactly_once(node, stream._topology)
-    return TridentState(stream._topology, node)
+    stream._graph.add_sink(node)
+    warn_if_not_exactly_once(node, stream._graph.name)
+    return TridentState(stream._graph, node)

@@ -59,7 +59,7 @@ def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any
             found=repr(state),
             expected="what persistent_aggregate, partition_persist or new_static_state gave",
         )
-    if state._topology is not stream._topology:
+    if state._graph is not stream._graph:
         raise TopologyError(
             f"{what} needs a state of its own topology",
             found=repr(state),
@@ -89,8 +89,8 @@ def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any
         outputs=made,
         many=many,
     )
-    stream._topology._add(node)
-    return Stream(stream._topology, node)
+    stream._graph.add(node)
+    return Stream(stream._graph, node)
 
 
 def _built_in(

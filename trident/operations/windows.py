@@ -21,6 +21,7 @@ from trident.operations.state_kinds import check_reserved
 from trident.operations.state_writes import PersistNode
 from trident.operations.window_ops import FIRED, LATE, TaggedOp
 from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
+from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, OwnNode, require_fields
 from trident.states.core.binding import LAST, StateBinding
 from trident.udf.signatures import call_site
@@ -236,8 +237,8 @@ def window(
 
     watermark = watermark_of(stream._node) if isinstance(slide, str) else None
     spec = read_spec(what, length, slide, None if watermark is None else (watermark.field, watermark.delay))
-    topology = stream._topology
-    state = DeltaMapState(name if name is not None else _default_name(topology))
+    graph = stream._graph
+    state = DeltaMapState(name if name is not None else _default_name(graph))
     for field in stream.fields:
         if field.lower() in (*_OF_STATE, WINDOW):
             raise FieldError(
@@ -260,15 +261,15 @@ def window(
         spec=spec,
         clock=clock,
     )
-    topology._add_sink(node)
-    warn_if_not_exactly_once(node, topology)
+    graph.add_sink(node)
+    warn_if_not_exactly_once(node, graph.name)
     return WindowedStream(stream, node)
 
 
-def _default_name(topology: Any) -> str:
+def _default_name(graph: TopologyGraph) -> str:
     """The topology's name, since several may share a warehouse, and which of its windows this is."""
-    number = 1 + sum(isinstance(node, WindowNode) for node in topology._nodes)
-    return f"{re.sub('[-_]+', '_', topology.name)[:80].rstrip('_')}_window{number}"
+    number = 1 + sum(isinstance(node, WindowNode) for node in graph.nodes)
+    return f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window{number}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
 from trident.operations.aggregation import AggregateNode
@@ -16,11 +16,9 @@ from trident.operations.row_nodes import PythonNode
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.planning.explain import _steps
+from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.nodes import Node, OwnNode, SourceNode
-
-if TYPE_CHECKING:
-    from trident.streams.topology import TridentTopology
 
 # kind → (colour, shape)
 _LOOK = {
@@ -34,7 +32,7 @@ _PASS = {"shape": "note", "fillcolor": "#f5f5f5", "fontname": "monospace", "font
 _LABEL_MAX = 24
 
 
-def kind_of(node: Node) -> str:
+def look_of(node: Node) -> str:
     """ "spout", "Python", "Spark", "repartition" or "state": what an operation is drawn as."""
     if isinstance(node, SourceNode):
         return "spout"
@@ -47,7 +45,7 @@ def kind_of(node: Node) -> str:
     return "Python" if calls or folds else "Spark"
 
 
-def to_dot(topology: "TridentTopology") -> str:
+def to_dot(graph: TopologyGraph) -> str:
     """The picture in the language of Graphviz; the same topology always gives the same text.
 
     Operations stand in one box per batch group, coloured by kind; a note at a
@@ -57,17 +55,17 @@ def to_dot(topology: "TridentTopology") -> str:
         EnvironmentProblem: the package graphviz is missing.
         TopologyError: as ``TridentTopology.explain``.
     """
-    return str(_digraph(topology).source)
+    return str(_digraph(graph).source)
 
 
-def write_svg(topology: "TridentTopology", path: str) -> None:
+def write_svg(graph: TopologyGraph, path: str) -> None:
     """Draws the picture into a file.
 
     Raises:
         EnvironmentProblem: the package graphviz or its program ``dot`` is missing.
         ConfigError: the file cannot be written.
     """
-    picture = _digraph(topology)
+    picture = _digraph(graph)
     try:
         drawn = picture.pipe(format="svg")
     except _graphviz().ExecutableNotFound:
@@ -95,15 +93,15 @@ def _graphviz() -> Any:
         ) from None
 
 
-def _digraph(topology: "TridentTopology") -> Any:
+def _digraph(graph: TopologyGraph) -> Any:
     picture = _graphviz().Digraph(
-        topology.name,
-        graph_attr={"rankdir": "LR", "label": _escaped(f"topology {topology.name}"), "labelloc": "t"},
+        graph.name,
+        graph_attr={"rankdir": "LR", "label": _escaped(f"topology {graph.name}"), "labelloc": "t"},
         node_attr={"style": "filled", "fontname": "sans-serif", "fontsize": "11"},
         edge_attr={"fontname": "sans-serif", "fontsize": "9"},
     )
     begun = 0
-    for number, group in enumerate(plan(topology), 1):
+    for number, group in enumerate(plan(graph), 1):
         with picture.subgraph(name=f"cluster{number}") as box:
             box.attr(label=_escaped(f"batch group {group.name}"), style="rounded")
             ids = {node: f"n{begun + place}" for place, node in enumerate(group.nodes, 1)}
@@ -115,7 +113,7 @@ def _digraph(topology: "TridentTopology") -> Any:
 
 def _draw_nodes(box: Any, ids: dict[Node, str]) -> None:
     for node, own in ids.items():
-        kind = kind_of(node)
+        kind = look_of(node)
         colour, shape = _LOOK[kind]
         box.node(own, label=_escaped(node.operation), fillcolor=colour, shape=shape, tooltip=_escaped(kind))
     for node, own in ids.items():

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from trident.operations.same_batch import notes
 from trident.operations.state_writes import PersistNode
+from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.planning.lowering import (
     ByKeyOp,
@@ -38,19 +39,16 @@ from trident.workers.chain import CountRows, WithoutMarker
 from trident.workers.groups import Groups
 from trident.workers.tracking import BeginTrees, EndTrees, Tracked, TrackedGroups
 
-if TYPE_CHECKING:
-    from trident.streams.topology import TridentTopology
-
 _MOVES = " [shuffle]"
 _IF_SEVERAL = " (unless the batch is one Spark partition)"
 
 
-def explain(topology: "TridentTopology") -> str:
+def explain(graph: TopologyGraph) -> str:
     """The text of ``TridentTopology.explain``."""
-    lines = [f"topology {topology.name}"]
-    for group in plan(topology):
+    lines = [f"topology {graph.name}"]
+    for group in plan(graph):
         lines += ["", f"group {group.name}", *_indented(_nodes(group)), *_indented(_passes(group))]
-    for request in drpc_plans(topology).values():
+    for request in drpc_plans(graph).values():
         lines += ["", f"requests {request.function}", *_indented(_nodes(request)), *_indented(_passes(request))]
     return "\n".join(lines)
 

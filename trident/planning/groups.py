@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregation import AggregateNode
-from trident.operations.chained import check_chains
 from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import PersistNode, SpoutTableNode
+from trident.planning.graph import TopologyGraph
 from trident.planning.lowering import Lowered, lower
 from trident.planning.nodes import Node, OwnNode, SourceNode
 from trident.spouts.rich import is_rich_spout
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from trident.planning.compiled import CompiledGroup
-    from trident.streams.topology import TridentTopology
 
 
 Stored = Callable[[StateBinding, Any], "DataFrame"]
@@ -155,23 +154,23 @@ class GroupPlan:
         return self._lowered
 
 
-def plan(topology: "TridentTopology", tracking: bool = True) -> list[GroupPlan]:
+def plan(graph: TopologyGraph, tracking: bool = True) -> list[GroupPlan]:
     """The batch groups of a topology, in the order of their names.
 
     Args:
-        topology: of the user.
+        graph: of the topology.
         tracking: whether the messages of rich spouts are tracked.
 
     Raises:
         TopologyError: there is nothing to do, or a stream leads nowhere.
     """
-    check_chains(topology._open_chains)
-    _check_order(topology._nodes)
-    if not topology._sources and not topology._functions:
-        raise TopologyError(f"topology {topology.name!r} has no stream", action="begin with new_stream")
-    plans = [_group_plan(name, nodes, tracking) for name, nodes in sorted(_groups(topology).items())]
+    graph.check_chains()
+    graph.check_order()
+    if not graph.sources and not graph.functions:
+        raise TopologyError(f"topology {graph.name!r} has no stream", action="begin with new_stream")
+    plans = [_group_plan(name, nodes, tracking) for name, nodes in sorted(_groups(graph).items())]
     for one in plans:
-        _add_message_tables(topology.name, one)
+        _add_message_tables(graph.name, one)
     return plans
 
 
@@ -185,37 +184,23 @@ def _add_message_tables(topology: str, group: GroupPlan) -> None:
     group.message_tables = {key: binding.name for key, binding in tables.items()}
 
 
-def _check_order(nodes: Sequence[Node]) -> None:
-    """Streams are made of streams that there are, so there is no cycle: unless somebody made a node by hand."""
-    known: set[Node] = set()
-    for node in nodes:
-        for other in (*node.parents, *node.links):
-            if other not in known:
-                raise TopologyError(
-                    "the topology has a cycle",
-                    found=f"{node.operation} at {node.location} depends on {other.operation}, which comes later",
-                    expected="operations on streams that there are already",
-                )
-        known.add(node)
-
-
-def group_members(topology: "TridentTopology") -> dict[str, list[str]]:
+def group_members(graph: TopologyGraph) -> dict[str, list[str]]:
     """Group name → the tx_ids of its streams."""
-    groups = sorted(_groups(topology).items())
+    groups = sorted(_groups(graph).items())
     return {name: sorted(node.tx_id for node in nodes if isinstance(node, SourceNode)) for name, nodes in groups}
 
 
-def group_of_states(topology: "TridentTopology") -> dict[str, str]:
+def group_of_states(graph: TopologyGraph) -> dict[str, str]:
     """State name → the group that writes it."""
     return {
         node.binding.name: name
-        for name, nodes in _groups(topology).items()
+        for name, nodes in _groups(graph).items()
         for node in nodes
         if isinstance(node, PersistNode)
     }
 
 
-def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
+def _groups(graph: TopologyGraph) -> dict[str, list[Node]]:
     """Connected components: streams that meet anywhere are one batch group. DRPC streams are in none."""
     root: dict[Node, Node] = {}
 
@@ -224,7 +209,7 @@ def _groups(topology: "TridentTopology") -> dict[str, list[Node]]:
             node = root[node]
         return node
 
-    batched = [node for node in topology._nodes if topology._origins.get(node) is None]
+    batched = [node for node in graph.nodes if graph.origins[node] is None]
     for node in batched:
         for other in (*node.parents, *node.links):
             root[find(node)] = find(other)
@@ -244,7 +229,7 @@ def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
             found="no state and no Python function behind it",
             expected="partition_persist or persistent_aggregate",
         )
-    used = list(_above(targets, nodes))
+    used = list(nodes_above(targets, nodes))
     lonely = [node.tx_id for node in nodes if isinstance(node, SourceNode) and node not in used]
     if lonely:
         raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
@@ -284,7 +269,7 @@ def _calls_itself(node: Node) -> bool:
     return isinstance(node, PythonNode) or (isinstance(node, AggregateNode) and node.aggregation.kind != "native")
 
 
-def _above(targets: list[Node], nodes: list[Node]) -> Iterator[Node]:
+def nodes_above(targets: list[Node], nodes: list[Node]) -> Iterator[Node]:
     """The nodes that the targets need, parents first."""
     needed: set[Node] = set()
     waiting = list(targets)

@@ -14,7 +14,6 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.state_writes import PersistNode
 from trident.planning.nodes import Node, SourceNode
 from trident.states.core.names import check_name
 from trident.udf.signatures import call_site
@@ -70,7 +69,7 @@ def origin_of(node: Node, origins: Origins) -> DrpcNode | None:
     """The DRPC source above a new node; None: its rows are those of batches.
 
     Raises:
-        TopologyError: several sources meet in it, or it needs transactions below a DRPC source.
+        TopologyError: several sources meet in it.
     """
     if isinstance(node, DrpcNode):
         return node
@@ -84,10 +83,7 @@ def origin_of(node: Node, origins: Origins) -> DrpcNode | None:
             expected="streams of one DRPC function, or streams of spouts",
             action="let a state be written by the one and asked by the other: state_query",
         )
-    origin = found[0] if found else None
-    if origin is not None and isinstance(node, PersistNode):
-        raise no_committer(origin, node.operation)
-    return origin
+    return found[0] if found else None
 
 
 def no_committer(origin: DrpcNode, what: str) -> TopologyError:

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.state_queries import StateQueryNode
+from trident.planning.graph import TopologyGraph
 from trident.planning.groups import BuiltBatch, group_of_states
 from trident.planning.lowering import JoinStateOp, Lowered, _repeatable, lower
 from trident.planning.nodes import Node
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from trident.planning.compiled import CompiledGroup
-    from trident.streams.topology import TridentTopology
 
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
@@ -107,18 +107,18 @@ class DrpcPlan:
             return self._compiled
 
 
-def drpc_plans(topology: "TridentTopology") -> dict[str, DrpcPlan]:
+def drpc_plans(graph: TopologyGraph) -> dict[str, DrpcPlan]:
     """Function → its plan, of every DRPC stream of a topology.
 
     Raises:
         TopologyError: a function has several results.
     """
-    groups = group_of_states(topology) if topology._functions else {}
-    return {name: _plan(topology, node, groups) for name, node in sorted(topology._functions.items())}
+    groups = group_of_states(graph) if graph.functions else {}
+    return {name: _plan(graph, node, groups) for name, node in sorted(graph.functions.items())}
 
 
-def _plan(topology: "TridentTopology", source: DrpcNode, groups: dict[str, str]) -> DrpcPlan:
-    nodes = [node for node in topology._nodes if topology._origins.get(node) is source]
+def _plan(graph: TopologyGraph, source: DrpcNode, groups: dict[str, str]) -> DrpcPlan:
+    nodes = [node for node in graph.nodes if graph.origins[node] is source]
     parents = {parent for node in nodes for parent in node.parents}
     ends = [node for node in nodes if node not in parents]
     if len(ends) > 1:

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TopologyError
 from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import PersistNode
+from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import SourceNode
 from trident.states.core.host_bound import check_hosts, is_local_master
 
 if TYPE_CHECKING:
     from trident.config import TridentConfig
-    from trident.streams.topology import TridentTopology
     from trident.tuples.topology import TupleTopology
 
 
-def check_topology(topology: "TridentTopology", config: "TridentConfig", master: str) -> None:
+def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -> None:
     """Raises TopologyError, with the name of what lives on one host, if the master is a cluster's.
 
     Args:
-        topology: what is to run.
+        graph: of the topology that is to run.
         config: its settings; the embedded ZooKeeper is one of them.
         master: Spark's.
     """
-    for thing, what in _things(topology):
+    for thing, what in _things(graph):
         check_hosts(thing, what, master)
     if config.zookeeper == "embedded" and not is_local_master(master):
         raise TopologyError(
@@ -43,8 +43,8 @@ def check_tuple_topology(topology: "TupleTopology", master: str) -> None:
             check_hosts(one.user, f"{kind} {name!r}", master)
 
 
-def _things(topology: "TridentTopology") -> Iterator[tuple[Any, str]]:
-    for node in topology._nodes:
+def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:
+    for node in graph.nodes:
         if isinstance(node, SourceNode):
             yield node.spout, f"the spout of stream {node.tx_id!r}"
         elif isinstance(node, PersistNode):

@@ -64,7 +64,7 @@ from trident.running.progress import ProgressLog, make_display
 from trident.running.registry import add, make_room, place_of
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
-from trident.running.shown import as_html, as_line, query_facts
+from trident.running.shown import query_facts
 from trident.running.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus, status_path
 from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.stuck_calls import stuck_calls
@@ -87,6 +87,7 @@ from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.dead_letters import check_names_apart
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_earlier_life
 from trident.streams.other_names import QUERY_NAMES, OtherNames
+from trident.streams.shown import as_html, as_line
 from trident.udf.expressions import current_session
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def start_topology(
     """
     last_resort.install()
     config = as_config(config).replace(**settings)
-    plans = plan(topology, tracking=config.ackers > 0)
+    plans = plan(topology.graph, tracking=config.ackers > 0)
     warehouse = Path(config.warehouse).resolve()
     if "://" in config.warehouse:
         raise TopologyError(
@@ -200,7 +201,7 @@ def start_topology(
             found=config.warehouse,
             expected="a path such as ./trident-warehouse",
         )
-    check_topology(topology, config, master_of(spark, config))
+    check_topology(topology.graph, config, master_of(spark, config))
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
     make_room(place, replace=replace, standby=standby)
@@ -296,7 +297,7 @@ class TopologyQuery(OtherNames):
         self._incarnation = ""
         self._epoch = 0
         self._groups: list[_RunningGroup] = []
-        self._front = DrpcFront(topology, config, self._event)
+        self._front = DrpcFront(topology.graph, config, self._event)
         self._stop_requested = threading.Event()
         self._compact_at_end = True
         self._done = threading.Event()
@@ -343,10 +344,10 @@ class TopologyQuery(OtherNames):
             self._raise_error()
 
     def __repr__(self) -> str:
-        return as_line("TopologyQuery", self.name, query_facts(self))
+        return as_line("TopologyQuery", self.name, query_facts(self.status))
 
     def _repr_html_(self) -> str:
-        return as_html("TopologyQuery", self.name, query_facts(self))
+        return as_html("TopologyQuery", self.name, query_facts(self.status))
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.groups import GroupPlan, _above
+from trident.planning.groups import GroupPlan, nodes_above
 from trident.planning.lowering import late_nodes, lower
 from trident.planning.nodes import SourceNode
 from trident.planning.results import RESULT, result_of
@@ -91,7 +91,7 @@ def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:
             "run_batch takes a stream", found=repr(stream), expected="what new_stream or an operation of a stream gave"
         )
     result = result_of(stream._node)
-    nodes = [*_above([stream._node], stream._topology._nodes), result]
+    nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
     late = late_nodes(nodes)
     reads = next((node for node in nodes if node in late), None)
     if reads is not None:

@@ -9,7 +9,7 @@ workers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from pyspark.sql.types import StructType
 
@@ -28,6 +28,7 @@ from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.operations.state_queries import state_query
 from trident.operations.top_rows import FirstN, extreme
 from trident.operations.windows import WindowedStream, window, with_watermark
+from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, appended, field_names, picked, require_fields
 from trident.streams.arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
 from trident.streams.grouped import GroupedStream
@@ -45,9 +46,6 @@ from trident.udf.signatures import (
 )
 from trident.udf.types import parse_outputs
 from trident.udf.vectorised import vector_outputs
-
-if TYPE_CHECKING:
-    from trident.streams.topology import TridentTopology
 
 
 class Stream(OtherNames):
@@ -71,8 +69,8 @@ class Stream(OtherNames):
 
     _OTHER_NAMES = STREAM_NAMES
 
-    def __init__(self, topology: "TridentTopology", node: Node) -> None:
-        self._topology, self._node = topology, node
+    def __init__(self, graph: TopologyGraph, node: Node) -> None:
+        self._graph, self._node = graph, node
 
     @property
     def schema(self) -> StructType:
@@ -249,7 +247,7 @@ class Stream(OtherNames):
 
     def merge(self, *others: "Stream", outputs: Union[Names, None] = None) -> "Stream":
         """The rows of this stream and of others, within each batch; see :meth:`TridentTopology.merge`."""
-        return meetings.merge(self._topology, [self, *others], outputs)
+        return meetings.merge(self._graph, [self, *others], outputs)
 
     union = merge
 
@@ -273,7 +271,7 @@ class Stream(OtherNames):
             outputs: the keys, then this stream's other fields, then the other's; or as ``mode`` says.
             mode: which fields; as in :meth:`TridentTopology.join`.
         """
-        return meetings.join(self._topology, [self, other], on, outputs, how, mode)
+        return meetings.join(self._graph, [self, other], on, outputs, how, mode)
 
     # --- Spark partitions ------------------------------------------------------------------
 
@@ -562,8 +560,8 @@ class Stream(OtherNames):
     # --- behind them ---------------------------------------------------------------------
 
     def _next(self, node: Node) -> "Stream":
-        self._topology._add(node)
-        return Stream(self._topology, node)
+        self._graph.add(node)
+        return Stream(self._graph, node)
 
     def _function(self, kind: str, function: Any, inputs: tuple[str, ...]) -> UserFunction:
         site = call_site()

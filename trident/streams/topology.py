@@ -13,16 +13,19 @@ from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.joins import JoinOutFieldsMode, JoinType
 from trident.operations.persisting import TridentState
 from trident.operations.state_kinds import check_append, state_kind
-from trident.operations.state_writes import PersistNode, SpoutTableNode
-from trident.planning.nodes import Node, SourceNode
-from trident.planning.request_nodes import DrpcNode, drpc_node, origin_of
-from trident.running.shown import as_html, as_line, topology_facts
+from trident.operations.state_writes import SpoutTableNode
+from trident.planning.explain import explain
+from trident.planning.graph import TopologyGraph
+from trident.planning.groups import group_members
+from trident.planning.nodes import SourceNode
+from trident.planning.request_nodes import drpc_node
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
 from trident.spouts.executors import is_batch_spout, kind_of
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.core.names import check_name, check_streams_apart
 from trident.streams.other_names import TOPOLOGY_NAMES, OtherNames
+from trident.streams.shown import as_html, as_line, topology_facts
 from trident.streams.stream import Stream
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import call_site, check_serialisable
@@ -52,19 +55,13 @@ class TridentTopology(OtherNames):
 
     def __init__(self, name: str) -> None:
         self.name = check_name("topology", name)
-        self._nodes: list[Node] = []
-        self._sources: dict[str, SourceNode] = {}
-        self._functions: dict[str, DrpcNode] = {}
-        # Node → the DRPC source above it, if any.
-        self._origins: dict[Node, DrpcNode | None] = {}
-        self._sinks: dict[str, PersistNode] = {}
-        self._open_chains: list[Any] = []
+        self.graph = TopologyGraph(name)  # for the framework: what planner and runner read
 
     def __repr__(self) -> str:
-        return as_line("TridentTopology", self.name, topology_facts(self))
+        return as_line("TridentTopology", self.name, topology_facts(self.graph))
 
     def _repr_html_(self) -> str:
-        return as_html("TridentTopology", self.name, topology_facts(self))
+        return as_html("TridentTopology", self.name, topology_facts(self.graph))
 
     def new_stream(self, tx_id: str, spout: "TridentSpout") -> Stream:
         """A stream of what a spout emits.
@@ -79,9 +76,9 @@ class TridentTopology(OtherNames):
             FieldError: the spout names a field twice.
         """
         check_name("stream", tx_id)
-        if tx_id in self._sources:
+        if tx_id in self.graph.sources:
             raise TopologyError(f"the topology has a stream {tx_id!r} already", action="choose another tx_id")
-        check_streams_apart([*self._sources, tx_id])
+        check_streams_apart([*self.graph.sources, tx_id])
         schema = None if isinstance(spout, type) else getattr(spout, "output_schema", None)
         if isinstance(schema, str) and _is_spout(spout):
             schema = spout_schema(spout)
@@ -107,11 +104,10 @@ class TridentTopology(OtherNames):
             tx_id=tx_id,
             spout=spout,
         )
-        self._sources[tx_id] = node
-        self._add(node)
+        self.graph.add_source(node)
         if isinstance(spout, OwnsTable) and spout.table is not None:
             self._add_spout_table(node, spout)
-        return Stream(self, node)
+        return Stream(self.graph, node)
 
     def _add_spout_table(self, source: SourceNode, spout: OwnsTable) -> None:
         state, schema = spout.table, nullable(spout.table_schema)
@@ -130,8 +126,8 @@ class TridentTopology(OtherNames):
             binding=StateBinding(state, "append", (), schema, tuple(schema.names)),
             tx_id=source.tx_id,
         )
-        self._add_sink(node)
-        warn_if_not_exactly_once(node, self)
+        self.graph.add_sink(node)
+        warn_if_not_exactly_once(node, self.name)
 
     def new_static_state(self, source: Any) -> TridentState:
         """A state that no stream of this topology writes: for ``state_query``.
@@ -151,7 +147,7 @@ class TridentTopology(OtherNames):
                 expected="a StateFactory (make_state), or a state with multi_get or get, such as StaticMap({…})",
             )
         check_serialisable(source, "new_static_state")
-        return TridentState(self, None, source)
+        return TridentState(self.graph, None, source)
 
     def new_drpc_stream(self, function: str, fields: Any = "args string") -> Stream:
         """A stream of requests, each answered at once: ``query.execute(function, *args)``.
@@ -176,10 +172,9 @@ class TridentTopology(OtherNames):
             FieldError: an argument is named twice.
             OutputTypeError: an argument has no type.
         """
-        node = drpc_node(function, fields, self._functions)
-        self._functions[function] = node
-        self._add(node)
-        return Stream(self, node)
+        node = drpc_node(function, fields, self.graph.functions)
+        self.graph.add_source(node)
+        return Stream(self.graph, node)
 
     def merge(self, *streams: Any, outputs: Any = None) -> Stream:
         """The rows of several streams, within each batch: ``merge(a, b)`` or ``merge([a, b])``.
@@ -191,7 +186,7 @@ class TridentTopology(OtherNames):
             FieldError: the fields differ.
             TopologyError: a stream is of another topology.
         """
-        return meetings.merge(self, _several(streams), outputs)
+        return meetings.merge(self.graph, _several(streams), outputs)
 
     def join(
         self,
@@ -226,7 +221,7 @@ class TridentTopology(OtherNames):
             FieldError: a key does not exist, keys have other types, or names clash.
             TopologyError: a stream is of another topology, or the type is not known.
         """
-        return meetings.join(self, _several(streams), keys, outputs, type, mode)
+        return meetings.join(self.graph, _several(streams), keys, outputs, type, mode)
 
     def multi_reduce(self, *streams: Any, reducer: Any, outputs: Any, inputs: Any = None) -> Stream:
         """One reducer over the rows of several streams: ``multi_reduce(a, b, reducer=r, outputs="n long")``.
@@ -242,23 +237,19 @@ class TridentTopology(OtherNames):
             outputs: what ``complete`` gives, with types where its annotation does not say them.
             inputs: the fields that ``execute`` is given, a choice per stream; all but the keys when None.
         """
-        return meetings.multi_reduce(self, _several(streams), inputs, reducer, outputs)
+        return meetings.multi_reduce(self.graph, _several(streams), inputs, reducer, outputs)
 
     def identity(self) -> dict[str, Any]:
         """What may not change between two runs of the topology (docs/semantics.md 10); JSON."""
-        from trident.planning.groups import group_members
-
         return {
-            "streams": {tx_id: type(node.spout).__qualname__ for tx_id, node in sorted(self._sources.items())},
-            "states": {name: sink.binding.identity() for name, sink in sorted(self._sinks.items())},
-            "groups": {name: members for name, members in group_members(self).items()},
+            "streams": {tx_id: type(node.spout).__qualname__ for tx_id, node in sorted(self.graph.sources.items())},
+            "states": {name: sink.binding.identity() for name, sink in sorted(self.graph.sinks.items())},
+            "groups": group_members(self.graph),
         }
 
     def explain(self) -> str:
         """The batch groups, their operations, and the passes over the data that they become."""
-        from trident.planning.explain import explain
-
-        return explain(self)
+        return explain(self.graph)
 
     def start(
         self,
@@ -303,31 +294,6 @@ class TridentTopology(OtherNames):
         from trident.running.query import run_topology
 
         return run_topology(self, spark, config, **overrides)
-
-    # --- called by streams ---------------------------------------------------------------
-
-    def _add(self, node: Node) -> None:
-        self._origins[node] = origin_of(node, self._origins)
-        self._nodes.append(node)
-
-    def _add_sink(self, sink: PersistNode) -> None:
-        other = self._sinks.get(sink.binding.name)
-        if other is not None and other.binding.kind != sink.binding.kind:
-            raise TopologyError(
-                f"state {sink.binding.name!r} is used as two kinds",
-                found=f"{other.binding.state!r} at {other.location} and {sink.binding.state!r} at {sink.location}",
-                expected="one state of one name",
-                action="give one of them another name",
-            )
-        if other is not None:
-            raise TopologyError(
-                f"state {sink.binding.name!r} is written twice",
-                found=f"{other.operation} at {other.location} and {sink.operation} at {sink.location}",
-                expected="one operation that writes to a state",
-                action="give one of them another state",
-            )
-        self._add(sink)
-        self._sinks[sink.binding.name] = sink
 
 
 def _several(streams: Sequence[Any]) -> list[Any]:

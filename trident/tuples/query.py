@@ -22,11 +22,12 @@ from trident.running.interrupts import prepare
 from trident.running.one_host import check_tuple_topology
 from trident.running.registry import add
 from trident.running.session_end import session_end
-from trident.running.shown import as_html, as_line, tuple_query_facts
+from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
 from trident.spark.session import check_session, make_session
 from trident.spouts.contracts import SpoutContext
 from trident.streams.other_names import QUERY_NAMES, OtherNames
+from trident.streams.shown import Facts, as_html, as_line
 from trident.tuples.plan import TuplePlan
 from trident.tuples.rounds import RoundRunner, RoundStopped
 from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
@@ -119,10 +120,10 @@ class TupleQuery(OtherNames):
             self._raise_error()
 
     def __repr__(self) -> str:
-        return as_line("TupleQuery", self.name, tuple_query_facts(self))
+        return as_line("TupleQuery", self.name, _facts(self))
 
     def _repr_html_(self) -> str:
-        return as_html("TupleQuery", self.name, tuple_query_facts(self))
+        return as_html("TupleQuery", self.name, _facts(self))
 
     @property
     def name(self) -> str:
@@ -356,3 +357,13 @@ def _short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     telling = [line for line in lines if "Exception: " in line or "Error: " in line]
     return (telling or lines)[0][:500]
+
+
+def _facts(query: "TupleQuery") -> Facts:
+    """Whether it runs, and its numbers of messages."""
+    error, numbers = query.exception(), query.status
+    state = "running" if query.is_active else "stopped" if error is None else "failed"
+    shown = ("pending", "acked", "failed", "timed_out", "rounds")
+    last = query.last_errors[-1].error if query.last_errors else None
+    facts = [("", state), *((name.replace("_", " "), str(numbers[name])) for name in shown)]
+    return [*facts, ("last error", short(last)), ("ended by", short(error))]

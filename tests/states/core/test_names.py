@@ -252,7 +252,7 @@ def test_two_topologies_never_meet_in_one_table_beside_their_states(kind: str, t
         made("a", "x__y").start(config=TridentConfig(warehouse=tmp_path, zookeeper="nobody:1"))
     for word in ("'a'", "'x__y'", "'a__x'", "'y'", f"a__x__y__{kind}", "without '__' they never do"):
         assert word in str(caught.value)
-    check_names_apart(tmp_path, "a__x", plan(made("a__x", "y"), tracking=True)[0].bindings)
+    check_names_apart(tmp_path, "a__x", plan(made("a__x", "y").graph, tracking=True)[0].bindings)
     assert tables_beside(tmp_path, "a") == [] and len(tables_beside(tmp_path, "a__x")) == 1
 
 
@@ -550,7 +550,7 @@ def with_columns(names: list[str]) -> TridentTopology:
 @pytest.mark.parametrize("name", REFUSED_COLUMNS)
 def test_a_column_that_delta_refuses_is_refused_before_anything_runs(name: str) -> None:
     with pytest.raises(FieldError, match="cannot be a column"):
-        plan(with_columns([name]))
+        plan(with_columns([name]).graph)
 
 
 def test_columns_with_any_other_name_are_quoted(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class TopologyGraph:
             )
 
     def check_order(self) -> None:
-        """Raises TopologyError for a cycle: streams are made of earlier ones, so only a node made by hand closes one."""
+        """Raises TopologyError for a cycle: streams are made of earlier ones, so only one made by hand closes it."""
         known: set[Node] = set()
         for node in self.nodes:
             for other in (*node.parents, *node.links):

@@ -29,6 +29,7 @@ from kazoo import exceptions as kz
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
+from trident.coordinators.causes import causes
 from trident.coordinators.errors import ConfigError, ZooKeeperRefused
 
 # A name may stand for several addresses: each has been tried by then.
@@ -320,8 +321,4 @@ def _certificate_problem(problem: BaseException) -> bool:
 
 def _tls_error(problem: BaseException | None) -> ssl.SSLError | None:
     # kazoo raises its own error while it handles this one.
-    for _ in range(5):
-        if problem is None or isinstance(problem, ssl.SSLError):
-            return problem
-        problem = problem.__cause__ or problem.__context__
-    return None
+    return next((one for one in causes(problem) if isinstance(one, ssl.SSLError)), None)

@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from trident.config import TridentConfig
+from trident.coordinators.causes import causes
 from trident.coordinators.errors import (
     AttemptCapReached,
     BatchError,
@@ -129,12 +130,8 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _users_frames(error: BaseException) -> str | None:
     """The user's own part of the traceback, where a function of the user's is behind the error."""
-    cause = error.__cause__
-    while cause is not None:
-        if type(cause).__name__ == "UsersTraceback":  # not imported: the command line is to start at once
-            return str(cause).lstrip()
-        cause = cause.__cause__
-    return None
+    # Told by its name, not imported: the command line is to start at once.
+    return next((str(one).lstrip() for one in causes(error) if type(one).__name__ == "UsersTraceback"), None)
 
 
 _SHORT = ("warehouse", "zookeeper")

@@ -55,8 +55,9 @@ class CheckpointExists(TableError):
     """Somebody else has written this checkpoint."""
 
 
-def _causes(error: Py4JJavaError) -> list[Any]:
-    found, java = [], error.java_exception
+def java_causes(java: Any) -> list[Any]:
+    """A Java exception and what caused it, the outermost first; none of None."""
+    found: list[Any] = []
     while java is not None and len(found) < 20:
         found.append(java)
         java = java.getCause()
@@ -139,7 +140,7 @@ def _committed(path: str, version: int, call: Callable[[], Any], unknown: str, a
     try:
         return call()
     except Py4JJavaError as error:
-        causes = [(java, java.getClass().getName()) for java in _causes(error)]
+        causes = [(java, java.getClass().getName()) for java in java_causes(error.java_exception)]
         found = "; ".join(f"{name}: {java.getMessage()}" for java, name in causes)
         for java, name in causes:
             # Kernel reports an exhausted retry for a conflict and for an I/O

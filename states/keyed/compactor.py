@@ -26,6 +26,7 @@ from trident.states.core.binding import DELETED_COLUMN
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel_errors import java_causes
 from trident.states.delta.kernel_files import local_path, table_lock
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.parquet_files import fsync
@@ -519,11 +520,7 @@ def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
 def _causes(error: Exception) -> list[str]:
     """What an exception and its causes in the JVM say; the last is where it began."""
     java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
-    found = [str(error)]
-    while java is not None and len(found) < 20:
-        found.append(str(java.toString()))
-        java = java.getCause()
-    return found
+    return [str(error), *(str(one.toString()) for one in java_causes(java))]
 
 
 def _first_line(text: str) -> str:

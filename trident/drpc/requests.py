@@ -26,10 +26,8 @@ from trident.coordinators.errors import (
     ConfigError,
     DrpcError,
     DrpcTimeout,
-    FailedException,
     NotLeading,
     UnknownFunction,
-    UserFunctionError,
 )
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
@@ -41,7 +39,8 @@ from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.frames import RequestFrames
 from trident.states.maps.memory_map import memory_map
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.udf.signatures import find_report, users_traceback
+from trident.udf.signatures import users_error
+from trident.workers.reports import find_report
 from trident.workers.states import NewerThanAsked
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ class DrpcRequests:
             translated = _translated(error, plan.function, request)
             if translated is error:
                 raise
-            raise translated from users_traceback(find_report(error))
+            raise translated from translated.__cause__
 
     def _pin(self, plan: DrpcPlan, deadline: float) -> _Pin:
         """The transactions to read as of: the last advanced ones, with the memory maps as of the same."""
@@ -291,14 +290,4 @@ def _translated(error: Exception, function: str, request: RequestId) -> Exceptio
     if report["error"].startswith(f"{NewerThanAsked.__name__}:"):
         return _Newer(report["error"].partition(": ")[2])
     where = f"request {request} of function {function!r}"
-    operation, location = report["operation"], report["location"]
-    if report["kind"] == "failed":
-        return FailedException(f"{report['error']} (raised by {operation} at {location}, {where})")
-    return UserFunctionError(
-        f"{operation} failed at {location} in {where} {report['place']}: {report['error']}",
-        operation=operation,
-        location=location,
-        found=report.get("found"),
-        expected=report.get("expected"),
-        action="correct the function or the arguments",
-    )
+    return users_error(report, where, action="correct the function or the arguments")

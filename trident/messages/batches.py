@@ -21,7 +21,8 @@ from trident.messages.executor import MessageSpoutExecutor
 from trident.messages.ledger import BatchLedger, Failure, drop_old
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.dead_letters import stage_ends, stage_letters
-from trident.udf.signatures import find_report, translate_failure
+from trident.udf.signatures import translate_failure
+from trident.workers.reports import find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

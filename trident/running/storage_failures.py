@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trident.coordinators.causes import causes, text_of
 from trident.coordinators.errors import (
     BatchOutOfMemory,
     BatchTimeout,
@@ -147,17 +148,7 @@ def _size(count: float) -> str:
 
 def _text_of(error: BaseException) -> str:
     """What the error and its causes say, the outermost first."""
-    texts: list[str] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        try:
-            texts.append(f"{type(current).__name__}: {current}")
-        except Exception:  # str() of a Java error asks the JVM, which may be gone
-            texts.append(type(current).__name__)
-        current = current.__cause__ or current.__context__
-    return "\n".join(texts)
+    return "\n".join(f"{type(one).__name__}: {text_of(one)}" for one in causes(error))
 
 
 def _line_with(text: str, words: Sequence[str]) -> str:

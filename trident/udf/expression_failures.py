@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
+from trident.coordinators.causes import search_causes
 from trident.coordinators.errors import BatchError
-from trident.udf.signatures import search_causes
 
 _log = logging.getLogger("trident.failures")
 # Class 22 of the SQL standard's states: the data is at fault. It fails the same way whenever it is computed.

@@ -7,11 +7,8 @@ returns, whether it can travel to a worker.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
 import inspect
-import json
 import logging
 import re
 import sys
@@ -47,6 +44,7 @@ from trident.udf.types import (
 )
 from trident.udf.vectorised import vectorised
 from trident.workers.lifecycle import owner_of
+from trident.workers.reports import FAILED, find_report
 
 # --- describing a function ---------------------------------------------------------------
 
@@ -334,9 +332,6 @@ class UsersTraceback(Exception):
         return f"\nYour function (most recent call last):\n{self.args[0]}"
 
 
-_MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
-
-
 def translate_failure(exc: BaseException, attempt: object) -> BaseException:
     """What a failure of a Spark job means, when user code caused it.
 
@@ -353,54 +348,37 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
     report = None if isinstance(exc, (FailedException, UserFunctionError)) else find_report(exc)
     if report is None:
         return exc
-    error: FailedException | UserFunctionError
-    operation, location = report["operation"], report["location"]
-    if report["kind"] == "failed":
-        error = FailedException(f"{report['error']} (raised by {operation} at {location}, attempt {attempt})")
-    else:
-        error = UserFunctionError(
-            f"{operation} failed at {location} in attempt {attempt} {report['place']}: {report['error']}",
-            operation=operation,
-            location=location,
-            found=report.get("found"),
-            expected=report.get("expected"),
-            action="correct the function or the data",
-        )
-        if not report.get("may_pass"):
-            error.fingerprint = _ADDRESS.sub("0x", f"{operation} {location} {report['place']} {report['error']}")
+    error = users_error(report, f"attempt {attempt}")
+    if isinstance(error, UserFunctionError) and not report.get("may_pass"):
+        told = f"{report['operation']} {report['location']} {report['place']} {report['error']}"
+        error.fingerprint = _ADDRESS.sub("0x", told)
     error.attempt = str(attempt)
-    error.__cause__ = users_traceback(report)
     _log.debug("what Spark says of the failure of %s", attempt, exc_info=exc)
     return error
 
 
-def users_traceback(report: Mapping[str, Any] | None) -> UsersTraceback | None:
-    """The user's part of the traceback in a worker's report, to raise an error from."""
-    return UsersTraceback(report["frames"]) if report and report.get("frames") else None
+def users_error(
+    report: Mapping[str, Any], where: str, action: str = "correct the function or the data"
+) -> FailedException | UserFunctionError:
+    """The error that a worker's report of a user's function stands for; its cause is the user's part of the traceback.
 
-
-def find_report(exc: BaseException) -> dict[str, str] | None:
-    """What a worker told of a user's function that raised (trident.workers.failures), from what Spark raised here."""
-    match = search_causes(exc, _MARK)
-    if match is None:
-        return None
-    try:
-        return json.loads(base64.b64decode(match.group(1), validate=True))
-    except (binascii.Error, ValueError):  # cut off on its way: no report
-        return None
-
-
-def search_causes(exc: BaseException, pattern: re.Pattern[str]) -> re.Match[str] | None:
-    """The first match in the texts of an exception and of what caused it."""
-    seen: set[int] = set()
-    current: BaseException | None = exc
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        try:
-            match = pattern.search(str(current))
-        except Exception:  # str() of a Java error asks the JVM, which may be gone
-            match = None
-        if match:
-            return match
-        current = current.__cause__ or current.__context__
-    return None
+    Args:
+        report: as :func:`trident.workers.reports.find_report` gives it.
+        where: the attempt or request, for the message.
+        action: what to do next.
+    """
+    error: FailedException | UserFunctionError
+    operation, location = report["operation"], report["location"]
+    if report["kind"] == FAILED:
+        error = FailedException(f"{report['error']} (raised by {operation} at {location}, {where})")
+    else:
+        error = UserFunctionError(
+            f"{operation} failed at {location} in {where} {report['place']}: {report['error']}",
+            operation=operation,
+            location=location,
+            found=report.get("found"),
+            expected=report.get("expected"),
+            action=action,
+        )
+    error.__cause__ = UsersTraceback(report["frames"]) if report.get("frames") else None
+    return error

@@ -1,14 +1,12 @@
 """How the failure of a user's function on a worker becomes text that the driver can read.
 
 Spark carries nothing else: :func:`fail` writes the report into an exception's
-text, ``trident.udf.signatures.translate_failure`` finds it there. Imported by every
-worker: keep its imports light.
+text (``trident.workers.reports``), ``trident.udf.signatures.translate_failure`` finds
+it there. Imported by every worker: keep its imports light.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import linecache
 import os
 import sys
@@ -18,7 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trident.coordinators.causes import causes
 from trident.coordinators.errors import FailedException
+from trident.workers.reports import ERROR, FAILED, marked
 from trident.workers.values import WrongValue, cut_repr
 
 
@@ -58,7 +58,7 @@ def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: s
         wrong: "found" and "expected".
     """
     report = {
-        "kind": "failed" if isinstance(error, FailedException) else "error",
+        "kind": FAILED if isinstance(error, FailedException) else ERROR,
         "operation": label.operation,
         "location": _own_line(error, label.location),
         "error": _text(error) if not isinstance(error, WrongValue) else str(error),
@@ -67,8 +67,7 @@ def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: s
         "may_pass": _may_pass(error),
         **wrong,
     }
-    mark = base64.b64encode(json.dumps(report).encode()).decode()
-    raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} <<trident-failure:{mark}>>")
+    raise UserCodeFailed(f"{report['operation']} at {report['location']}: {report['error']} {marked(report)}")
 
 
 def _text(error: BaseException) -> str:
@@ -125,10 +124,7 @@ def _may_pass(error: BaseException) -> bool:
     broker's, http.client's), unless that is one for wrong values. What is left is the user's own code, and the errors
     that are built into Python, which it raises for a row as often as it sees it.
     """
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    for current in causes(error):
         if isinstance(current, (OSError, MemoryError)):
             return True
         home = type(current).__module__
@@ -138,7 +134,6 @@ def _may_pass(error: BaseException) -> bool:
         library = file.startswith(_INSTALLED) or any(folder in file for folder in _INSTALLED_FOLDERS)
         if library and not isinstance(current, (*_OF_VALUES, WrongValue)):
             return True
-        current = current.__cause__ or current.__context__
     return False
 
 

@@ -7,10 +7,7 @@ imports light.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import re
 import traceback
 import uuid
 from collections.abc import Sequence
@@ -23,6 +20,7 @@ from pyspark import TaskContext
 
 from trident.workers.anchors import read_anchors, sums_by_root
 from trident.workers.failures import UserCodeFailed
+from trident.workers.reports import find_report
 
 LEDGER_FIELDS = [
     ("root", pa.int64()),
@@ -36,7 +34,6 @@ LEDGER_FIELDS = [
 ]
 LEDGER_SCHEMA = pa.schema(LEDGER_FIELDS)
 _TRACEBACK_CHARS = 8_000
-_MARK = re.compile(r"<<trident-failure:([A-Za-z0-9+/=]+)>>")
 
 
 # The local property of Spark under which tasks are told where their ledger is: so a pass is the same for every batch,
@@ -108,8 +105,7 @@ class Ledger:
 
 def report_of(error: UserCodeFailed) -> dict[str, str]:
     """What is known of a failure: the operation, its line, the error, the traceback, the row."""
-    match = _MARK.search(str(error))
-    report = json.loads(base64.b64decode(match.group(1))) if match else {}
+    report = find_report(error) or {}
     cause = error.__cause__ or error.__context__
     lines = traceback.format_exception(cause) if cause is not None else []
     return {

@@ -12,13 +12,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trident.coordinators.causes import causes, search_causes
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
 from trident.spouts.files.parquet import is_exact, read_parquet
-from trident.spouts.files.tasks import MARK, UNPACKED_HERE, Piece, find_report, read_lines, shown
+from trident.spouts.files.tasks import UNPACKED_HERE, Piece, read_lines, shown
+from trident.workers.reports import MARK, SOURCE, find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -162,6 +164,7 @@ class FileReader:
 
         what = F.to_json(
             F.struct(
+                F.lit(SOURCE).alias("kind"),
                 F.concat(F.lit(f"a row of {self._format.name} cannot be parsed, in "), "file").alias("message"),
                 F.substring("value", 1, 200).alias("found"),
                 F.lit(f"a row of {self._format.schema.simpleString()}"[:500]).alias("expected"),
@@ -207,26 +210,17 @@ _NATIVE_FAILURE = re.compile(r"\[(FAILED_READ_FILE[.\w]*)\] Encountered error wh
 
 def source_failure(error: BaseException) -> SourceError | None:
     """The SourceError behind a failed Spark job, when a file was the cause; else None."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, SourceError):
-            return current
-        try:
-            text = str(current)
-        except Exception:  # str() of a Java error asks the JVM, which may be gone
-            text = ""
-        report: dict[str, Any] | None = find_report(text)
-        if report is not None:
-            message = report.pop("message")
-            return SourceError(message, **report)
-        match = _NATIVE_FAILURE.search(text)
-        if match:
-            return SourceError(
-                f"the file {match.group(2)} cannot be read",
-                found=f"{match.group(1)} {match.group(3)}".strip()[:300],
-                action="restore the file; the batch is tried again up to max_attempts",
-            )
-        current = current.__cause__ or current.__context__
-    return None
+    known = next((one for one in causes(error) if isinstance(one, SourceError)), None)
+    if known is not None:
+        return known
+    report = find_report(error, SOURCE)
+    if report is not None:
+        return SourceError(report["message"], **{key: report.get(key) for key in ("found", "expected", "action")})
+    match = search_causes(error, _NATIVE_FAILURE)
+    if match is None:
+        return None
+    return SourceError(
+        f"the file {match[2]} cannot be read",
+        found=f"{match[1]} {match[3]}".strip()[:300],
+        action="restore the file; the batch is tried again up to max_attempts",
+    )

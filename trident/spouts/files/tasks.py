@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trident.workers.reports import SOURCE, marked
+
 if TYPE_CHECKING:
     import pyarrow
 
-MARK = "trident-source"
-_REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
 _BLOCK_BYTES = 2 << 20
 # Packed files that Python reads where Spark cannot; the others only Spark reads.
 UNPACKED_HERE = (".gz", ".bz2")
@@ -42,20 +38,7 @@ class SourceFailure(Exception):
     """A failure on a worker, written so that the driver can read it back as a SourceError."""
 
     def __init__(self, message: str, **parts: Any) -> None:
-        text = base64.b64encode(json.dumps({"message": message, **parts}).encode()).decode()
-        super().__init__(f"{message} <<{MARK}:{text}>>")
-
-
-def find_report(text: str) -> dict[str, Any] | None:
-    """What a SourceFailure said, from the text of the error that came back."""
-    match = _REPORT.search(text)
-    if match is None:
-        return None
-    try:
-        report = json.loads(base64.b64decode("".join(match.group(1).split()), validate=True))
-    except (binascii.Error, ValueError):  # cut off on its way
-        return None
-    return {key: report.get(key) for key in ("message", "found", "expected", "action")}
+        super().__init__(f"{message} {marked({'kind': SOURCE, 'message': message, **parts})}")
 
 
 def shown(path: str) -> str:

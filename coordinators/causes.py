@@ -1,0 +1,28 @@
+"""The chain of causes behind an exception: the one walk over it, and a search through its texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what caused it, the outermost first, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; "" where that cannot be known."""
+    try:
+        return str(error)
+    except Exception:  # str() of a Java error asks the JVM, which may be gone
+        return ""
+
+
+def search_causes(error: BaseException, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """The first match in the texts of an exception and of what caused it."""
+    return next((match for one in causes(error) if (match := pattern.search(text_of(one)))), None)

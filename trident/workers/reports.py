@@ -1,0 +1,48 @@
+"""The one form in which a worker's failure travels to the driver: a report within an exception's text.
+
+Spark carries nothing else. A worker writes the report with :func:`marked`, the
+driver finds it with :func:`find_report`. Imported by every worker: keep its
+imports light.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trident.coordinators.causes import causes, text_of
+
+MARK = "trident-failure"
+_REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
+# The kinds of report: a user's function raised FailedException, or anything else; what a source reads is at fault.
+FAILED, ERROR, SOURCE = "failed", "error", "source"
+
+
+def marked(report: Mapping[str, Any]) -> str:
+    """A report, with its "kind", as text that survives the way through Spark."""
+    return f"<<{MARK}:{base64.b64encode(json.dumps(report).encode()).decode()}>>"
+
+
+def find_report(error: BaseException, *kinds: str) -> dict[str, Any] | None:
+    """The first report of these kinds in the texts of an exception and of what caused it.
+
+    Args:
+        error: what Spark raised.
+        kinds: by default those of users' functions.
+
+    Returns:
+        None when there is none, or it was cut off on its way.
+    """
+    for one in causes(error):
+        for match in _REPORT.finditer(text_of(one)):
+            try:
+                report: Any = json.loads(base64.b64decode("".join(match[1].split()), validate=True))
+            except (binascii.Error, ValueError):  # cut off on its way
+                continue
+            if isinstance(report, dict) and report.get("kind") in (kinds or (FAILED, ERROR)):
+                return report
+    return None

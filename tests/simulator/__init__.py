@@ -1,1 +1,1 @@
-"""The production coordinator in a simulated world: see docs/architecture.md, "The simulator"."""
+"""The production coordinator in a simulated world: see docs/architecture/simulator.md."""

@@ -35,8 +35,8 @@ class Unreadable(ValueError):
         self.found = found
 
 
-def read_stored(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a regular file.
+def read_stored(path: str | os.PathLike[str], start: int = 0) -> bytes:
+    """The bytes of a regular file, from ``start`` on.
 
     Raises:
         FileNotFoundError, NotADirectoryError: it is not there.
@@ -51,6 +51,7 @@ def read_stored(path: str | os.PathLike[str]) -> bytes:
                 kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
                 raise Unreadable(f"it is {kind}, not a file", kind)
             with open(handle, "rb", closefd=False) as file:
+                file.seek(start)
                 return file.read()
         finally:  # also of a folder, which the second open refuses without closing it
             os.close(handle)

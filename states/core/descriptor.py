@@ -9,8 +9,6 @@ how their rows combine.
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
-from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.coordinators.stored_json import Unreadable, parse_stored, shown
+from trident.states.core import storage
 from trident.states.core.binding import COMBINE, LAST
 from trident.states.core.names import check_name, other_owner
 
@@ -133,11 +132,14 @@ class StateDescriptor:
             raise other_owner(
                 Path(warehouse) / self.name, (there.topology, there.group), (self.topology, self.group), None
             )
-        _write_atomically(_file(warehouse, self.name), {"schema": SCHEMA, **asdict(self)})
+        path = _file(warehouse, self.name)
+        with faults.fault_point(DESCRIBE):
+            storage.make_folder(path.parent, warehouse)
+            storage.write(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1).encode())
 
     def remove(self, warehouse: Path | str) -> None:
         """Forgets the state; its tables are the caller's matter. Nothing there: nothing done."""
-        _file(warehouse, self.name).unlink(missing_ok=True)
+        storage.delete(_file(warehouse, self.name))
 
 
 def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
@@ -157,8 +159,7 @@ def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> li
         TableError: a file cannot be read as a descriptor. It is not passed
             over: a group read without one of its tables might be half published.
     """
-    found = [_read(path) for path in sorted(_folder(warehouse).glob("*.json"))]
-    return [state for state in found if (state.topology, state.group) == (topology, group)]
+    return [state for state in _all(warehouse) if (state.topology, state.group) == (topology, group)]
 
 
 def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescriptor]:
@@ -167,8 +168,17 @@ def list_descriptors(warehouse: Path | str, topology: str) -> list[StateDescript
     Raises:
         TableError: a file cannot be read as a descriptor.
     """
-    found = [_read(path) for path in sorted(_folder(warehouse).glob("*.json"))]
-    return [state for state in found if state.topology == topology]
+    return [state for state in _all(warehouse) if state.topology == topology]
+
+
+def described_states(warehouse: Path | str) -> list[str]:
+    """The names of the states that have a descriptor."""
+    names = storage.list_names(_folder(warehouse))
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name[0] != ".")
+
+
+def _all(warehouse: Path | str) -> list[StateDescriptor]:
+    return [_read(_file(warehouse, name)) for name in described_states(warehouse)]
 
 
 def _folder(warehouse: Path | str) -> Path:
@@ -182,7 +192,7 @@ def _file(warehouse: Path | str, name: str) -> Path:
 def _read(path: Path) -> StateDescriptor:
     names = {field.name for field in fields(StateDescriptor)}
     try:
-        value: Any = parse_stored(read_stored(path))
+        value: Any = parse_stored(storage.read(path))
         if isinstance(value, dict):
             value.setdefault("merging", COMBINE)  # files from before there was another
         if not isinstance(value, dict) or set(value) != names | {"schema"} or value["schema"] != SCHEMA:
@@ -213,27 +223,3 @@ def _check_types(value: Mapping[str, Any]) -> None:
         raise ValueError("aggregator must be text or null")
     if type(value["starts_at"]) is not int or type(value["ends_at"]) not in (int, type(None)):
         raise ValueError("starts_at and ends_at must be whole numbers, ends_at may be null")
-
-
-def _write_atomically(path: Path, value: Mapping[str, Any]) -> None:
-    with faults.fault_point(DESCRIBE):
-        _write_now(path, value)
-
-
-def _write_now(path: Path, value: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two processes that write at once must not share the file before the rename.
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with open(draft, "w", encoding="utf-8") as out:
-            json.dump(value, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

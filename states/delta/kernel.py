@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
+from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel_errors import (
     CheckpointExists,
@@ -33,7 +33,7 @@ from trident.states.delta.kernel_errors import (
     guard,
     guard_commit,
 )
-from trident.states.delta.kernel_files import LiveFile, add_action, live_file, local_path, remove_action
+from trident.states.delta.kernel_files import LiveFile, add_action, live_file, remove_action
 from trident.states.delta.log_commit import (
     DraftCommitter,
     Signature,
@@ -271,22 +271,18 @@ class KernelEngine:
     def _load(self, path: str, version: int | None) -> TableSnapshot:
         def build() -> Any:
             builder = self._tables.loadSnapshot(path)
-            if local_path(path) is not None:
+            if storage.local_path(path) is not None:
                 builder = builder.withCommitter(self._committer)
             return (builder if version is None else builder.atVersion(version)).build(self.java)
 
         for _ in range(_LOAD_TRIES):
             # Opened before, looked into behind: a table that is made anew meanwhile is seen to be another.
-            folder = open_log_folder(path)
-            try:
+            with open_log_folder(path) as folder:
                 with faults.fault_point(LOAD):
                     require_whole_log(path, version)
                     java = guard(path, build)
                 found = java.getVersion()
                 entry = None if folder is None else signature_in(folder, found)
-            finally:
-                if folder is not None:
-                    os.close(folder)
             if entry is not None or folder is None or version is not None:
                 break
         snapshot = TableSnapshot(self, java, path, found, entry)
@@ -331,7 +327,7 @@ class KernelEngine:
                 path, self._types.deserializeStructType(schema_json), engine_info
             ).withMaxRetries(0)
             builder.withTableProperties(self._java_map({**properties, "delta.feature.domainMetadata": "supported"}))
-            if local_path(path) is not None:
+            if storage.local_path(path) is not None:
                 builder.withCommitter(self._committer)
             if partition_columns:
                 columns = self._java_list([self._column(name) for name in partition_columns])
@@ -481,7 +477,7 @@ class KernelEngine:
         self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
     ) -> tuple[Any, Signature | None]:
         """Kernel's commit; on a local disk Kernel writes a draft, and its link is the commit."""
-        if local_path(path) is None:
+        if storage.local_path(path) is None:
             return guard_commit(path, version, call, None)
         if base is not None:
             self._settle_base(base)

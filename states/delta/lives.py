@@ -15,7 +15,7 @@ from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.delta import halts as contradictions
-from trident.states.delta.log_entries import as_text, newest_version, read_commit
+from trident.states.delta.log_entries import as_text, has_log, newest_version, read_commit
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 
@@ -50,7 +50,7 @@ def lives_in(warehouse: Path, topology: str) -> list[Life]:
 
 def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> list[Life]:
     path = warehouse / descriptor.published_path
-    if not (path / "_delta_log").is_dir():
+    if not has_log(path):
         return []
     try:
         control = newest_control(path)

@@ -23,14 +23,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import CommitConflict, TableError
-from trident.states.delta.kernel_files import local_path
-from trident.states.delta.parquet_files import fsync
+from trident.states.core import storage
 
 # So long a writer that renames has to look again, or to rename: it takes it a fraction of a millisecond.
 RIVAL_SECS = 0.1
@@ -124,7 +123,7 @@ class DraftCommitter:
 
 
 def _draft_of(path: str, version: int) -> str:
-    root = local_path(path)
+    root = storage.local_path(path)
     assert root is not None
     return os.path.join(root, "_delta_log", f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
 
@@ -133,8 +132,7 @@ def remove_draft(draft: str) -> None:
     """With the checksum that Hadoop's local file system puts beside it."""
     folder, name = os.path.split(draft)
     for each in (draft, os.path.join(folder, f".{name}.crc")):
-        with suppress(OSError):  # it costs space, nothing else: the next commit sweeps it
-            os.unlink(each)
+        storage.try_delete(each)  # the next commit sweeps what stays
 
 
 def publish_draft(path: str, version: int, draft: str, base: Signature | None) -> Signature:
@@ -154,10 +152,10 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
         TableError: the disk refused; nothing happened.
         EntryMayBeLost: the commit was there; the disk refused to flush it, or it is gone again.
     """
-    root = local_path(path)
+    root = storage.local_path(path)
     assert root is not None
     try:
-        fsync(draft)
+        storage.flush(draft)
         found = os.stat(draft)
         own = found.st_ino, found.st_mtime_ns, found.st_size
         folder = os.open(os.path.join(root, "_delta_log"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -228,7 +226,7 @@ def sweep_drafts(path: str, version: int) -> list[str]:
     A writer that is killed, or meets a full disk, leaves one. Entry N exists, so no draft of it may become one: who
     still holds it has a moment to find that out, and then loses it, which does what it must be told anyway.
     """
-    root = local_path(path)
+    root = storage.local_path(path)
     if root is None:
         return []
     folder = os.path.join(root, "_delta_log")
@@ -260,13 +258,24 @@ def signature_in(folder: int, version: int) -> Signature | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def open_log_folder(path: str) -> int | None:
-    """The table's log folder as it is now, None when there is none; the caller closes it."""
-    root = local_path(path)
+@contextmanager
+def open_log_folder(path: str) -> Iterator[int | None]:
+    """The table's log folder as it is now, whatever takes its place meanwhile; None when there is none."""
+    root = storage.local_path(path)
     try:
-        return None if root is None else os.open(os.path.join(root, "_delta_log"), os.O_RDONLY | os.O_CLOEXEC)
+        folder = None if root is None else os.open(os.path.join(root, "_delta_log"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        folder = None
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def rename_entry(entry: str, aside: str) -> None:
+    """Takes a log entry's name away; only under the table's lock."""
+    os.rename(entry, aside)
 
 
 def _lost(path: str, version: int, found: object) -> CommitConflict:

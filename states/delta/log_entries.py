@@ -10,8 +10,8 @@ Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from trident.coordinators.errors import TableError
-from trident.coordinators.stored_json import read_stored, shown
-from trident.states.delta.kernel_files import LiveFile, live_file, local_path
+from trident.coordinators.stored_json import shown
+from trident.states.core import storage
+from trident.states.core.storage import AnyPath
+from trident.states.delta.kernel_files import LiveFile, live_file
 
 ENTRY = re.compile(r"(\d{20})\.json")
 # Whole, in parts, or with a unique name (a V2 checkpoint, Parquet or JSON).
@@ -81,7 +83,7 @@ def read_actions(path: str, version: int) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise TableError(
             f"the log of table {path} has no entry for version {version}",
-            expected=os.path.basename(file),
+            expected=f"{version:020d}.json",
             action="if it was cleaned up, raise delta.logRetentionDuration",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
@@ -107,7 +109,7 @@ def read_actions(path: str, version: int) -> list[dict[str, Any]]:
 
 
 def _json_lines(file: str) -> list[Any]:
-    return [json.loads(line) for line in read_stored(file).decode("utf-8").split("\n") if line.strip()]
+    return [json.loads(line) for line in storage.read(file).decode("utf-8").split("\n") if line.strip()]
 
 
 def read_commit(path: str, version: int) -> Commit:
@@ -261,12 +263,12 @@ def _checkpoint_actions(path: str, names: Iterable[str]) -> Iterator[dict[str, A
     import pyarrow.parquet as pq
 
     for name in names:
-        file = os.path.join(_root(path), "_delta_log", name)
+        file = storage.join(_root(path), "_delta_log", name)
         try:
             if name.endswith(".json"):
                 yield from _json_lines(file)
             else:
-                table = pq.ParquetFile(file).read(columns=["metaData", "protocol"])
+                table = pq.ParquetFile(io.BytesIO(storage.read(file))).read(columns=["metaData", "protocol"])
                 for kind in table.column_names:
                     yield from ({kind: row} for row in table.column(kind).drop_null().to_pylist())
         except (OSError, pa.ArrowException, ValueError, RecursionError) as error:
@@ -280,7 +282,7 @@ def last_checkpoint(path: str) -> dict[str, Any] | None:
         ValueError, OSError: it cannot be read.
     """
     try:
-        found = json.loads(read_stored(os.path.join(_root(path), "_delta_log", "_last_checkpoint")))
+        found = json.loads(storage.read(storage.join(_root(path), "_delta_log", "_last_checkpoint")))
     except FileNotFoundError:
         return None
     if not isinstance(found, dict):
@@ -315,11 +317,8 @@ def follow(files: dict[str, LiveFile], commit: Commit) -> None:
 
 def entry_signature(path: str, version: int) -> tuple[int, int, int] | None:
     """Tells a log entry from one of the same version in a table that was made anew; None when there is none."""
-    try:
-        stat = os.stat(entry_of(path, version))
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    found = storage.stat(entry_of(path, version))
+    return None if found is None else (found.identity, found.mtime_ns, found.size)
 
 
 def newest_version(path: str) -> int:
@@ -334,6 +333,11 @@ def newest_version(path: str) -> int:
     return versions[-1]
 
 
+def has_log(path: AnyPath) -> bool:
+    """Whether a folder is a Delta table."""
+    return storage.is_folder(storage.join(path, "_delta_log"))
+
+
 def versions_of(path: str) -> list[int]:
     """The versions that have a log entry, in their order; none when there is no log."""
     return sorted(int(found[1]) for name in _names(path) if (found := ENTRY.fullmatch(name)))
@@ -341,20 +345,18 @@ def versions_of(path: str) -> list[int]:
 
 def _names(path: str) -> list[str]:
     try:
-        return os.listdir(os.path.join(_root(path), "_delta_log"))
-    except FileNotFoundError:
-        return []
+        return storage.list_names(storage.join(_root(path), "_delta_log"))
     except OSError as error:
         raise TableError(f"the log of table {path} cannot be listed", found=error) from error
 
 
 def entry_of(path: str, version: int) -> str:
     """The file of a log entry, which may not be there."""
-    return os.path.join(_root(path), "_delta_log", f"{version:020d}.json")
+    return storage.join(_root(path), "_delta_log", f"{version:020d}.json")
 
 
 def _root(path: str) -> str:
-    root = local_path(path)
+    root = storage.local_path(path)
     if root is None:
         raise TableError(
             f"the log of table {path} is not on this machine's file system", expected="a path, or a file: URI"

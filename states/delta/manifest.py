@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ from typing import Any
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.records import Decision
-from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.core.folders import make_folder
+from trident.states.core import storage
 from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.staged import StagedFile
-from trident.states.delta.parquet_files import fsync
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")
@@ -182,16 +180,15 @@ class ManifestStore:
         """
         data = manifest.encode()
         with faults.fault_point(WRITE):
-            make_folder(self._folder, self._warehouse)
+            storage.make_folder(self._folder, self._warehouse)
             attempt = manifest.attempt
             path = self._folder / f"{attempt.txid}-{attempt.attempt_id}.json"
             try:
-                _create(path, data)
+                storage.create(path, data)
             except FileExistsError:
                 path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
-                _create(path, data)
-            fsync(str(self._folder))
-            fsync(str(self._old_folder))
+                storage.create(path, data)
+            storage.flush(self._old_folder)  # the folder of this life may be new
         relative = path.relative_to(self._warehouse).as_posix()
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 
@@ -212,7 +209,7 @@ class ManifestStore:
             )
         try:
             with faults.fault_point(READ):
-                data = read_stored(path)
+                data = storage.read(path)
         except FileNotFoundError as error:
             raise Halted(
                 f"transaction {decision.txid} is decided but its manifest {path} is gone",
@@ -249,9 +246,9 @@ class ManifestStore:
         A torn file, of a process that died while it wrote, was never decided and is left out.
         """
         manifests = []
-        for path in sorted([*self._old_folder.glob("*.json"), *self._old_folder.glob("*/*.json")]):
+        for path in sorted(_files_in(self._old_folder)):
             try:
-                data = read_stored(path)
+                data = storage.read(path)
                 manifest = Manifest.decode(data)
             except (TableError, Unreadable, FileNotFoundError):
                 continue
@@ -271,14 +268,13 @@ class ManifestStore:
         removed = []
         with faults.fault_point(CLEAN):
             for folder in (self._folder, self._old_folder):
-                if not folder.is_dir():
-                    continue
-                for path in folder.iterdir():
-                    txid = path.name.split("-", 1)[0]
-                    if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", path.name):
+                for name in storage.list_names(folder):
+                    txid = name.split("-", 1)[0]
+                    if keep is not None and re.fullmatch(rf"{keep.txid}-{keep.attempt_id}(-\w+)?\.json", name):
                         continue
+                    path = folder / name
                     if txid.isdigit() and int(txid) <= published_txid and self._may_remove(path):
-                        path.unlink(missing_ok=True)
+                        storage.delete(path)
                         removed.append(path)
         return removed
 
@@ -287,31 +283,29 @@ class ManifestStore:
         if path.parent == self._folder:
             return True
         try:
-            return Manifest.decode(read_stored(path)).incarnation == self._incarnation
+            return Manifest.decode(storage.read(path)).incarnation == self._incarnation
         except FileNotFoundError:
             return False
         except (TableError, Unreadable):
             return True
 
 
-def _create(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-            file.flush()
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def groups_with_manifests(warehouse: Path, topology: str) -> list[str]:
     """The batch groups of which there are manifests."""
-    folder = warehouse / "_trident" / topology
-    return sorted(path.parent.name for path in folder.glob("*/manifests") if path.is_dir() and not _of_a_stream(path))
+    own = warehouse / "_trident" / topology
+    found = [group for group in storage.list_names(own) if storage.is_folder(own / group / "manifests")]
+    # A batch group named "streams", or the folder of streams with one named "manifests"?
+    return sorted(name for name in found if name != STREAMS_FOLDER or _has_manifests(own / name / "manifests"))
 
 
-def _of_a_stream(folder: Path) -> bool:
-    """Whether it is the folder of a stream named "manifests", and not that of a batch group named "streams"."""
-    manifests = (path for path in folder.rglob("*.json") if _FILE.match(path.name))
-    return folder.parent.name == STREAMS_FOLDER and next(manifests, None) is None
+def _has_manifests(folder: Path) -> bool:
+    return any(_FILE.match(path.name) for path in _files_in(folder))
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files of every life: what is not one itself is a life's folder."""
+    for name in storage.list_names(folder):
+        if name.endswith(".json"):
+            yield folder / name
+        else:
+            yield from (folder / name / each for each in storage.list_names(folder / name) if each.endswith(".json"))

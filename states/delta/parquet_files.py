@@ -13,7 +13,6 @@ import decimal
 import gc
 import json
 import math
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trident.states.core.folders import anchor_of, make_folder
+from trident.states.core import storage
 from trident.states.delta.partition_values import partition_texts
 
 REPORT_SCHEMA = (
@@ -132,7 +131,9 @@ class _OpenFile:
         self._values = partition_values
         # In the order of the Spark partitions: what reads the files again can keep the order of the rows.
         self._path = f"{target.folder}/part-{_task_index():05d}-{uuid.uuid4().hex}.{target.codec}.parquet"
+        self._full = storage.join(target.root, self._path)
         self._writer: pq.ParquetWriter | None = None
+        self._footer: list[pq.FileMetaData] = []
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._rows = 0
@@ -153,10 +154,11 @@ class _OpenFile:
             return
         table = pa.concat_tables(self._pending).combine_chunks()
         if self._writer is None:
-            full = os.path.join(self._target.root, self._path)
-            make_folder(os.path.dirname(full), anchor_of(self._target.root))
+            root = self._target.root
+            storage.make_folder(storage.join(root, self._target.folder), storage.anchor_of(root))
+            self._file = storage.output(self._full)
             self._writer = pq.ParquetWriter(
-                full,
+                self._file,
                 table.schema,
                 compression=self._target.codec,
                 store_schema=False,
@@ -164,6 +166,7 @@ class _OpenFile:
                 write_statistics=_with_statistics(table.schema),
                 # Of a column with -0.0 and no 0.0, Spark's reader would pass over a row group by its dictionary.
                 use_dictionary=_with_statistics(table.schema),
+                metadata_collector=self._footer,
             )
         self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         self._rows += table.num_rows
@@ -173,16 +176,16 @@ class _OpenFile:
         self._flush()
         assert self._writer is not None, "a file is only opened for rows"
         self._writer.close()
-        full = os.path.join(self._target.root, self._path)
-        fsync(full)  # durable before the manifest names it
-        status = os.stat(full)
+        self._file.close()  # durable before the manifest names it
+        found = storage.stat(self._full)
+        assert found is not None, "it is closed and was not deleted"
         return {
             "target": self._target.name,
             "path": self._path,
-            "size": status.st_size,
-            "mtime_ms": status.st_mtime_ns // 1_000_000,
+            "size": found.size,
+            "mtime_ms": found.mtime_ns // 1_000_000,
             "num_records": self._rows,
-            "stats": json.dumps(self._statistics(pq.read_metadata(full))),
+            "stats": json.dumps(self._statistics(self._footer[0])),
             "partition_values": json.dumps(dict(zip(self._target.partition_columns, self._values))),
         }
 
@@ -238,15 +241,6 @@ def _task_index() -> int:
 
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0
-
-
-def fsync(path: str) -> None:
-    """Flushes a file, or a folder's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def statistics(metadata: pq.FileMetaData, without_bounds: Iterable[str] = ()) -> dict[str, Any]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import stat
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators import faults
 from trident.coordinators.errors import StagedFileMissing, TableError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core import storage
 from trident.states.core.names import check_inside
 from trident.states.core.staged import StagedFile
-from trident.states.delta.parquet_files import REPORT_SCHEMA, FileTarget, fsync, writer_of
+from trident.states.delta.parquet_files import REPORT_SCHEMA, FileTarget, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,7 +91,7 @@ def stage(
         except BaseException:
             # Nobody will ever name these files, and on a full disk the next attempt needs their room.
             for target in targets:
-                shutil.rmtree(target.root / folder, ignore_errors=True)
+                storage.try_delete(target.root / folder)
             raise
         staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
         for row in rows:
@@ -130,10 +128,18 @@ def fsync_folders(root: Path, folder: str) -> None:
     """Flushes the entries of every folder from root/folder up to root."""
     path = root / folder
     while True:
-        fsync(str(path))
+        storage.flush(path)
         if path == root:
             return
         path = path.parent
+
+
+def drop_attempts_up_to(folder: Path, txid: int) -> None:
+    """Deletes what attempts up to a txid have staged in a folder, of one life; what stays costs space."""
+    for name in storage.list_names(folder):
+        number = name.partition("-")[0]
+        if number.isdigit() and int(number) <= txid:
+            storage.try_delete(folder / name)
 
 
 def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
@@ -146,21 +152,14 @@ def verify_staged(root: Path, files: Sequence[StagedFile]) -> None:
         path = root / file.path
         try:
             with faults.fault_point(VERIFY):
-                status = os.stat(path)
-                size = status.st_size if stat.S_ISREG(status.st_mode) else -1
-        except FileNotFoundError:
-            raise StagedFileMissing(
-                f"the staged file {path} is gone",
-                found="no such file",
-                expected=f"{file.size} bytes",
-                action="bring it back from a back-up; nothing else can complete a decided batch",
-            ) from None
+                found = storage.stat(path)
         except OSError as error:
             raise TableError(f"the staged file {path} cannot be read: {error}") from error
-        if size != file.size:
+        if found is None or not found.is_file or found.size != file.size:
+            said = "gone" if found is None else "not the one that was staged"
             raise StagedFileMissing(
-                f"the staged file {path} is not the one that was staged",
-                found=f"{size} bytes" if size >= 0 else "something that is not a file",
+                f"the staged file {path} is {said}",
+                found="no such file" if found is None else found.described,
                 expected=f"{file.size} bytes",
                 action="bring it back from a back-up; nothing else can complete a decided batch",
             )

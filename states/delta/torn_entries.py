@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import uuid
 
 from trident.coordinators.errors import TableError
-from trident.states.delta.kernel_files import local_path, settle_log_entry, table_lock
+from trident.coordinators.stored_json import Unreadable
+from trident.states.core import storage
+from trident.states.delta.kernel_files import settle_log_entry
+from trident.states.delta.log_commit import rename_entry
 from trident.states.delta.log_entries import entry_of, versions_of
+from trident.states.delta.table_lock import table_lock
 
 log = logging.getLogger(__name__)
 # More than that is no power cut: somebody should look.
@@ -43,7 +46,7 @@ def settle_newest_entry(path: str) -> int | None:
     for _ in range(_IN_A_ROW):
         if set_aside_torn_entry(path) is None:
             break
-    return max(versions_of(path), default=None) if local_path(path) is not None else None
+    return max(versions_of(path), default=None) if storage.local_path(path) is not None else None
 
 
 def set_aside_torn_entry(path: str) -> str | None:
@@ -58,18 +61,17 @@ def set_aside_torn_entry(path: str) -> str | None:
     Raises:
         OSError, TableError: it cannot be read or renamed.
     """
-    root = local_path(path)
+    root = storage.local_path(path)
     if root is None or _newest_torn(path) is None:
         return None
-    folder = os.path.join(root, "_delta_log")
     # Two that set the same entry aside must not take the whole one for it that a third has made meanwhile. And a MERGE
     # holds this lock: where a rename is refused, Hadoop writes its entry bit by bit.
     with table_lock(path, timeout_secs=_LOCK_SECS):
-        name = _newest_torn(path)
-        if name is None:
+        version = _newest_torn(path)
+        if version is None:
             return None
-        aside = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:8]}.torn")
-        os.rename(os.path.join(folder, name), aside)
+        aside = storage.join(root, "_delta_log", f".{version:020d}.json.{uuid.uuid4().hex[:8]}.torn")
+        rename_entry(entry_of(path, version), aside)
     log.warning("the newest log entry of table %s is torn and was set aside as %s", path, aside)
     return aside
 
@@ -96,18 +98,19 @@ def settle_log_entries(path: str, first: int, last: int) -> None:
         ) from error
 
 
-def _newest_torn(path: str) -> str | None:
+def _newest_torn(path: str) -> int | None:
     versions = versions_of(path)
     if not versions:
         return None
-    newest = entry_of(path, versions[-1])
     try:
-        with open(newest, "rb") as file:
-            lines = [line for line in file.read().splitlines() if line.strip()]
+        data = storage.read(entry_of(path, versions[-1]))
     except FileNotFoundError:
         return None  # cleaned up meanwhile
+    except Unreadable as error:
+        raise TableError(f"the newest log entry of table {path} cannot be read: {error}") from error
+    lines = [line for line in data.splitlines() if line.strip()]
     try:
         whole = bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
     except (ValueError, RecursionError):
         whole = False
-    return None if whole else os.path.basename(newest)
+    return None if whole else versions[-1]

@@ -12,13 +12,11 @@ where they matter to its reading, and else by nobody: see docs/faults.md.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable
 from typing import Protocol
 
 from trident.coordinators.errors import TableError
-from trident.states.delta.kernel_files import local_path
+from trident.states.core import storage
 from trident.states.delta.log_entries import CHECKPOINT, ENTRY
 
 
@@ -46,15 +44,13 @@ def require_whole(what: str, root: str, files: Iterable[SizedFile], action: str 
     """
     for file in files:
         try:
-            status = os.stat(f"{root}/{file.path}")
-        except FileNotFoundError:
-            found = "no such file"
+            there = storage.stat(f"{root}/{file.path}")
         except OSError as error:
             found = str(error)
         else:
-            if stat.S_ISREG(status.st_mode) and status.st_size == file.size:
+            if there is not None and there.is_file and there.size == file.size:
                 continue
-            found = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "something that is not a file"
+            found = "no such file" if there is None else there.described
         raise TableError(
             f"a data file of {what} is not what was written: {file.path}",
             found=found,
@@ -80,19 +76,18 @@ def require_whole_log(path: str, version: int | None = None) -> None:
     Raises:
         TableError: an entry is empty or missing, with its version.
     """
-    root = local_path(path)
+    root = storage.local_path(path)
     if root is None:
         return
-    folder = os.path.join(root, "_delta_log")
-    entries: dict[int, os.DirEntry] = {}
-    checkpoints: dict[int, list[os.DirEntry]] = {}
+    folder = storage.join(root, "_delta_log")
+    entries: dict[int, str] = {}
+    checkpoints: dict[int, list[str]] = {}
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                if match := ENTRY.fullmatch(entry.name):
-                    entries[int(match[1])] = entry
-                elif match := CHECKPOINT.fullmatch(entry.name):
-                    checkpoints.setdefault(int(match[1]), []).append(entry)
+        for name in storage.list_names(folder):
+            if match := ENTRY.fullmatch(name):
+                entries[int(match[1])] = f"{folder}/{name}"
+            elif match := CHECKPOINT.fullmatch(name):
+                checkpoints.setdefault(int(match[1]), []).append(f"{folder}/{name}")
     except OSError:
         return  # no table, or one that whoever reads it will say more of
     last = max(entries, default=-1) if version is None else version
@@ -111,17 +106,15 @@ def require_whole_log(path: str, version: int | None = None) -> None:
             )
 
 
-def _filled(files: list[os.DirEntry]) -> bool:
+def _filled(files: list[str]) -> bool:
     return all(_wrong(file) is None for file in files)
 
 
-def _wrong(entry: os.DirEntry | None) -> str | None:
-    if entry is None:
-        return "no such file"
+def _wrong(file: str | None) -> str | None:
     try:
-        status = entry.stat()
+        found = None if file is None else storage.stat(file)
     except OSError as error:
         return str(error)
-    if not stat.S_ISREG(status.st_mode):
-        return "something that is not a file"
-    return None if status.st_size else "0 bytes"
+    if found is None:
+        return "no such file"
+    return None if found.is_file and found.size else found.described

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 import uuid
 from contextlib import suppress
@@ -22,14 +21,14 @@ from py4j.protocol import Py4JJavaError
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
+from trident.states.core import storage
 from trident.states.core.binding import DELETED_COLUMN
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from trident.states.delta.kernel_errors import java_causes
-from trident.states.delta.kernel_files import local_path, table_lock
 from trident.states.delta.log_entries import read_commit, versions_of
-from trident.states.delta.parquet_files import fsync
+from trident.states.delta.table_lock import table_lock
 from trident.states.delta.tables import TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.torn_entries import settle_log_entries
 from trident.states.keyed.compaction import (
@@ -370,7 +369,7 @@ class Compactor:
 
     def _settle_plain(self) -> None:
         """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
-        root = local_path(self.plain)
+        root = storage.local_path(self.plain)
         if root is None:
             return
         versions = [version for version in versions_of(self.plain) if version > self._settled][-_UNSETTLED:]
@@ -380,8 +379,8 @@ class Compactor:
             for version in versions:
                 for file in read_commit(self.plain, version).adds:
                     with suppress(FileNotFoundError):  # merged again, and vacuumed
-                        fsync(os.path.join(root, file))
-            fsync(root)
+                        storage.flush(storage.join(root, file))
+            storage.flush(root)
         except OSError as error:
             raise TableError(f"the table {self.plain} may not outlive a power cut", found=error) from error
         settle_log_entries(self.plain, versions[0], versions[-1])

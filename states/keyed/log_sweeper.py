@@ -8,12 +8,12 @@ that had pinned an older table version before the drop has an hour to end.
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+
+from trident.states.core import storage
 
 GRACE_SECS = 3600.0
 
@@ -45,11 +45,11 @@ class LogSweeper:
         floor = None
         while self._drops and self._clock() - self._drops[0][0] >= GRACE_SECS:
             floor = self._drops.popleft()[1]
-        if floor is None or not self._data.is_dir():
+        if floor is None:
             return 0
-        doomed = [entry.path for entry in os.scandir(self._data) if _txid(entry.name) <= floor]
-        for folder in doomed:
-            shutil.rmtree(folder, ignore_errors=True)
+        doomed = [name for name in storage.list_names(self._data) if _txid(name) <= floor]
+        for name in doomed:
+            storage.try_delete(self._data / name)
         return len(doomed)
 
 

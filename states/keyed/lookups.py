@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
+from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta.kernel import KernelEngine, TableMissing
-from trident.states.delta.kernel_files import local_path
 from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableFiles, scan
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed import reading
@@ -169,7 +169,7 @@ def base_of(
 def _stored_as_of(
     spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor, txid: int, pins: StatePins
 ) -> Stored:
-    if local_path(str(root)) is not None:
+    if storage.local_path(str(root)) is not None:
         try:
             return pins._look(spark, engine, root, state, txid)
         except (NotFollowed, TableMissing):

@@ -22,7 +22,7 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import halts as contradictions
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
-from trident.states.delta.log_entries import entry_signature, versions_of
+from trident.states.delta.log_entries import entry_signature, has_log, versions_of
 from trident.states.keyed.tables import merged_upto, open_plain
 
 # A mark of a plain table holds P as its txid; there is no attempt in it.
@@ -108,7 +108,7 @@ class PlainWatch:
             try:
                 snapshot = self._engine.load(str(path))
             except TableError:
-                if (path / "_delta_log").is_dir():
+                if has_log(path):
                     raise
                 raise contradictions.table_gone(state.topology, path, version) from None
             if snapshot.table_id != seen.table_id:

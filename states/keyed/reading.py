@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord
-from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
+from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
@@ -137,7 +137,7 @@ def load_state(warehouse: Path | str, name: str) -> StateDescriptor:
     try:
         return load_descriptor(warehouse, name)
     except FileNotFoundError:
-        known = sorted(path.stem for path in (Path(warehouse) / "_trident" / "states").glob("*.json"))
+        known = described_states(warehouse)
         raise TableError(
             f"there is no state {name!r} in the warehouse {warehouse}",
             found=f"the states {', '.join(known)}" if known else "no state at all",

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
+from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import history as delta_log
 from trident.states.delta import log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
-from trident.states.delta.kernel_files import LiveFile, local_path
+from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
 from trident.states.keyed.log_merge import live, live_grouped, log_rows, table_rows
 from trident.states.keyed.tables import greatest_txid
@@ -178,7 +179,7 @@ def _few(path: str, files: list[LiveFile]) -> list[LiveFile]:
 
 
 def _require_plain_files(table: TableSnapshot) -> None:
-    if local_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
+    if storage.local_path(table.path) is None or table.properties.get("delta.enableDeletionVectors") != "false":
         raise NotFollowed(f"the files of table {table.path} are not all that there is to it")
 
 

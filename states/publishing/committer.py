@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +27,10 @@ from trident.coordinators.errors import (
 from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core import storage
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
-from trident.states.core.folders import make_folder
 from trident.states.core.names import other_owner
 from trident.states.core.staged import StagedFile
 from trident.states.delta import halts as contradictions
@@ -45,9 +43,9 @@ from trident.states.delta.kernel import (
     TableSnapshot,
     TxnAlreadyApplied,
 )
-from trident.states.delta.log_entries import entry_signature
+from trident.states.delta.log_entries import entry_signature, has_log
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
-from trident.states.delta.staging import StagingTarget, verify_staged
+from trident.states.delta.staging import StagingTarget, drop_attempts_up_to, verify_staged
 from trident.states.delta.tables import TableSpec, plain_table, published_table
 from trident.states.delta.torn_entries import settle_log_entries
 from trident.states.keyed.plain_watch import PlainWatch, check_commits
@@ -143,7 +141,7 @@ class DeltaCommitter:
         missing: list[Path] = []
         loaded: dict[Path, TableSnapshot] = {}
         for path in [*(self._warehouse / each for each in own), *self._detached_paths(record)]:
-            if not (path / "_delta_log").is_dir():
+            if not has_log(path):
                 missing.append(path)
                 continue
             loaded[path] = self._engine.load(str(path))
@@ -165,10 +163,10 @@ class DeltaCommitter:
         paths = []
         for descriptor in descriptors_of_group(self._warehouse, self._topology, self._group):
             path = self._warehouse / descriptor.published_path
-            if descriptor.name in self._bindings or not path.exists():
+            if descriptor.name in self._bindings or not storage.exists(path):
                 continue
             paths.append(path)
-            if descriptor.kind == "keyed" and (self._warehouse / descriptor.plain_path).exists():
+            if descriptor.kind == "keyed" and storage.exists(self._warehouse / descriptor.plain_path):
                 paths.append(self._warehouse / descriptor.plain_path)
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
@@ -238,7 +236,7 @@ class DeltaCommitter:
         The plain table first: a compactor merges the columns that both tables have.
         """
         plain = plain_table(binding)
-        if plain is not None and (self._warehouse / plain.path / "_delta_log").is_dir():
+        if plain is not None and has_log(self._warehouse / plain.path):
             add_columns(self._engine, str(self._warehouse / plain.path), plain.schema_json)
         snapshot = add_columns(self._engine, str(path), spec.schema_json)
         self._remember(snapshot)
@@ -313,7 +311,7 @@ class DeltaCommitter:
 
     def _own_root(self, name: str) -> Path:
         root = self.folder / "states" / name
-        make_folder(root, self._warehouse)
+        storage.make_folder(root, self._warehouse)
         return root
 
     def prepare(
@@ -579,21 +577,16 @@ class DeltaCommitter:
     def _drop_published_rows(self, txid: int) -> None:
         """Rows that waited for their transaction's turn, or were given to states without a table."""
         for kind in ("states", "boundaries"):
-            for folder in (self.folder / kind).glob(f"*/data/{self._incarnation}"):
-                for entry in os.scandir(folder):
-                    number = entry.name.split("-", 1)[0]
-                    if number.isdigit() and int(number) <= txid:
-                        shutil.rmtree(entry.path, ignore_errors=True)
+            for state in storage.list_names(self.folder / kind):
+                drop_attempts_up_to(self.folder / kind / state / "data" / self._incarnation, txid)
 
     def _drop_unnamed(self, table: ManifestTable) -> None:
         """Files that a task has written before it, or its worker, was killed and the task was tried again."""
         root, named = self._warehouse / table.path, {file.path for file in table.files}
-        for folder in {os.path.dirname(path) for path in named}:
-            if not (root / folder).is_dir():
-                continue  # of a state without a table: gone as a whole
-            for entry in os.scandir(root / folder):
-                if f"{folder}/{entry.name}" not in named:
-                    os.unlink(entry.path)
+        for folder in {path.rpartition("/")[0] for path in named}:
+            for path in (f"{folder}/{name}" for name in storage.list_names(root / folder)):
+                if path not in named:
+                    storage.delete(root / path)
 
     def _drop_other_attempts(self) -> None:
         """Lists every staged attempt that is not merged yet; for at most a tenth of the time."""
@@ -601,12 +594,10 @@ class DeltaCommitter:
         good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
         for target in self.staging_targets:
             folder = target.root / "data" / self._incarnation
-            if not folder.is_dir():
-                continue
-            for entry in os.scandir(folder):
-                parts = entry.name.split("-")
+            for name in storage.list_names(folder):
+                parts = name.split("-")
                 if parts[0] in good and parts[1:2] != [good[parts[0]]]:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    storage.try_delete(folder / name)
         # What is older than the time that a straggler has was looked for once more just now.
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         self._look_again = time.monotonic() + 10 * (time.monotonic() - now)

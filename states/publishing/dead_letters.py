@@ -20,7 +20,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.staged import StagedFile
-from trident.states.delta.log_entries import newest_version, read_commit
+from trident.states.delta.log_entries import has_log, newest_version, read_commit
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
 
@@ -148,7 +148,7 @@ def belongs_to(path: Path, topology: str) -> bool:
 
 def _owner(path: Path) -> tuple[str, str] | None:
     """Topology and batch group of a table, by the newest commit that says so."""
-    if not (path / "_delta_log").is_dir():
+    if not has_log(path):
         return None
     for version in range(newest_version(str(path)), -1, -1):
         try:

@@ -14,8 +14,8 @@ from trident import cli
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
 from trident.running.warehouse_place import WarehousePlace
-from trident.states.core.folders import anchor_of, make_folder
-from trident.states.delta.kernel_files import table_lock
+from trident.states.core.storage import anchor_of, make_folder
+from trident.states.delta.table_lock import table_lock
 
 
 @pytest.fixture
@@ -54,7 +54,9 @@ def test_a_warehouse_that_is_renamed_halts_the_topology_and_goes_on_at_its_new_p
 
 def test_nothing_is_made_above_the_anchor(tmp_path: Path) -> None:
     own = tmp_path / "w" / "_trident" / "top" / "lines" / "manifests"
-    assert anchor_of(own) == tmp_path / "w" / "_trident" and anchor_of(tmp_path / "w" / "counts") == tmp_path / "w"
+    assert anchor_of(own) == str(tmp_path / "w" / "_trident") and anchor_of(tmp_path / "w" / "counts") == str(
+        tmp_path / "w"
+    )
     for folder, anchor in ((own, anchor_of(own)), (tmp_path / "w" / "counts", tmp_path / "w")):
         with pytest.raises(FileNotFoundError, match="not made again"):
             make_folder(folder, anchor)

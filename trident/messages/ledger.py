@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.spark.rows import parquet_reader
-from trident.states.core.folders import anchor_of, make_folder
+from trident.states.core import storage
 from trident.workers.anchors import sums_by_root
 from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 
@@ -77,7 +77,7 @@ class BatchLedger:
     def __init__(self, spark: "SparkSession", folder: Path, ackers: int) -> None:
         self._spark, self._ackers = spark, ackers
         self._folder = folder / uuid.uuid4().hex
-        make_folder(self._folder, anchor_of(folder))
+        storage.make_folder(self._folder, storage.anchor_of(folder))
 
     @contextmanager
     def told_to_tasks(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from typing import Any
 from trident.coordinators.errors import TridentError
 from trident.coordinators.stored_json import parse_stored, read_stored
 from trident.spouts.rich import Message
-from trident.states.core.folders import anchor_of, make_folder
+from trident.states.core import storage
 from trident.states.core.stored_values import loads
 
 log = logging.getLogger("trident.messages")
@@ -40,7 +40,7 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
     """
     name = uuid.uuid4().hex
     folder = state_folder / _FOLDER
-    make_folder(folder, anchor_of(folder))
+    storage.make_folder(folder, storage.anchor_of(folder))
     text = json.dumps([{"message": one["message"], "tuples": one["tuples"]} for one in letters])
     written = folder / f"_{name}"
     with open(written, "w", encoding="utf-8") as file:

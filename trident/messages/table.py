@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trident.spouts.contracts import SpoutContext
+from trident.states.delta.log_entries import has_log
 from trident.states.delta.whole_files import require_whole_log
 from trident.states.publishing.dead_letters import MESSAGES
 
@@ -58,7 +59,7 @@ def settled_messages(
 
     path = Path(context.options["warehouse"]) / MESSAGES.format(topology=context.topology, stream=context.tx_id)
     settled, attempts = Settled(remember_secs), {}
-    if not (path / "_delta_log").is_dir():
+    if not has_log(path):
         return settled, attempts
     require_whole_log(str(path))
     rows = context.spark.read.format("delta").load(str(path))

@@ -44,7 +44,7 @@ from trident.running.query import open_zookeeper, spark_settings
 from trident.spark.session import make_session
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.kernel_files import table_lock
+from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.log_watch import repair_marker, repaired_to
 
 log = logging.getLogger("trident.repair")

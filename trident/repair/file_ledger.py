@@ -20,7 +20,7 @@ from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import read_position
 from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
 from trident.spouts.files.listing import FileListing
-from trident.states.delta.parquet_files import fsync
+from trident.states.core import storage
 
 _PINNED = {"path", "size", "mtime_ns", "digest"}
 WRITE = faults.register("repair.ledger", "writing a ledger of files again")
@@ -82,22 +82,18 @@ def look_at_ledger(
 def write_ledger(damage: LedgerDamage) -> str:
     """Writes the ledger again; what is there is kept beside it."""
     assert damage.data is not None
-    aside, new = f"{damage.path}.damaged", f"{damage.path}.new"
+    aside = f"{damage.path}.damaged"
     with faults.fault_point(WRITE):
-        with open(new, "wb") as file:
-            file.write(damage.data)
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(damage.path):
-            os.replace(damage.path, aside)
-        os.replace(new, damage.path)
-        fsync(os.path.dirname(damage.path))
+        if storage.exists(damage.path):
+            storage.write(aside, storage.read(damage.path))
+        storage.write(damage.path, damage.data)
     return f"{damage.path} is as it was again; what was there instead is {aside}"
 
 
 def _as_it_was(path: Path, unit: str, number: int, pinned: Mapping[str, Any]) -> bytes | None:
     book, lines = LedgerBook(unit), list[bytes]()
-    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+    there = storage.stat(path)
+    for line in storage.read(path).splitlines(keepends=True) if there is not None and there.is_file else ():
         try:
             book.apply(line)
         except ValueError:

@@ -75,8 +75,8 @@ from trident.spark.session import check_session, make_session
 from trident.spouts.contracts import SpoutContext
 from trident.spouts.executors import SpoutExecutor
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
+from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
-from trident.states.core.folders import make_folder
 from trident.states.delta.halts import repair_command
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.background_compactor import BackgroundCompactor
@@ -947,7 +947,7 @@ class TopologyQuery(OtherNames):
 
     def _spout_context(self, tx_id: str) -> SpoutContext:
         folder = self._warehouse / "_trident" / self._topology.name / "streams" / tx_id
-        make_folder(folder, self._warehouse)
+        storage.make_folder(folder, self._warehouse)
         return SpoutContext(
             self._spark,
             self._topology.name,

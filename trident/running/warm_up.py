@@ -43,9 +43,10 @@ from trident.planning.late import boundaries_of
 from trident.planning.lowering import ANCHORS_FIELD
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import parquet_reader, to_dataframe
+from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, decode_control
-from trident.states.core.folders import anchor_of, make_folder
+from trident.states.delta.log_entries import has_log
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.delta.tables import PROPERTIES, plain_table, published_table
 from trident.states.keyed.frames import StoredFrames
@@ -234,7 +235,7 @@ class WarmUp:
         """A staged file without rows: it is read as one with rows is."""
         path = self._folder / f"{uuid.uuid4().hex}.parquet"
         with faults.fault_point(STAGE):
-            make_folder(self._folder, anchor_of(self._folder))
+            storage.make_folder(self._folder, storage.anchor_of(self._folder))
             parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), path)
         return parquet_reader(self._spark, schema).parquet(str(path)).coalesce(1)
 
@@ -242,7 +243,7 @@ class WarmUp:
 
     def _open(self, binding: StateBinding) -> None:
         for table in (published_table(binding), plain_table(binding) if binding.kind == "keyed" else None):
-            if table is not None and (self._warehouse / table.path / "_delta_log").is_dir():
+            if table is not None and has_log(self._warehouse / table.path):
                 self._engine.load(str(self._warehouse / table.path)).control(DOMAIN)
 
     def _published(self, binding: StateBinding) -> int:
@@ -263,7 +264,7 @@ class WarmUp:
         files = [str(path / file.path) for file in staged]
         parquet_reader(self._spark, _SAMPLE).parquet(*files).coalesce(1).collect()
         control = {DOMAIN: "{}"}
-        if not (path / "_delta_log").is_dir():
+        if not has_log(path):
             self._engine.create_table(str(path), _SAMPLE.json(), (), PROPERTIES, control, "trident/warm-up")
         snapshot = self._engine.load(str(path))
         for _ in range(2):

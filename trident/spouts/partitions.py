@@ -7,8 +7,6 @@ jobs; the driver sees metadata, paths and counts only.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +20,9 @@ from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader
 from trident.spouts.contracts import Emitted, Json, SpoutContext
 from trident.spouts.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
+from trident.states.core import storage
 from trident.states.delta.parquet_files import FileTarget
-from trident.states.delta.staging import attempt_folder
+from trident.states.delta.staging import attempt_folder, drop_attempts_up_to
 from trident.states.delta.whole_files import require_whole
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
@@ -178,14 +177,8 @@ class PartitionEmission:
     def drop(self, emission: Emission) -> None:
         """The files are no longer needed."""
         if emission.folder:
-            shutil.rmtree(self._root / emission.folder, ignore_errors=True)
+            storage.try_delete(self._root / emission.folder)
 
     def drop_up_to(self, txid: int) -> None:
         """What attempts up to a txid, of any process, have left."""
-        folder = self._root / "data" / self.context.incarnation
-        if not folder.is_dir():
-            return
-        for entry in os.scandir(folder):
-            number = entry.name.split("-", 1)[0]
-            if number.isdigit() and int(number) <= txid:
-                shutil.rmtree(entry.path, ignore_errors=True)
+        drop_attempts_up_to(self._root / "data" / self.context.incarnation, txid)

@@ -27,7 +27,7 @@ from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.handover import Handover, HandoverClosed, Pin, following, other_batch
-from trident.states.delta.kernel_files import local_path
+from trident.states.core.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.states.delta import kernel_files
-from trident.states.delta.kernel_files import table_lock
+from trident.states.delta import table_lock as table_locks
+from trident.states.delta.table_lock import table_lock
 
 HOLDER = """
 import sys
-from trident.states.delta.kernel_files import table_lock
+from trident.states.delta.table_lock import table_lock
 with table_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -46,7 +46,7 @@ def holder(tmp_path: Path):
 def test_a_stopped_holder_is_waited_for_and_named_and_its_death_lets_the_next_one_in(
     holder, tmp_path: Path, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(kernel_files, "_WARN_AFTER_SECS", 0.2)
+    monkeypatch.setattr(table_locks, "_WARN_AFTER_SECS", 0.2)
     entered = threading.Event()
 
     def enter() -> None:

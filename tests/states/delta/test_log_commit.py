@@ -20,7 +20,7 @@ import pytest
 
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.delta import log_commit
-from trident.states.delta.kernel_files import table_lock
+from trident.states.delta.table_lock import table_lock
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, sweep_drafts
 from trident.states.delta.log_entries import entry_of, entry_signature
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import SourceError, TableError
+from trident.states.core import storage
 from trident.states.delta.log_entries import (
     entry_of,
     entry_signature,
@@ -97,7 +98,7 @@ class DeltaChanges:
         self._lock = threading.Lock()
 
     def exists(self, version: int) -> bool:
-        return os.path.exists(entry_of(self.table, version))
+        return storage.exists(entry_of(self.table, version))
 
     def stamp(self, version: int) -> tuple[int, int, int] | None:
         """What tells this file of the log from another one made in its place."""

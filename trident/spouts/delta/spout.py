@@ -18,7 +18,7 @@ from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_file
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
-from trident.states.delta.kernel_files import local_path
+from trident.states.core.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

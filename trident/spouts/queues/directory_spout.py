@@ -58,7 +58,7 @@ from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
-from trident.states.core.folders import make_folder
+from trident.states.core import storage
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class _Intake:
                     shutil.rmtree(folder, ignore_errors=True)
             self._started = True
         folder = self._mine / f"{attempt.txid}-{attempt.attempt_id}"
-        make_folder(folder, self._copies.parent)
+        storage.make_folder(folder, self._copies.parent)
         return folder
 
     def committed(self, attempt: TransactionAttempt) -> None:

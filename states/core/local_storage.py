@@ -1,0 +1,205 @@
+"""The local file system as a storage: whole and durable by draft, fsync, rename and a flush of the folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import shutil
+import stat as modes
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from trident.coordinators.stored_json import read_stored
+
+AnyPath = str | os.PathLike[str]
+
+
+class Stat(NamedTuple):
+    """One look at something stored.
+
+    Attributes:
+        size: bytes.
+        mtime_ns: of its last change, nanoseconds since the epoch.
+        is_file, is_folder: neither holds of a FIFO, a socket or a device.
+        identity: tells a file from another that was put in its place; 0 where the storage has none.
+    """
+
+    size: int
+    mtime_ns: int
+    is_file: bool
+    is_folder: bool
+    identity: int
+
+    @property
+    def described(self) -> str:
+        """What is there, for an error."""
+        return f"{self.size} bytes" if self.is_file else "something that is not a file"
+
+
+class NotAllDeleted(OSError):
+    """Something of a folder is left.
+
+    Attributes:
+        problems: why, one for each that could not be deleted.
+    """
+
+    def __init__(self, problems: list[OSError]) -> None:
+        first = problems[0]
+        super().__init__(first.errno, first.strerror or str(first), first.filename)
+        self.problems = problems
+
+
+class Appending:
+    """A file that this process alone appends to: see ``append``."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._file, self._path = file, path
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, start: int) -> bytes:
+        """All from this byte on."""
+        self._file.seek(start)
+        return self._file.read()
+
+    def cut(self, size: int) -> None:
+        """Takes away all behind this byte."""
+        self._file.truncate(size)
+
+    def write(self, data: bytes) -> None:
+        """Appends; durable when this returns, the file's name too."""
+        is_new = self.size == 0
+        self._file.write(data)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if is_new:
+            _fsync(os.path.dirname(self._path))
+
+
+class LocalStorage:
+    """Implements ``Storage`` on a file system with rename, flock and fsync: Linux's own, NFSv4, CephFS."""
+
+    def read(self, path: AnyPath, start: int = 0) -> bytes:
+        return read_stored(local(path), start)
+
+    def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        path = local(path)
+        folder, name = os.path.split(path)
+        # A name of its own: two processes that write at once must not share the draft.
+        draft = os.path.join(folder, f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+        try:
+            self._create(draft, data, durable)
+            os.replace(draft, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft)
+            raise
+        if durable:
+            _fsync(folder)
+
+    def create(self, path: AnyPath, data: bytes) -> None:
+        path = local(path)
+        self._create(path, data, True)
+        _fsync(os.path.dirname(path))
+
+    def _create(self, path: str, data: bytes, durable: bool) -> None:
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+
+    def output(self, path: AnyPath) -> BinaryIO:
+        return _Output(open(local(path), "xb", buffering=0))
+
+    @contextmanager
+    def append(self, path: AnyPath) -> Iterator[Appending]:
+        path = local(path)
+        with open(path, "a+b") as file:
+            # Closing the file gives the lock back, also when this process is killed.
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            yield Appending(file, path)
+
+    def list(self, folder: AnyPath) -> list[str]:
+        try:
+            return os.listdir(local(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def stat(self, path: AnyPath) -> Stat | None:
+        try:
+            found = os.stat(local(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
+        return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, found.st_ino)
+
+    def delete(self, path: AnyPath) -> None:
+        path = local(path)
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                self._delete_folder(path)
+            else:
+                os.unlink(path)  # what a link leads to lies elsewhere
+        except FileNotFoundError:
+            pass
+
+    def _delete_folder(self, path: str) -> None:
+        problems: list[OSError] = []
+
+        def left(_call: object, where: str, error: tuple) -> None:
+            if not isinstance(error[1], FileNotFoundError):  # another process deletes as well
+                problems.append(error[1] if error[1].filename else OSError(error[1].errno, error[1].strerror, where))
+
+        shutil.rmtree(path, onerror=left)
+        if problems:
+            raise NotAllDeleted(problems)
+
+    def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
+        folder, anchor = local(folder), local(anchor)
+        if os.path.isdir(folder):
+            return
+        if not os.path.isdir(anchor):
+            raise FileNotFoundError(errno.ENOENT, "the folder is gone, and it is not made again", anchor)
+        for part in Path(folder).relative_to(anchor).parts:
+            anchor = os.path.join(anchor, part)
+            with suppress(FileExistsError):
+                os.mkdir(anchor)
+
+    def flush(self, path: AnyPath) -> None:
+        _fsync(local(path))
+
+
+class _Output(io.BufferedWriter):
+    """A new file that is durable once it is closed."""
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.flush()
+            os.fsync(self.fileno())
+        finally:
+            super().close()
+
+
+def local(path: AnyPath) -> str:
+    """The path as the operating system takes it."""
+    text = os.fspath(path)
+    return unquote(urlsplit(text).path) if text.startswith("file:") else text
+
+
+def _fsync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,194 @@
+"""All access to stored files: warehouse, staging, manifests, ledgers, descriptors, status and logs of tables.
+
+One small interface, :class:`Storage`, and functions of the same names that find the storage of a path. The local file
+system is its one implementation (``local_storage.py``); a table's log, whose entries one of two writers may make, is in
+``delta/log_commit.py``. Places are absolute paths, or :class:`StoragePath` where one is held and joined: a URL can
+stand in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from contextlib import AbstractContextManager, suppress
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from trident.coordinators.errors import TableError
+from trident.states.core.local_storage import Appending, LocalStorage, Stat
+
+AnyPath = str | os.PathLike[str]
+
+
+class Storage(Protocol):
+    """What the framework asks of the place where its files are.
+
+    A call that fails raises the ``OSError`` that fits; then nothing is known of its outcome but where a method says
+    more. Paths are absolute. A folder is where names are: a storage without folders has those in which something lies.
+    """
+
+    def read(self, path: AnyPath, start: int = 0) -> bytes:
+        """The whole file, or what is in it from the byte ``start`` on.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            Unreadable: it is no file, or the storage refuses.
+        """
+
+    def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        """Puts a whole file in the place of what is there: a reader sees the old one or the new one.
+
+        Args:
+            path: in a folder that is there.
+            data: all of it.
+            durable: it outlives a power cut once this returns; else it may be lost, or be the old one.
+
+        Raises:
+            OSError: the storage refused; the old file is there, unless only the flush of the folder failed.
+        """
+
+    def create(self, path: AnyPath, data: bytes) -> None:
+        """Makes a file that was not there; durable when this returns. One of two that make it wins.
+
+        A process that dies in the middle may leave a part of it, under this name.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+
+    def output(self, path: AnyPath) -> BinaryIO:
+        """A new file that is written piece by piece; whole and durable once its ``close`` returns.
+
+        A process that dies before may leave a part of it: such a file is named nowhere.
+        """
+
+    def append(self, path: AnyPath) -> AbstractContextManager[Appending]:
+        """Opens a file to append to, made if it is not there; others that do the same wait until this one ends."""
+
+    def list(self, folder: AnyPath) -> list[str]:
+        """The names in a folder, in any order; none where there is no such folder."""
+
+    def stat(self, path: AnyPath) -> Stat | None:
+        """Kind, size and time of what is there, of a link what it leads to; None where nothing is."""
+
+    def delete(self, path: AnyPath) -> None:
+        """Removes a file, or a folder with all that is in it; of a link the link. Nothing there: nothing done.
+
+        Raises:
+            NotAllDeleted: of a folder something is left; as much as could be is deleted.
+        """
+
+    def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
+        """Makes a folder, and those above it as far as the anchor, unless they are there.
+
+        Never above it: a warehouse that was renamed or deleted while a topology runs must not be made anew at its old
+        place, where what is written is lost to its readers.
+
+        Args:
+            folder: at or below the anchor.
+            anchor: is there, or nothing is made.
+
+        Raises:
+            FileNotFoundError: the anchor is gone.
+        """
+
+    def flush(self, path: AnyPath) -> None:
+        """Makes a file's bytes, or the names in a folder, outlive a power cut."""
+
+
+LOCAL: Storage = LocalStorage()
+
+
+def storage_for(path: AnyPath) -> Storage:
+    """The storage that a path or URL is in.
+
+    Raises:
+        TableError: it is on a file system that this framework cannot use.
+    """
+    if "://" in (text := os.fspath(path)) and not text.startswith("file:"):
+        raise TableError(f"{text} is not on this machine's file system", expected="a path, or a file: URI")
+    return LOCAL
+
+
+def read(path: AnyPath, start: int = 0) -> bytes:
+    return storage_for(path).read(path, start)
+
+
+def write(path: AnyPath, data: bytes, durable: bool = True) -> None:
+    storage_for(path).write(path, data, durable)
+
+
+def create(path: AnyPath, data: bytes) -> None:
+    storage_for(path).create(path, data)
+
+
+def output(path: AnyPath) -> BinaryIO:
+    return storage_for(path).output(path)
+
+
+def append(path: AnyPath) -> AbstractContextManager[Appending]:
+    return storage_for(path).append(path)
+
+
+def list_names(folder: AnyPath) -> list[str]:
+    return storage_for(folder).list(folder)
+
+
+def stat(path: AnyPath) -> Stat | None:
+    return storage_for(path).stat(path)
+
+
+def delete(path: AnyPath) -> None:
+    storage_for(path).delete(path)
+
+
+def make_folder(folder: AnyPath, anchor: AnyPath) -> None:
+    storage_for(folder).make_folder(folder, anchor)
+
+
+def flush(path: AnyPath) -> None:
+    storage_for(path).flush(path)
+
+
+# --- made of these --------------------------------------------------------------------------------
+
+
+def try_delete(path: AnyPath) -> None:
+    """Removes what nobody needs any more as far as it can: what stays costs space, nothing else."""
+    with suppress(OSError):
+        delete(path)
+
+
+def exists(path: AnyPath) -> bool:
+    return stat(path) is not None
+
+
+def is_folder(path: AnyPath) -> bool:
+    found = stat(path)
+    return found is not None and found.is_folder
+
+
+def anchor_of(root: AnyPath) -> str:
+    """What must be there for a table, or for anything of the framework's own, to be made.
+
+    For what is in a folder ``_trident`` that is this folder; for a table the folder that it is in.
+    """
+    text = os.fspath(root)
+    inside, own, _ = text.rpartition("/_trident/")
+    return f"{inside}/_trident" if own else posixpath.dirname(text)
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def join(root: AnyPath, *names: str) -> str:
+    """The path of something below a root, which may be a URL."""
+    return "/".join([os.fspath(root).rstrip("/"), *names])
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine's file system, or None for another file system."""
+    parts = urlsplit(path)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return os.path.abspath(path) if not parts.scheme else None

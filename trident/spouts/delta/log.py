@@ -6,7 +6,6 @@ The log itself is read by ``trident.states.delta.log_entries``.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -185,7 +184,7 @@ class DeltaChanges:
         return SourceError(
             f"the log of the Delta table {self.table} has no entry for version {version}: {why}",
             found="a log that was cleaned up, or lost a file",
-            expected=os.path.basename(entry_of(self.table, version)),
+            expected=f"{version:020d}.json",
             action="raise delta.logRetentionDuration above the longest time that the topology may be stopped; "
             "then begin again with `trident reset NAME`, or with a later starting_version",
         )

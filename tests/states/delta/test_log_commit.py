@@ -20,9 +20,9 @@ import pytest
 
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.delta import log_commit
-from trident.states.delta.table_lock import table_lock
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, sweep_drafts
 from trident.states.delta.log_entries import entry_of, entry_signature
+from trident.states.delta.table_lock import table_lock
 
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = int(os.environ.get("TRIDENT_RACE_ROUNDS", "0")) or 60

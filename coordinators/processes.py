@@ -26,7 +26,7 @@ def boot_id() -> str:
     except OSError:
         pass
     try:
-        import psutil
+        import psutil  # optional: Linux does not need it
     except ImportError:
         return UNKNOWN
     return f"booted {int(psutil.boot_time())}"
@@ -56,7 +56,7 @@ def started(pid: int) -> str | None:
 
 def _started_elsewhere(pid: int) -> str | None:
     try:
-        import psutil
+        import psutil  # optional: Linux does not need it
     except ImportError:
         try:
             os.kill(pid, 0)

@@ -22,6 +22,7 @@ from importlinter.api import read_configuration
 ROOT = Path(__file__).resolve().parent.parent
 MAP = ROOT / "docs" / "modules.md"
 FACADE = "trident"
+OF_ALL = "# Imports within functions: "  # where one reason holds for a whole file
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
     for path in files:
         source = path.read_text(encoding="utf-8")
         lines = source.splitlines()
+        of_all = next((line.removeprefix(OF_ALL) for line in lines if line.startswith(OF_ALL)), "")
         nodes = {
             node
             for function in ast.walk(ast.parse(source))
@@ -176,7 +178,7 @@ def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
                 path.relative_to(ROOT).as_posix(),
                 node.lineno,
                 lines[node.lineno - 1].strip(),
-                _reason(lines, node.lineno - 1, node.end_lineno or node.lineno),
+                of_all or _reason(lines, node.lineno - 1, node.end_lineno or node.lineno),
             )
 
 

@@ -12,6 +12,7 @@ its message alone, behind the lines of your own function that raised;
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -42,6 +43,9 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.running import last_resort
+from trident.states.core.names import check_name
+
+# Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
 EXIT_STOPPED = 0
 EXIT_ATTEMPT_CAP = 1
@@ -144,8 +148,6 @@ _force_option = click.option(
 
 def _name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
     """Checks a topology's name before it becomes part of a path, perhaps of one to be deleted."""
-    from trident.states.core.names import check_name
-
     try:
         if name is not None:
             check_name("topology", name)
@@ -366,8 +368,6 @@ def dead_letters() -> None:
 @_command
 def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
     """Show the dead letters of topology NAME, the oldest first."""
-    import dataclasses
-
     from trident.commands.dead_letters import dead_letters
 
     found = dead_letters(name, _config(settings))

@@ -412,7 +412,7 @@ class TridentConfig:
             }
             options["sasl_options"] = {key: value for key, value in sasl.items() if value is not None}
         if self.keeps_for_creator:
-            from kazoo.security import CREATOR_ALL_ACL
+            from kazoo.security import CREATOR_ALL_ACL  # time: 30 ms of every command
 
             options["default_acl"] = CREATOR_ALL_ACL
         if self.zookeeper_tls:

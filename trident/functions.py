@@ -21,6 +21,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Column, functions
+
 from trident.udf.deferred import DeferredColumn, check_call, unknown_name
 
 if TYPE_CHECKING:  # for editors and type checkers they are PySpark's
@@ -42,8 +44,6 @@ _REFUSED = {
 @functools.cache
 def _columns() -> dict[str, Any]:
     """PySpark's functions that make a Column."""
-    from pyspark.sql import Column, functions
-
     found = {}
     for name in functions.__all__:
         function = getattr(functions, name)

@@ -22,11 +22,14 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.running.positions_check import check_by_manifest
 from trident.running.query import spark_settings
+from trident.running.status import read_status
 from trident.spark.session import make_session
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name
 from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
 
@@ -52,9 +55,6 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
             is Python code, which only the running topology has.
         CoordinationError: the topology is another ZooKeeper's.
     """
-    from trident.states.keyed.compactor import Compactor
-    from trident.states.keyed.reading import latest_txid
-
     check_name("topology", name)
     config = as_config(config)
     warehouse = Path(config.warehouse).resolve()
@@ -285,8 +285,6 @@ def _descriptors(warehouse: Path, name: str) -> list[StateDescriptor]:
 
 
 def _last_error(warehouse: Path, name: str, group: str) -> str:
-    from trident.running.status import read_status
-
     try:
         status = read_status(warehouse, name)
     except TridentError:

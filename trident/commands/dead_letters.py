@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
 from trident.messages.replays import ReplayRequests, request_replay
@@ -188,8 +190,6 @@ def _read(spark: "SparkSession", path: Path) -> "DataFrame":
 
 def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
     """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
-    from pyspark.sql import functions as F
-
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for folder in (warehouse / "_trident" / name / "streams").glob("*"):
         path = warehouse / MESSAGES.format(topology=name, stream=folder.name)

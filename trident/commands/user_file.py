@@ -12,13 +12,13 @@ import sys
 import traceback
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark import SparkContext, cloudpickle
+
+from trident.config import TridentConfig
 from trident.coordinators.errors import TopologyError, TridentError
-
-if TYPE_CHECKING:
-    from trident.config import TridentConfig
-    from trident.streams.topology import TridentTopology
+from trident.streams.topology import TridentTopology
 
 # Aggregators are named in a topology's identity by the last part of their module.
 _PACKAGE = "trident_user_file"
@@ -43,7 +43,6 @@ def load_topology(reference: str) -> tuple[TridentTopology, TridentConfig | None
     """
     path, name = _split(reference)
     module = _run(path)
-    from trident.config import TridentConfig
 
     config = getattr(module, "config", None)
     return _choose(module, path, name), config if isinstance(config, TridentConfig) else None
@@ -95,8 +94,6 @@ def _run(path: Path) -> types.ModuleType:
 
 def _wanted_a_session(error: BaseException) -> bool:
     """Whether PySpark was asked for what only a session can give: it raises an empty AssertionError, or this."""
-    from pyspark import SparkContext
-
     if SparkContext._active_spark_context is not None:
         return False
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):
@@ -131,15 +128,11 @@ def _neighbours(folder: Path, before: set[str]) -> list[types.ModuleType]:
 
 
 def _pickle_by_value(modules: list[types.ModuleType]) -> None:
-    from pyspark import cloudpickle
-
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
 
 
 def _choose(module: types.ModuleType, path: Path, name: str | None) -> TridentTopology:
-    from trident.streams.topology import TridentTopology
-
     found: dict[str, Any] = {}
     for variable, value in vars(module).items():
         if isinstance(value, TridentTopology) and not any(value is other for other in found.values()):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
@@ -125,8 +126,6 @@ class BatchLedger:
         return list(newest.values()), others
 
     def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
-        from pyspark.sql import functions as F
-
         for path in [*newest, *others]:
             if not path.is_file() or not path.stat().st_size:  # Spark would leave it out, and acknowledge what it tells
                 raise TableError(

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
+from pyspark.sql import functions as F
+
 from trident.spouts.contracts import SpoutContext
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.whole_files import require_whole_log
@@ -55,8 +57,6 @@ def settled_messages(
         remember_secs: the window, counted back from the last message that was settled.
         requests: replay requests that are not finished: their messages are wanted however old they are.
     """
-    from pyspark.sql import functions as F
-
     path = Path(context.options["warehouse"]) / MESSAGES.format(topology=context.topology, stream=context.tx_id)
     settled, attempts = Settled(remember_secs), {}
     if not has_log(path):

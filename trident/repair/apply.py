@@ -15,6 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from delta.tables import DeltaTable
+
 from trident.config import TridentConfig, as_config
 from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, Halted, TableError, TopologyError
@@ -190,8 +192,6 @@ class _Repair:
         return f"{step.path} has the rows of its version {step.version} again, as version {restored}"
 
     def _run_restore(self, path: str, version: int, seen: int) -> int:
-        from delta.tables import DeltaTable
-
         session = self._engine.spark.newSession()
         session.conf.set(
             "spark.databricks.delta.commitInfo.userMetadata", repair_marker(self._facts.name, version, seen)

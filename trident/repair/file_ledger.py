@@ -20,6 +20,7 @@ from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import read_position
 from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
 from trident.spouts.files.listing import FileListing
+from trident.spouts.files.parquet import count_rows
 from trident.states.core import storage
 
 _PINNED = {"path", "size", "mtime_ns", "digest"}
@@ -109,8 +110,6 @@ def _as_it_was(path: Path, unit: str, number: int, pinned: Mapping[str, Any]) ->
     for file in found[: number - len(book)]:
         rows = None
         if unit == "rows":
-            from trident.spouts.files.parquet import count_rows
-
             rows = count_rows(file.path)
         lines.append(_line(book, {"n": len(book) + 1, **file._replace(rows=rows)._asdict()}))
     proved = len(book) == number and book.digest_at(number) == pinned["digest"]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from trident.coordinators.errors import StagedFileMissing, TableError, TopologyError, TridentError
 from trident.coordinators.group_store import GroupStore
 from trident.coordinators.records import GroupRecord
@@ -34,6 +36,7 @@ from trident.repair.facts import (
 )
 from trident.repair.file_ledger import look_at_ledger
 from trident.running.positions_check import misplaced_by_manifest
+from trident.running.status import read_status
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.staged import StagedFile
@@ -113,8 +116,6 @@ def _of_others(engine: KernelEngine, warehouse: Path, name: str, states: list[st
 
 
 def _status_epoch(warehouse: Path, name: str) -> int:
-    from trident.running.status import read_status
-
     try:
         return read_status(warehouse, name).epoch
     except TridentError:
@@ -314,7 +315,6 @@ class _Look:
         """Why a MERGE could not go on with the rows of a plain table."""
         if descriptor is None:
             return ""
-        from pyspark.sql import functions as F
 
         frame = self.engine.spark.read.format("delta").option("versionAsOf", table.version).load(str(path))
         if UPTO_COLUMN not in frame.columns or not set(descriptor.keys) <= set(frame.columns):

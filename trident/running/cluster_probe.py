@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
+
 from trident.coordinators.errors import ClusterProblem
 from trident.spark.cluster_files import send_framework, send_user_modules
 from trident.states.core.host_bound import is_local_master
@@ -77,7 +79,8 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
 
 
 def look(task: Mapping[str, Any], tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """On an executor: what is here. For each task number a plain dict."""
+    """Tells, on an executor, what is there: a plain dict for each task number."""
+    # The function is sent by value: an executor that lacks the framework runs it too.
     import importlib
     import os
     import socket
@@ -122,8 +125,6 @@ def look(task: Mapping[str, Any], tasks: Iterable[int]) -> Iterator[dict[str, An
 
 
 def _ask(spark: "SparkSession", task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from pyspark import cloudpickle
-
     context = spark.sparkContext
     count = max(2, min(context.defaultParallelism, _TASKS_MAX))
     waiting = threading.Timer(

@@ -23,6 +23,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from pyspark import SparkContext
+
 from trident.running.registry import all_running
 
 # How long a script's end waits for its queries: the next start does what is left.
@@ -70,8 +72,6 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 def _cancel_the_users_jobs() -> None:
     """Those without a group: each batch, and each other job of the framework, has one."""
-    from pyspark import SparkContext
-
     context = SparkContext._active_spark_context
     try:
         for job_id in context.statusTracker().getJobIdsForGroup(None) if context is not None else ():

@@ -310,7 +310,7 @@ class TerminalDisplay:
             self._start()
 
     def event(self, text: str) -> None:
-        from rich.text import Text
+        from rich.text import Text  # time: 50 ms, only for a terminal
 
         self._console.print(Text(text, style="dim"))
 
@@ -322,6 +322,7 @@ class TerminalDisplay:
         self._live = None
 
     def _start(self) -> None:
+        # Time: 50 ms, only for a terminal.
         from rich.live import Live
         from rich.spinner import Spinner
 
@@ -337,6 +338,7 @@ class TerminalDisplay:
         self._live.start()
 
     def _render(self) -> Any:
+        # Time: as above.
         from rich.table import Table
         from rich.text import Text
 
@@ -352,7 +354,7 @@ class TerminalDisplay:
 
 
 def _console(stream: TextIO) -> Console:
-    from rich.console import Console
+    from rich.console import Console  # time: 50 ms, only for a terminal
 
     class CursorKeepingConsole(Console):
         """Never hides the cursor: a coordinator that is killed could not show it again."""

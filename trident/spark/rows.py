@@ -6,12 +6,18 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Union
 
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+
 from trident.coordinators.errors import SourceError
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import DataFrameReader, SparkSession
+    from pyspark.sql.types import DataType
 
 # The rows of a batch as a spout may give them; tuples in the order of the schema.
 Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple]]
@@ -29,11 +35,8 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
     Raises:
         SourceError: the data does not fit; the message names the field or the row.
     """
-    from pyspark.sql import DataFrame
-
     if isinstance(data, DataFrame):
         return _from_dataframe(data, schema)
-    import pyarrow as pa
 
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -90,9 +93,6 @@ def _same(one: "DataType", other: "DataType") -> bool:
 
 
 def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType") -> "DataFrame":
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     _check_names(table.column_names, [field.name for field in schema.fields])
     target = to_arrow_schema(schema, timezone="UTC")
     table = table.select([field.name for field in schema.fields])
@@ -119,9 +119,6 @@ def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table"
     Raises:
         SourceError: a value does not fit its field.
     """
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     target = to_arrow_schema(schema, timezone="UTC")
     wrong = next((row for row in rows if len(row) != len(target)), None)
     if wrong is not None:
@@ -136,9 +133,6 @@ def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table"
 
 
 def _column(values: list[Any], field: "pyarrow.Field", of: Any) -> "pyarrow.Array":
-    import pyarrow as pa
-    from pyspark.sql.types import TimestampType
-
     try:
         if isinstance(of.dataType, TimestampType):
             # As PySpark does: a time without a zone is this process's local time; Arrow would take it for UTC.
@@ -156,8 +150,6 @@ def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType")
 
 
 def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType") -> "DataFrame":
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
     width = len(schema.fields)
     rows = []
     for number, row in enumerate(data):
@@ -185,8 +177,6 @@ def _local(naive: datetime) -> datetime:
 
 
 def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> SourceError:
-    import pyarrow as pa
-
     for number, value in enumerate(values):
         try:
             pa.array([value], type)
@@ -201,8 +191,6 @@ def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> So
 
 def _verified(spark: "SparkSession", rows: list[Any], schema: "StructType") -> "DataFrame":
     """Rows with nested values: PySpark's own verification knows them."""
-    from pyspark.errors import PySparkException
-
     try:
         return spark.createDataFrame([tuple(row) for row in rows], schema)
     except (PySparkException, TypeError, ValueError) as error:

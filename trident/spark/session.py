@@ -22,16 +22,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+import pyspark
+from py4j.clientserver import ClientServer
+from pyspark import SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
 
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.spark.cluster_files import send_framework
 from trident.states.core.host_bound import is_local_master
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -186,9 +188,6 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
         SparkSessionProblem: this process has another session already, which
             lacks something (or ``config`` turned it off).
     """
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
     asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
     settings = {"spark.master": "local[*]", **asked}
     _leave_other_than(settings)
@@ -236,12 +235,11 @@ def _check_descriptors() -> None:
     """Raises EnvironmentProblem where the JVM would end, without a word, for want of file descriptors."""
     if os.name != "posix":
         return
-    import resource
+    import resource  # not there on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS_MIN:
         return
-    from pyspark import SparkContext
 
     if SparkContext._gateway is not None:
         return
@@ -298,8 +296,6 @@ def check_session(spark: SparkSession) -> SparkSession:
     Raises:
         SparkSessionProblem: it cannot; the message names the setting.
     """
-    from py4j.clientserver import ClientServer
-
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise SparkSessionProblem(
             "a Spark Connect session has no JVM at hand, which commits need",
@@ -356,8 +352,6 @@ def check_session(spark: SparkSession) -> SparkSession:
 
 def delta_package() -> str:
     """The Maven name of Delta for the PySpark and delta-spark installed here."""
-    import pyspark
-
     spark = ".".join(pyspark.__version__.split(".")[:2])
     return f"io.delta:delta-spark_{spark}_2.13:{metadata.version('delta-spark')}"
 
@@ -406,8 +400,6 @@ def local_cores(master: str | None) -> int | None:
 
 
 def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
-    from pyspark.find_spark_home import _find_spark_home
-
     log.info("Downloading the jars of Delta Lake (once)")
     command = [os.path.join(_find_spark_home(), "bin", "spark-submit"), "--packages", ",".join(packages)]
     for key, value in resolver.items():
@@ -541,7 +533,6 @@ def _environment(interpreter: str) -> str:
 
 
 def _require_java() -> None:
-    # Here and not above: whoever only checks a session needs no search for Java.
-    from trident.coordinators.embedded import find_java
+    from trident.coordinators.embedded import find_java  # its imports are not all there on Windows
 
     find_java()

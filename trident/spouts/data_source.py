@@ -16,6 +16,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
@@ -313,8 +317,6 @@ class DataSourceEmitter:
         return self._simple(start, end) if self._spout.simple else self._partitioned(start, end)
 
     def _simple(self, start: dict, end: dict) -> Emitted:
-        import pyarrow as pa
-
         rows = self._prefetched.take(start, end)
         with self._lock:
             make = (lambda: self._reader.readBetweenOffsets(start, end)) if rows is None else (lambda: rows)
@@ -322,9 +324,6 @@ class DataSourceEmitter:
         return Emitted(pa.Table.from_batches(batches) if batches else [], partitions=1)
 
     def _partitioned(self, start: dict, end: dict) -> Emitted:
-        from pyspark import cloudpickle
-        from pyspark.sql.datasource import InputPartition
-
         with self._lock:
             partitions = list(self._spout.call(self._reader.partitions, start, end))
         wrong = [one for one in partitions if not isinstance(one, InputPartition)]

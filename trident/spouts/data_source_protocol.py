@@ -7,11 +7,15 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
+from pyspark import cloudpickle
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.spouts.batch_size import AdaptiveBatchSize
+from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
 
@@ -66,8 +70,6 @@ class ReadLimits:
 
 
 def as_source(source: Any, options: Mapping[str, Any] | None) -> "DataSource":
-    from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
-
     if isinstance(source, DataSource):
         if options is not None:
             raise TopologyError(
@@ -89,10 +91,6 @@ def _text(value: Any) -> str:
 
 
 def schema_of(source: "DataSource", schema: Union[str, "StructType", None]) -> "StructType":
-    from pyspark.errors import PySparkNotImplementedError
-
-    from trident.udf.schemas import as_schema
-
     name = source.name()
     if schema is None:
         try:
@@ -105,8 +103,6 @@ def schema_of(source: "DataSource", schema: Union[str, "StructType", None]) -> "
 
 
 def overrides(source: "DataSource", method: str) -> bool:
-    from pyspark.sql.datasource import DataSource
-
     return getattr(type(source), method) is not getattr(DataSource, method)
 
 
@@ -116,8 +112,6 @@ def copy_of(spout: SourceCalls, reader: Any) -> Any:
     Raises:
         SourceError: it cannot be pickled.
     """
-    from pyspark import cloudpickle
-
     try:
         return cloudpickle.loads(cloudpickle.dumps(reader))
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,8 +35,6 @@ class FixedBatchSpout:
     def __init__(
         self, schema: Union[str, "StructType"], batches: Iterable[Iterable[Sequence[Any]]], cycle: bool = False
     ) -> None:
-        from trident.udf.schemas import as_schema
-
         self._schema = as_schema(schema, "FixedBatchSpout")
         self._batches = [self._checked(number, batch) for number, batch in enumerate(_listed("batches", batches))]
         self._cycle = cycle

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.delta.parquet_files import FileTarget, spare_collections, write_partition
@@ -118,8 +120,6 @@ _MISSING: Any = object()
 
 def to_batches(rows: Any, schema: Any) -> Iterator[pa.RecordBatch]:
     """Rows as Arrow batches of a schema, a piece at a time: tables, batches, or tuples in the schema's order."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     target = to_arrow_schema(schema, timezone="UTC")
     if isinstance(rows, (pa.Table, pa.RecordBatch)):
         rows = [rows]
@@ -139,8 +139,6 @@ def to_batches(rows: Any, schema: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _converted(rows: list[tuple], schema: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    from pyspark.sql.conversion import LocalDataToArrowConversion
-
     # Knows every type of Spark, nested ones too.
     yield from _cast(LocalDataToArrowConversion.convert(rows, schema, False), target)
 

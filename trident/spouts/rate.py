@@ -10,16 +10,18 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.row_tasks import arrow_batches, generated
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+from trident.udf.schemas import as_schema
 
 _RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
 # Rows are made by native expressions, some 10 million a second and core.
@@ -68,8 +70,6 @@ class RateSpout:
 
     @property
     def output_schema(self) -> "StructType":
-        from pyspark.sql.types import LongType, StructField, StructType, TimestampType
-
         return StructType([StructField("timestamp", TimestampType()), StructField("value", LongType())])
 
     def get_coordinator(self, context: SpoutContext) -> "RateCoordinator":
@@ -233,8 +233,6 @@ class GeneratorSpout:
     def __init__(
         self, schema: Union[str, "StructType"], generate: Callable[[int], Any], max_batches: int | None = None
     ) -> None:
-        from trident.udf.schemas import as_schema
-
         self._schema = as_schema(schema, "GeneratorSpout")
         if not callable(generate):
             raise TopologyError(
@@ -295,8 +293,6 @@ class GeneratorEmitter:
     """Calls the function, where it can be called."""
 
     def __init__(self, spout: GeneratorSpout, context: SpoutContext) -> None:
-        from pyspark import cloudpickle
-
         self._spout, self._spark = spout, context.spark
         self._what = f"the generate function of stream {context.tx_id!r}"
         # A function need not be safe to call from several threads.
@@ -314,7 +310,6 @@ class GeneratorEmitter:
         if self._picklable:
             task = functools.partial(generated, self._spout.generate, index, schema, self._what)
             return Emitted(self._spark.range(0, 1, 1, 1).mapInArrow(task, schema), partitions=1)
-        import pyarrow as pa
 
         with self._lock:
             batches = list(arrow_batches(lambda: self._spout.generate(index), schema, self._what))

@@ -22,6 +22,8 @@ import time
 from os import PathLike, path
 from typing import TYPE_CHECKING, Any, Union
 
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
@@ -363,10 +365,8 @@ class StreamEmitter:
 
     def _in_our_session(self, frame: Any) -> "DataFrame":
         """The same plan in the topology's session: Spark gives it in a clone, with settings of its own."""
-        from pyspark.sql.classic.dataframe import DataFrame
-
         datasets = self._spark._jvm.org.apache.spark.sql.classic.Dataset
-        return DataFrame(
+        return ClassicDataFrame(
             datasets.ofRows(self._spark._jsparkSession, frame._jdf.queryExecution().logical()), self._spark
         )
 

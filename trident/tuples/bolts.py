@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from pyspark import cloudpickle
+
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.spouts.rich import DEFAULT_STREAM
 from trident.tuples.groupings import Output, Router
@@ -400,7 +402,6 @@ def pickled(values: tuple) -> bytes:
     """The values of a tuple, also where a class of theirs lives in a script that workers cannot import."""
     if all(type(value) in _PLAIN for value in values):
         return pickle.dumps(values, 5)
-    from pyspark import cloudpickle
 
     return cloudpickle.dumps(values)
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import cloudpickle
+
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.spouts.rich import DEFAULT_STREAM
 from trident.tuples.bolts import BasicBolt
@@ -94,8 +96,6 @@ def plan_tuples(topology: str, spouts: Mapping[str, Declared], bolts: Mapping[st
         TopologyError: nothing to do; a bolt without input; an unknown source or stream; a cycle.
         FieldError: a fields grouping names a field that is not there.
     """
-    from pyspark import cloudpickle
-
     if not spouts or not bolts:
         raise TopologyError(
             f"topology {topology!r} has nothing to do",

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyspark import TaskContext
+
 from trident.spark.jobs import JobWatch
 
 # However often it is told, a round takes no longer than so many times message_timeout_secs.
@@ -57,8 +59,6 @@ class ResetTeller:
 
 
 def _round_of_task() -> str:
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     name = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
     if not name:

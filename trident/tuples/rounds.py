@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from pyspark.util import PythonEvalType
 
@@ -187,8 +188,6 @@ class RoundRunner:
 
 def _in_arrow(task: LevelTask) -> Any:
     """What ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""
-    from pyspark.sql.pandas.functions import pandas_udf
-
     make: Any = pandas_udf
     udf = make(task, returnType=_SENT, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     return udf(F.col("slot"), F.col("content"))

@@ -16,13 +16,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, functions
 
 from trident.coordinators.errors import TopologyError
 from trident.udf.types import did_you_mean
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 # How operators are written; what is not here is written as a call.
 _INFIX = {
@@ -192,8 +191,6 @@ del _one
 @functools.cache
 def _methods() -> dict[str, Any]:
     """The public methods of PySpark's Column."""
-    from pyspark.sql import Column
-
     return {name: value for name, value in vars(Column).items() if callable(value) and not name.startswith("_")}
 
 
@@ -245,8 +242,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_spark_column(value: Any) -> bool:
-    from pyspark.sql import Column
-
     return isinstance(value, Column)
 
 
@@ -296,7 +291,6 @@ def _build(value: Any, variables: Mapping[int, "Column"]) -> Any:
         kwargs = {key: _build(one, variables) for key, one in value._kwargs.items()}
         if value._on is not None:
             return getattr(_build(value._on, variables), value._name)(*args, **kwargs)
-        from pyspark.sql import functions
 
         return getattr(functions, value._name)(*args, **kwargs)
     if isinstance(value, Lambda):

@@ -14,15 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.spark.session import session_to_ask
 from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.known_types import known
 from trident.udf.types import Output, did_you_mean, nullable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,6 @@ def is_expression(value: object) -> bool:
     Raises:
         TopologyError: it is a Column of Spark Connect.
     """
-    from pyspark.sql import Column
-
     if isinstance(value, Column) and ".connect." in type(value).__module__:
         raise TopologyError("a Column of Spark Connect cannot be used", expected="a Column of a classic session")
     return isinstance(value, (Column, DeferredColumn))
@@ -183,9 +187,6 @@ def _wrong_count(what: str, found: Analysis, outputs: tuple[Any, ...]) -> Output
 
 def current_session() -> "SparkSession | None":
     """The session of this process, if there is one that still runs."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
     if SparkContext._active_spark_context is None:
         return None
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
@@ -229,13 +230,8 @@ def analyse_aggregates(
 
 
 def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, what: str) -> Analysis:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     session = current_session()
     if session is None:
-        from trident.spark.session import session_to_ask
-
         session = session_to_ask()
     empty = session.createDataFrame([], schema)
     try:
@@ -260,8 +256,6 @@ def _analyse(make: Callable[["DataFrame"], "DataFrame"], schema: StructType, wha
 @contextmanager
 def _untold() -> Iterator[None]:
     """PySpark logs a refused expression as five kilobytes of JSON, beside raising it; here it is told by our error."""
-    from pyspark.logger import PySparkLogger
-
     logger, thread = PySparkLogger.getLogger("DataFrameQueryContextLogger"), threading.get_ident()
 
     def of_others(record: logging.LogRecord) -> bool:

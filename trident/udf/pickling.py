@@ -8,6 +8,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pyspark import cloudpickle
+
 from trident.coordinators.errors import TopologyError
 
 # A cause lies a few steps deep; a graph of objects may be endless.
@@ -39,8 +41,6 @@ def check_serialisable(function: Any, what: str) -> None:
 
 
 def _pickling_error(value: Any) -> Exception | None:
-    from pyspark import cloudpickle
-
     try:
         cloudpickle.dumps(value)
     except Exception as error:  # pickling runs the object's own code: anything can come

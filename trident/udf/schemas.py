@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
+
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+from trident.udf.types import parse_outputs
 
 
 def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType":
@@ -16,8 +16,6 @@ def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType"
     Raises:
         TopologyError: it is missing, or a field has no type.
     """
-    from pyspark.sql.types import StructField, StructType
-
     if isinstance(schema, StructType) and schema.fields:
         return schema
     if schema is None or not isinstance(schema, (str, StructType)):
@@ -26,7 +24,6 @@ def as_schema(schema: Union[str, "StructType", None], what: str) -> "StructType"
             found=repr(schema),
             expected="a StructType, or text such as 'word string, n long'",
         )
-    from trident.udf.types import parse_outputs
 
     fields = parse_outputs(schema)
     untyped = [name for name, type in fields if type is None]

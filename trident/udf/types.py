@@ -238,8 +238,6 @@ def _type(tokens: _Tokens) -> DataType:
         result = _nested(name, tokens)
         tokens.require(">")
         return result
-    import difflib
-
     known = [*_SIMPLE, "decimal", "array", "map", "struct"]
     near = difflib.get_close_matches(name, known, n=1)
     raise tokens.wrong(repr(word), f"a type, such as {near[0] if near else 'string, long, double, array<string>'}")

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark import TaskContext
+
 from trident.workers.failures import Label, fail
 
 
@@ -92,8 +94,6 @@ def _owners(steps: Sequence[Any]) -> list[tuple[Label, Any]]:
 
 def task_number() -> int:
     """The number of the Spark task within its stage; the same when it is tried again."""
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()  # without Spark there is only one
 

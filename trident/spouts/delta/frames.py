@@ -12,6 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
 from trident.coordinators.errors import SourceError, TableError
 from trident.states.delta.whole_files import require_whole_log
 
@@ -53,9 +55,7 @@ class DeltaFrames:
         Raises:
             SourceError: the version cannot be read any more.
         """
-        from pyspark.sql.classic.dataframe import DataFrame
-
-        files = DataFrame(self._live(version).toDF(), self._spark)
+        files = ClassicDataFrame(self._live(version).toDF(), self._spark)
         rows = (
             "CAST(get_json_object(stats, '$.numRecords') AS bigint) - coalesce(deletionVector.cardinality, 0L) AS rows"
         )
@@ -98,10 +98,8 @@ class DeltaFrames:
         Raises:
             SourceError: the version cannot be read any more.
         """
-        from pyspark.sql.classic.dataframe import DataFrame
-
         java = self._delta_log().createDataFrame(self._snapshot(version), files, False, self._none())
-        return DataFrame(java, self._spark)
+        return ClassicDataFrame(java, self._spark)
 
     # --- Delta's objects ---------------------------------------------------------------------
 

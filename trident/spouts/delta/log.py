@@ -10,7 +10,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.states.core import storage
@@ -22,9 +24,6 @@ from trident.states.delta.log_entries import (
     read_actions,
     versions_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 # Tables of which commits may be elsewhere than in the log folder.
 _MANAGED = ("catalogManaged", "catalogOwned-preview")
@@ -240,8 +239,6 @@ def _added(body: dict[str, Any]) -> AddedFile:
 
 def schema_of(metadata: Mapping[str, Any]) -> "StructType":
     """The schema in a ``metaData`` action, its fields nullable and without Delta's own metadata."""
-    from pyspark.sql.types import StructField, StructType
-
     schema = StructType.fromJson(json.loads(metadata["schemaString"]))
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
 

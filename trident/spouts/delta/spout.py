@@ -19,6 +19,7 @@ from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
 from trident.states.core.storage import local_path
+from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -67,8 +68,6 @@ class DeltaSpout:
         max_bytes: int = 1 << 30,
         poll_interval_secs: float = 0.5,
     ) -> None:
-        from trident.udf.schemas import as_schema
-
         usable = isinstance(table, (str, PathLike)) and str(table) and "\0" not in str(table)
         path = local_path(str(table)) if usable else None
         if path is None:

@@ -14,6 +14,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import to_arrow_schema
+
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape
@@ -32,9 +36,6 @@ def count_rows(path: str) -> int:
     Raises:
         SourceError: it is not a Parquet file, or cannot be read.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException) as error:
@@ -72,10 +73,6 @@ def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange
 
 def is_exact(path: str, schema: Any) -> bool:
     """Whether Arrow reads every column of the schema from this file as Spark would."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     try:
         footer = pq.ParquetFile(path)
     except (OSError, pa.ArrowException):
@@ -107,8 +104,6 @@ def read_rows(
     pieces: Sequence[Piece], names: Sequence[str], batches: Iterable["pyarrow.RecordBatch"]
 ) -> Iterator["pyarrow.RecordBatch"]:
     """The function of a mapInArrow over piece numbers: the rows of each piece."""
-    import pyarrow as pa
-
     for batch in batches:
         for number in batch.column(0).to_pylist():
             piece = pieces[number]
@@ -126,8 +121,6 @@ def read_rows(
 
 
 def _rows_of(file: Any, piece: Piece, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
-    import pyarrow.parquet as pq
-
     source = pq.ParquetFile(file)
     groups, first, before = [], 0, 0
     for number in range(source.num_row_groups):

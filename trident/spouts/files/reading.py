@@ -14,6 +14,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
 from trident.coordinators.causes import causes, search_causes
 from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
@@ -134,9 +137,6 @@ class FileReader:
         return lines if text else self._parsed(lines)
 
     def _parsed(self, lines: "DataFrame") -> "DataFrame":
-        from pyspark.sql import functions as F
-        from pyspark.sql.types import StringType, StructField, StructType
-
         csv, mode = self._format.name == "csv", self._format.mode
         kept = F.length(F.trim("value")) > 0  # as Spark's own readers do
         comment = self._format.option("comment", "") if csv else ""
@@ -160,8 +160,6 @@ class FileReader:
         return rows.select([F.col("row").getField(field.name).alias(field.name) for field in self._format.schema])
 
     def _refusal(self) -> "Column":
-        from pyspark.sql import functions as F
-
         what = F.to_json(
             F.struct(
                 F.lit(SOURCE).alias("kind"),

@@ -22,6 +22,7 @@ from trident.spouts.files.cuts import START, FileRange, Position, cut, length_af
 from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
 from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
+from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.files.source import accept_source
 from trident.udf.schemas import as_schema
@@ -200,8 +201,6 @@ class FileCoordinator:
         try:
             found = self._listing.new_files(self._book.numbers)
             if self._exact:
-                from trident.spouts.files.parquet import count_rows
-
                 found = [file._replace(rows=count_rows(file.path)) for file in found]
             for file in found:
                 check_readable(file.path, self._spout.row_format)

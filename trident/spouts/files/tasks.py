@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trident.workers.reports import SOURCE, marked
 
@@ -121,11 +125,9 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
 def _unpacked(file: Any, path: str) -> Any:
     """The file's content; packed ones are read as a whole."""
     if path.endswith(".gz"):
-        import gzip
-
         return gzip.GzipFile(fileobj=file)
     if path.endswith(".bz2"):
-        import bz2
+        import bz2  # optional: a Python may be built without it
 
         return bz2.BZ2File(file)
     return file
@@ -146,9 +148,6 @@ def _go_to_first_line(file: Any, piece: Piece) -> int:
 
 
 def _as_batch(blocks: list[tuple[str, bytes]], names: bool) -> "pyarrow.RecordBatch":
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     data = b"".join(block for _, block in blocks)
     lines = pc.list_flatten(pc.split_pattern(pa.array([data[:-1]], pa.binary()), b"\n"))
     if not names:

@@ -62,6 +62,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
+from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -172,8 +173,6 @@ class QueueSpout:
     @property
     def table(self) -> Any:
         """The table of receipts, a DeltaAppend; None without one."""
-        from trident.states.delta.append import DeltaAppend
-
         return DeltaAppend(self._table) if self._table is not None else None
 
     @property

@@ -73,9 +73,8 @@ def holder_is_gone(holder: Holder, me: Holder) -> bool:
     return same_host and processes.is_gone(holder.pid, holder.started)
 
 
-def holder_is_here(holder: Holder) -> bool:
+def holder_is_here(holder: Holder, me: Holder) -> bool:
     """Whether the holder is of this very process."""
-    me = current_holder()
     return (holder.host, holder.boot_id, holder.pid) == (me.host, me.boot_id, me.pid)
 
 

@@ -1,15 +1,16 @@
-"""What the driver needs of the rest: implemented in ``trident/`` and ``states/``.
+"""What the driver and the supervisor need of the rest: implemented in ``trident/`` and ``states/``.
 
-The driver knows neither Spark nor Delta; it calls these from its own threads.
+Neither knows Spark or Delta. The driver calls the first half of these, from its
+own threads; the supervisor calls the second half, from one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.records import Decision, GroupRecord, Holder, TableMark
 from trident.coordinators.transactions import TransactionAttempt
 
 Json = Any
@@ -174,14 +175,196 @@ class Observer(Protocol):
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None: ...
 
 
+# --- what the supervisor needs -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a process leads under.
+
+    Attributes:
+        incarnation: the topology's life; "" before this process has led.
+        epoch: the greatest of its groups' epochs.
+    """
+
+    incarnation: str = ""
+    epoch: int = 0
+
+
+class StoredGroup(Protocol):
+    """A batch group as ZooKeeper has it."""
+
+    topology: str
+    group: str
+
+    @property
+    def record(self) -> GroupRecord: ...
+
+    @property
+    def pins(self) -> Mapping[str, Mapping[int, Json]]: ...
+
+    @property
+    def opaque_metadata(self) -> Mapping[str, Mapping[str, tuple[int, Json]]]: ...
+
+    @property
+    def partition_values(self) -> Mapping[str, Mapping[str, Json]]: ...
+
+
+class GroupSpouts(SpoutHost, Protocol):
+    """A host of spouts that belong to one lease."""
+
+    def refresh(self) -> None:
+        """The next readiness answers take into account what is there now."""
+
+    def messages(self) -> tuple[int, int]:
+        """How many single messages were handed out so far, and how many of them are not settled."""
+
+    def ask_backlog(self) -> list[str]:
+        """Asks the spouts how much waits, which may hang; gives what failed and had not failed before."""
+
+    def cancel_all(self) -> None:
+        """Nothing that runs here is wanted any more; returns at once."""
+
+    def close(self) -> None: ...
+
+
+class RecoveryHost(SpoutHost, Protocol):
+    """The host while a decision is finished."""
+
+    def close(self) -> None: ...
+
+
+class GroupRunner(BatchRunner, Protocol):
+    def close(self) -> None:
+        """Cancels what runs; nothing starts any more."""
+
+
+class GroupCommitter(Committer, Protocol):
+    def open(self, record: GroupRecord) -> None:
+        """Makes or checks the group's tables, once no decision is pending.
+
+        Raises:
+            Halted: a table is not as this group left it.
+            Deposed: another coordinator leads.
+        """
+
+
+class Upkeep(Protocol):
+    """Merges the plain tables beside the transactions."""
+
+    def start(self, advanced: int) -> None: ...
+
+    def advanced(self, txid: int) -> None:
+        """txid is advanced; returns at once."""
+
+    def stop(self, compact: bool, timeout_secs: float = ..., give_up: Callable[[], bool] = ...) -> bool:
+        """Ends it, with ``compact`` after a last merge; whether that was done."""
+
+    def behind(self, topology: str) -> list[str]:
+        """Which tables lack transactions, in a line for each."""
+
+
+@dataclass(frozen=True)
+class GroupParts:
+    """What a batch group works with from its opening to its close."""
+
+    spouts: GroupSpouts
+    runner: GroupRunner
+    upkeep: Upkeep
+
+
+class GroupOpening(Protocol):
+    """Opens one batch group under one lease."""
+
+    @property
+    def committer(self) -> GroupCommitter:
+        """The same each time."""
+
+    def check_new(self) -> None:
+        """Asked before the group's first record is made; raises Halted where its tables are there already."""
+
+    def check_stored(self, store: StoredGroup) -> None:
+        """Asked before a leader goes on from a record; raises Halted where the last manifest contradicts it."""
+
+    def recovery_spouts(self, finishing: int) -> RecoveryHost:
+        """The host while the decision of this txid is finished."""
+
+    def parts(self, store: StoredGroup) -> GroupParts:
+        """Spouts that go on from what is stored, and the rest; the tables are open, and no decision is pending."""
+
+
+class Site(Protocol):
+    """Where a topology works: its warehouse and its session."""
+
+    def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> GroupOpening:
+        """For a group that is to be led under a term; ``epoch`` is the group's own. Opens nothing yet."""
+
+    def check_first_life(self) -> None:
+        """Asked before ZooKeeper is told of a new life; raises where tables of an earlier one are there."""
+
+    def lost_place(self, sure: bool) -> Exception | None:
+        """Why nothing can be written any more, since the warehouse is gone; ``sure`` looks at once."""
+
+    def session_end(self) -> Exception | None:
+        """Why nothing can run any more, since the session is gone; quick."""
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The reason behind an error (a full disk); the error itself when no more is known."""
+
+
+class SupervisorListener(Protocol):
+    """Told what a supervisor does, for people and for requests. Calls must be quick and not raise."""
+
+    def event(self, text: str) -> None: ...
+
+    def notice(self, text: str) -> None:
+        """A line that a person is to see, with a display or without one."""
+
+    def waits(self, holder: Holder) -> None:
+        """Another process leads."""
+
+    def waits_no_more(self) -> None:
+        """The lease is taken, or a stop was requested."""
+
+    def leads(self, term: Term) -> None:
+        """The lease is taken; no group is open yet."""
+
+    def recovery_waits(self, cause: str) -> None:
+        """The recovery goes on once this has passed."""
+
+    def serves(self, advanced: Mapping[str, Callable[[], int]]) -> None:
+        """Every group runs; group → a function that gives its last advanced txid."""
+
+    def stops_serving(self) -> None:
+        """Not the leader any more, or never was."""
+
+    def closes(self) -> None:
+        """The groups are closed, and are forgotten after this call."""
+
+    def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None: ...
+
+    def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None: ...
+
+
 __all__: Sequence[str] = [
     "BatchRunner",
     "Beginning",
     "Committer",
+    "GroupCommitter",
+    "GroupOpening",
+    "GroupParts",
+    "GroupRunner",
+    "GroupSpouts",
     "Initialized",
     "Observer",
     "PreparedBatch",
     "ProcessedBatch",
     "Published",
+    "RecoveryHost",
+    "Site",
     "SpoutHost",
+    "StoredGroup",
+    "SupervisorListener",
+    "Term",
+    "Upkeep",
 ]

@@ -16,7 +16,8 @@ from trident.coordinators.errors import TridentError
 from trident.coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
 from trident.repair.apply import Repaired, repair
 from trident.repair.steps import Choices
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 
 WAIT_SECS = 90.0
 BATCHES = [[("a b a",), ("b",)], [("c a",)], [("b b",)], [("d",), ("a d",)], [("e a",)]]

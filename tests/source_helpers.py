@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import DeltaAppend, TridentTopology
 from trident.coordinators import faults
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 
 WAIT_SECS = 90.0
 Start = Callable[..., TopologyQuery]

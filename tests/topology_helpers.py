@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 from trident.streams.topology import TridentTopology
 
 WAIT_SECS = 90.0

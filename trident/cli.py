@@ -164,7 +164,7 @@ def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> Tri
 
 def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
     """The Spark settings that somebody has asked for, without the defaults: those the file's own config may say."""
-    from trident.running.query import spark_settings
+    from trident.spark.session import spark_settings
 
     settings = spark_settings(config)
     if config.origin("spark_master") == "default" and "spark.master" not in dict(config.spark_conf):
@@ -197,7 +197,7 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     ask_for(asked_spark_settings(given))
     topology, file_config = load_topology(file)
     config = _config(settings, file_config).with_spark_conf(conf)
-    from trident.running.query import run_topology
+    from trident.running.starting import run_topology
 
     run_topology(topology, config=config)
 

@@ -164,8 +164,8 @@ def test_spouts_and_bolts_of_a_tuple_topology():
 
 
 def test_a_start_is_refused_before_a_session_or_a_folder_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("trident.running.query.current_session", lambda: None)
-    monkeypatch.setattr("trident.running.query.make_session", lambda *_: pytest.fail("a session was made"))
+    monkeypatch.setattr("trident.running.one_host.current_session", lambda: None)
+    monkeypatch.setattr("trident.running.starting.make_session", lambda *_: pytest.fail("a session was made"))
     topology = written_to(transactional("counts", SqliteMap(str(tmp_path / "map.db"), "counts")))
     with pytest.raises(TopologyError, match="SqliteMap with the Spark master spark://a:7077"):
         topology.start(spark_master=CLUSTER, zookeeper="a:2181", warehouse=str(tmp_path / "w"))

@@ -46,7 +46,8 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.zookeeper import SetData
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 from trident.running.status import read_status
 from trident.spouts.contracts import SpoutKind
 from trident.udf.schemas import as_schema
@@ -279,7 +280,7 @@ def test_a_leader_that_has_lost_its_lease_merges_nothing_when_it_is_stopped(star
     assert merges() == 0
     faults.disarm()
     query.stop(WAIT_SECS)
-    assert query._done.is_set() and merges() == 0
+    assert query._supervisor.ended.is_set() and merges() == 0
 
 
 def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:

@@ -22,7 +22,8 @@ from trident.config import _FIELDS, TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.query import open_zookeeper, start_topology
+from trident.running.connecting import open_zookeeper
+from trident.running.starting import start_topology
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECS = 90.0

@@ -41,7 +41,7 @@ from trident.coordinators.kazoo_parts import Handler, Problems
 from trident.coordinators.znode_access import keep_for_creator
 from trident.coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
 from trident.drpc.http import HttpServer
-from trident.running.query import open_zookeeper
+from trident.running.connecting import open_zookeeper
 
 CONNECT_SECS = 10.0
 

@@ -119,9 +119,11 @@ def test_a_backlog_that_fails_is_said_once_and_is_not_asked_after_close(start: S
     said = "the backlog of stream 's0' is not known: ValueError: a hook's own error"
     assert eventually(lambda: any(g["last_error"] == said for g in query.status["groups"]))
     assert eventually(lambda: any(g["backlog"] == {"rows": 7} for g in query.status["groups"])), "the other's is shown"
-    query._errors.clear()
+    query._reporter.errors.clear()
     asked = len(failing.calls)
-    assert eventually(lambda: len(failing.calls) > asked + 2) and not query._errors, "the same again is not said again"
+    assert eventually(lambda: len(failing.calls) > asked + 2) and not query._reporter.errors, (
+        "the same again is not said again"
+    )
     assert query.status["written_at"] == pytest.approx(time.time(), abs=60)
     assert stopped(query, WAIT_SECS) and query.exception() is None
     assert read_status(tmp_path / "warehouse", "moody").role == "stopped"
@@ -153,7 +155,7 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
     start: Starter, hang: Callable[[], None], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A disk that does not answer keeps whoever writes to it: nobody else may wait for that thread."""
-    monkeypatch.setattr("trident.running.query._END_SECS", 0.5)
+    monkeypatch.setattr("trident.running.ending._END_SECS", 0.5)
     folder = tmp_path / "warehouse" / "_trident" / "moody"
     folder.mkdir(parents=True)
     draft = folder / f".status.json.{os.getpid()}"
@@ -168,8 +170,8 @@ def test_a_stop_ends_when_the_status_cannot_be_written_either(
 
 
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:
-    monkeypatch.setattr("trident.running.query._TAKE_OVER_SECS", -3.0)
-    monkeypatch.setattr("trident.running.query._UNREADY_SECS", 0.5)
+    monkeypatch.setattr("trident.running.all_available._TAKE_OVER_SECS", -3.0)
+    monkeypatch.setattr("trident.running.all_available._UNREADY_SECS", 0.5)
     spout = Moody(is_ready=lambda: broken and raises())
     broken = False
     leader = start.run(topology(spout))
@@ -290,7 +292,7 @@ def test_a_with_block_stops_the_query_and_lets_exceptions_through(start: Starter
         raise KeyError("mine")
     assert not query.is_active
     with pytest.raises(AttemptCapReached), start(topology(Moody(emit_batch=raises)), max_attempts=1) as query:
-        query._done.wait(WAIT_SECS)
+        query._supervisor.ended.wait(WAIT_SECS)
 
 
 def test_what_a_query_and_a_topology_show_of_themselves(start: Starter) -> None:
@@ -300,7 +302,7 @@ def test_what_a_query_and_a_topology_show_of_themselves(start: Starter) -> None:
     assert "<th style='text-align:left'>states</th>" in made._repr_html_()
     query = start.run(made)
     assert repr(query).startswith("<TopologyQuery counted: leader, mode running, current txid 3")
-    query._errors["words"] = ("<script>", 1.0)
+    query._reporter.errors["words"] = ("<script>", 1.0)
     assert "last error <script>" in repr(query) and "&lt;script&gt;" in query._repr_html_()
 
 

@@ -160,7 +160,7 @@ class Campaign:
                     return
             # Came too late: another is to lead, also where this one hangs already.
             self._abandoned.append(query)
-            query._stop_requested.set()
+            query._supervisor.stop_requested.set()
             query._zk.close()  # type: ignore[union-attr]
 
         thread = threading.Thread(target=start, daemon=True)
@@ -185,7 +185,7 @@ class Campaign:
             self._abandoned.append(query)
             assert query._zk is not None
             if case is not None and case.outcome == HANG:
-                query._stop_requested.set()  # it must not contend again: its successor is to lead
+                query._supervisor.stop_requested.set()  # it must not contend again: its successor is to lead
                 self._depose()
             else:
                 query._zk.close()
@@ -195,12 +195,14 @@ class Campaign:
     def _wake_the_abandoned(self) -> None:
         faults.disarm()
         for query in self._abandoned:
-            query._stop_requested.set()
+            query._supervisor.stop_requested.set()
 
     def _until_ended(self) -> None:
         """Until the abandoned do nothing more to what is compared: their session is lost, so they cannot lead again."""
         for query in self._abandoned:
-            assert eventually(lambda query=query: not query._groups, WAIT_SECS), "an abandoned coordinator goes on"
+            assert eventually(lambda query=query: not query._supervisor.groups, WAIT_SECS), (
+                "an abandoned coordinator goes on"
+            )
 
     def close(self) -> None:
         """Ends every coordinator; the zombies too."""

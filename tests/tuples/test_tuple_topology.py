@@ -21,7 +21,7 @@ from tests.tuple_helpers import Listed, Recorded, Split, Write, values_written, 
 from trident.config import TridentConfig
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import TridentError, UserFunctionError
-from trident.running.query import run_topology, start_topology
+from trident.running.starting import run_topology, start_topology
 from trident.tuples.bolts import BasicBolt, RichBolt
 from trident.tuples.query import TupleQuery, start_tuple_topology
 from trident.tuples.round_resets import RoundResets

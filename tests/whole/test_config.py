@@ -194,7 +194,7 @@ def test_two_settings_of_one_thing_must_agree():
 
 def test_spark_settings_reach_the_session_that_is_made():
     from trident.cli import asked_spark_settings
-    from trident.running.query import spark_settings
+    from trident.spark.session import spark_settings
 
     config = TridentConfig(driver_memory="3g", shuffle_partitions=7, spark_conf={"spark.ui.enabled": True})
     assert spark_settings(config) == {

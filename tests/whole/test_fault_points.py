@@ -116,7 +116,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spouts/partitions.py:PartitionEmission.run": (1, "within a tracked batch's job, before stage.write"),
     "trident/spouts/partitions.py:PartitionEmission.drop": (1, _SPACE),
     "trident/planning/drawing.py:write_svg": (1, _NO_BATCH),
-    "trident/running/query.py:start_topology": (1, _FOLDER),
+    "trident/running/starting.py:start_topology": (1, _FOLDER),
     "trident/spouts/queues/redis.py:RedisListQueue.clear": (1, _NO_BATCH),
     "trident/messages/replays.py:request_replay": (3, _NO_BATCH),
     "trident/messages/replays.py:ReplayRequests.done": (1, "removes a request; one that stays is known by its id"),

@@ -21,7 +21,8 @@ from tests.matrix.cells import IN_THE_SWEEP, ONLY_IN_THE_MATRIX, STATES, Cell, F
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 
 WHOLE = os.environ.get("TRIDENT_MATRIX") == "all"
 CELLS = cells([STATES, *[(state,) for state in STATES]]) if WHOLE else sample()

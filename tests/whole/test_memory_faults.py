@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_tried_smaller_until_it_does(st
     first = query.recent_progress[0]
     assert (first["batch_id"], first["attempt"] >= 1) == (1, True), "the first attempt did not fit"
     assert first["num_input_rows"] <= ROWS / 2
-    error = query._groups[0].driver.last_error
+    error = query._supervisor.groups[0].driver.last_error
     assert isinstance(error, BatchOutOfMemory) and "MemoryError" in str(error) and "max_rows" in str(error)
 
 

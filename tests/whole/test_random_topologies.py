@@ -35,7 +35,8 @@ from trident import (
     transactional,
 )
 from trident.coordinators import faults
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 2)
 WAIT_SECS = 120.0

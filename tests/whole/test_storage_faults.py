@@ -86,8 +86,8 @@ class Case:
         return " ".join(group["last_error"] or "" for group in self.query.status["groups"])
 
     def forget_trouble(self) -> None:
-        self.query._errors.clear()
-        for group in self.query._groups:
+        self.query._reporter.errors.clear()
+        for group in self.query._supervisor.groups:
             group.driver.last_error = None
 
     def meets(self, what: str) -> None:
@@ -162,7 +162,9 @@ def test_a_full_disk_stops_a_merge_and_the_status_and_not_the_batches_after_it(c
     status = case.warehouse / "_trident" / "stored" / "status.json"
     json.loads(status.read_text())  # whole, if old
     case.disk.make_room()
-    assert eventually(lambda: case.query._groups[0].compactor._failures["counts"] == 0, 30), "the MERGE is tried again"
+    assert eventually(lambda: case.query._supervisor.groups[0].parts.upkeep._failures["counts"] == 0, 30), (
+        "the MERGE is tried again"
+    )
     case.run()
     assert eventually(lambda: json.loads(status.read_text())["groups"][0]["current_txid"] == 4)
     case.check()

@@ -22,7 +22,8 @@ from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults, leadership
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from trident.running.query import TopologyQuery, start_topology
+from trident.running.query import TopologyQuery
+from trident.running.starting import start_topology
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
 SAMPLE = 32

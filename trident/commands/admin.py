@@ -21,9 +21,8 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.own_zookeeper import leading, own_zookeeper
 from trident.running.positions_check import check_by_manifest
-from trident.running.query import spark_settings
 from trident.running.status import read_status
-from trident.spark.session import make_session
+from trident.spark.session import make_session, spark_settings
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name

@@ -15,8 +15,7 @@ from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
 from trident.messages.replays import ReplayRequests, request_replay
 from trident.running.own_zookeeper import own_zookeeper
-from trident.running.query import spark_settings
-from trident.spark.session import make_session
+from trident.spark.session import make_session, spark_settings
 from trident.states.core.names import check_name
 from trident.states.delta.whole_files import require_whole_log
 from trident.states.publishing.dead_letters import MESSAGES, belongs_to, tables_beside

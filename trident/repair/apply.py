@@ -41,9 +41,9 @@ from trident.repair.steps import (
     WriteRecord,
     with_versions,
 )
+from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
-from trident.running.query import open_zookeeper, spark_settings
-from trident.spark.session import make_session
+from trident.spark.session import make_session, spark_settings
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock

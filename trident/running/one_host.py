@@ -10,11 +10,21 @@ from trident.operations.state_queries import StateQueryNode
 from trident.operations.state_writes import PersistNode
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import SourceNode
+from trident.spark.session import spark_settings
 from trident.states.core.host_bound import check_hosts, is_local_master
+from trident.udf.expressions import current_session
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from trident.config import TridentConfig
     from trident.tuples.topology import TupleTopology
+
+
+def master_of(spark: SparkSession | None, config: TridentConfig) -> str:
+    """The Spark master that a topology will run on: that of a session that there is, else what the settings say."""
+    spark = spark or current_session()
+    return spark.sparkContext.master if spark is not None else spark_settings(config)["spark.master"]
 
 
 def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -> None:

@@ -27,7 +27,7 @@ from trident.coordinators.registration import Registration
 from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.resetting import refuse_unfinished_reset, unfinished_reset
 from trident.coordinators.zookeeper import ZooKeeper
-from trident.running.query import open_zookeeper, server_folder
+from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path
 from trident.states.delta.lives import lives_in
 

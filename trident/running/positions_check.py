@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trident.coordinators.group_store import GroupStore
+from trident.coordinators.ports import StoredGroup
 from trident.coordinators.positions import Misplaced, contradiction, digest_of
 from trident.coordinators.records import Decision, GroupRecord
 from trident.states.delta.manifest import Manifest, ManifestStore
@@ -42,7 +42,7 @@ def misplaced_by_manifest(
     return list(_contradicted(record, pins, partitions, found[0])) if found else []
 
 
-def check_by_manifest(store: GroupStore, warehouse: Path) -> None:
+def check_by_manifest(store: StoredGroup, warehouse: Path) -> None:
     """For a leader that has loaded its group, before it goes on.
 
     Raises:

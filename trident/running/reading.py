@@ -1,18 +1,24 @@
-"""Reads states from any process, without a running topology and without ZooKeeper."""
+"""Reads states: of a running topology, or from any process without one and without ZooKeeper."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trident.coordinators.errors import TopologyError
+from trident.running.site import SparkSite
 from trident.spark.session import check_session
 from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.frames import own_snapshot
 from trident.states.keyed.reading import read_state
 
 if TYPE_CHECKING:
     import os
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from trident.planning.groups import GroupPlan
 
 
 def read(
@@ -44,3 +50,33 @@ def read(
     """
     check_session(spark)
     return read_state(spark, KernelEngine(spark), Path(warehouse).resolve(), state, txid=txid, aggregator=aggregator)
+
+
+def read_running(
+    site: SparkSite,
+    plans: Sequence[GroupPlan],
+    advanced: Mapping[str, int],
+    incarnation: str,
+    state: str,
+    txid: int | None,
+) -> DataFrame:
+    """See ``TopologyQuery.snapshot``.
+
+    Args:
+        advanced: batch group → its last advanced txid, of the groups that run here.
+    """
+    bindings = {binding.name: (plan, binding) for plan in plans for binding in plan.bindings}
+    if state not in bindings:
+        raise TopologyError(f"there is no state {state!r}", expected=f"one of {sorted(bindings)}")
+    plan, binding = bindings[state]
+    if binding.kind in ("memory", "map", "user"):
+        return own_snapshot(site.spark, binding, txid, incarnation)
+    return read_state(
+        site.spark,
+        site.engine,
+        site.warehouse,
+        state,
+        txid=txid,
+        aggregator=binding.aggregator,
+        advanced_txid=advanced.get(plan.name),
+    )

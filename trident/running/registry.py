@@ -18,8 +18,11 @@ Place = tuple[str, str, str]
 class Query(Protocol):
     """What a process has to know of a query."""
 
-    name: str
-    run_id: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def run_id(self) -> str: ...
 
     @property
     def is_active(self) -> bool: ...

@@ -30,6 +30,7 @@ from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
+from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.spark.cluster_files import send_framework
@@ -173,6 +174,16 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
         quiet = f'"-Dlog4j2.configurationFile={_log4j_file().as_uri()}"'
         confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
     return confs
+
+
+def spark_settings(config: TridentConfig) -> dict[str, str]:
+    """The Spark settings that follow from the topology's."""
+    settings = {"spark.master": config.spark_master}
+    if config.driver_memory is not None:
+        settings["spark.driver.memory"] = config.driver_memory
+    if config.shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
+    return settings | dict(config.spark_conf)
 
 
 def make_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:

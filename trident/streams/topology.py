@@ -277,9 +277,9 @@ class TridentTopology(OtherNames):
 
         Raises:
             TopologyError: the topology has nothing to do.
-            TridentError: it runs in this process already; and as ``trident.running.query.start_topology``.
+            TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
-        from trident.running.query import start_topology
+        from trident.running.starting import start_topology
 
         return start_topology(self, spark, config, replace=replace, standby=standby, **overrides)
 
@@ -291,7 +291,7 @@ class TridentTopology(OtherNames):
         Returns:
             the query, which has ended.
         """
-        from trident.running.query import run_topology
+        from trident.running.starting import run_topology
 
         return run_topology(self, spark, config, **overrides)
 

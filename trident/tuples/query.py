@@ -19,12 +19,12 @@ from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.interrupts import prepare
-from trident.running.one_host import check_tuple_topology
+from trident.running.one_host import check_tuple_topology, master_of
 from trident.running.registry import add
 from trident.running.session_end import session_end
 from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
-from trident.spark.session import check_session, make_session
+from trident.spark.session import check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import Facts, as_html, as_line
@@ -63,8 +63,6 @@ def start_tuple_topology(
         acker_double: instead of those that the setting ``ackers`` says; for tests, which look at the messages.
         settings: single settings by name; they win over config.
     """
-    from trident.running.query import master_of, spark_settings
-
     last_resort.install()
     config = as_config(config).replace(**settings)
     plan = topology.plan()

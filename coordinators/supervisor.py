@@ -1,0 +1,348 @@
+"""Supervises one process of a topology: contend, finish the decision, open, drive, watch, hand over.
+
+One thread does the following until it is asked to stop, or a group ends with an
+error: wait for the lease (other processes of the same topology wait as
+standbys), check the identity, finish a pending decision from its manifest, open
+the tables, drive every batch group, watch them; when the lease is lost, wait
+for its own threads and contend again (docs/semantics.md 9 and 10).
+
+Spark, Delta and the spouts are behind the ports of ``coordinators/ports.py``,
+threads and clocks behind ``coordinators/threads.py``: the simulator
+(``tests/simulator``) runs this very order of calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from trident.coordinators import faults, master
+from trident.coordinators.errors import (
+    Deposed,
+    ForeignTable,
+    OutcomeUnknown,
+    SchemaMismatch,
+    SessionEnded,
+    StagedFileMissing,
+    TableError,
+    ZooKeeperUnreachable,
+)
+from trident.coordinators.leadership import Leadership, Lease, Successor, holder_is_here
+from trident.coordinators.master import Mode
+from trident.coordinators.ports import Site, SupervisorListener, Term, Upkeep
+from trident.coordinators.records import Holder
+from trident.coordinators.recovery import LeaseLost, Recovery, RunningGroup, Settings, Supervised
+from trident.coordinators.registration import Registration
+from trident.coordinators.threads import THREADS, Threads
+from trident.coordinators.znode_access import keep_for_creator
+from trident.coordinators.zookeeper import ZooKeeper
+
+log = logging.getLogger("trident.query")
+
+# Errors in a recovery that may be gone at the next try, and those among them that a person must mend.
+_MAY_PASS = (OSError, TableError, faults.InjectedFault)
+_STAYS = (ForeignTable, SchemaMismatch, StagedFileMissing)
+# How long a stop may go on behind the time of the last merge.
+_BEHIND_MERGE_SECS = 30.0
+
+
+# Errors after which this process is not the leader any more, and contends again.
+_DEPOSING = (LeaseLost, Deposed, OutcomeUnknown, ZooKeeperUnreachable)
+
+
+class Supervisor:
+    """Runs one process of a topology; :meth:`run` is its thread, the other methods may be called from any.
+
+    Args:
+        zk: the connection.
+        topology: which, and its batch groups.
+        site: opens groups; knows warehouse and session.
+        listener: told what happens.
+        settings: see there.
+        holder: this contender; by default this process.
+        threads: where its events and clocks come from.
+
+    Attributes:
+        topology: as given.
+        stop_requested: set once it is to end.
+        leading: set while every group runs under this process's lease.
+        ended: set by :meth:`end`.
+        changed: notified when one of the two changes.
+        groups: what runs now.
+        mode: "starting", "standby", "running" or "merging"; whoever ends it sets the last one.
+        standby_of: who leads, as text.
+        term: of the last lease.
+        error: why it has ended; None after a stop.
+        leave_at: when a stop goes on without what still runs (monotonic seconds); None = not known yet.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        topology: Supervised,
+        site: Site,
+        listener: SupervisorListener,
+        settings: Settings,
+        holder: Holder | None = None,
+        threads: Threads = THREADS,
+    ) -> None:
+        self.topology = topology
+        self._zk, self._site, self._listener = zk, site, listener
+        self._settings, self._holder, self._threads = settings, holder, threads
+        self.stop_requested, self.leading, self.ended = threads.event(), threads.event(), threads.event()
+        self.changed = threads.condition()
+        self.groups: list[RunningGroup] = []
+        self.mode, self.standby_of = "starting", ""
+        self.term = Term()
+        self.error: BaseException | None = None
+        self.leave_at: float | None = None
+        self._paused = False
+        self._compact_at_end = True
+        self._to_merge: list[Upkeep] = []  # of groups that were closed in good order
+        self._successor: Successor | None = None
+        self._recovering = False
+        self._failed_recoveries = self._lost_recovering = 0  # in a row; the second: leases
+
+    # --- control, from any thread ---------------------------------------------------------
+
+    def request_stop(self, compact: bool = True) -> None:
+        """What is decided is finished, then it ends; ``compact`` False leaves out the last merge."""
+        self._compact_at_end = self._compact_at_end and compact
+        self.stop_requested.set()
+        for group in list(self.groups):
+            group.driver.stop()
+
+    def pause(self) -> None:
+        """No new transactions, also under the next lease; those that have begun are committed."""
+        self._paused = True
+        self._post(master.Paused())
+
+    def resume(self) -> None:
+        self._paused = False
+        self._post(master.Resumed())
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def successor_leads(self) -> bool:
+        """Whether another process has taken over since this one gave its lease back."""
+        return self._successor is not None and self._successor.leads()
+
+    def end(self) -> None:
+        """Tells whoever waits that it has ended."""
+        self.ended.set()
+        self._notify()
+
+    def call_each(self, parts: Iterable[Callable[[], Any]]) -> None:
+        """Calls them all, whatever they raise."""
+        for part in parts:
+            try:
+                part()
+            except Exception as error:
+                # What is to be cancelled in a session that has ended is gone.
+                level = logging.WARNING if self._site.session_end() is None else logging.DEBUG
+                log.log(level, "ending %s: %s: %s", self.topology.name, type(error).__name__, error)
+
+    # --- the thread -----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until it is asked to stop, or a group has ended with an error, which is in :attr:`error` then."""
+        try:
+            while not self.stop_requested.is_set() and self.error is None:
+                lease = self._contend()
+                if lease is None:
+                    break
+                self._hold(lease)
+                self._merge_last()
+                if failures := self._failed_recoveries + self._lost_recovering:
+                    self.stop_requested.wait(self._settings.limits.backoff_secs(failures))
+        except Exception as error:
+            self.error = self._site.explain(error)
+            log.debug("the topology ended", exc_info=True)
+        finally:
+            if isinstance(self.error, SessionEnded):
+                log.error("%s has ended: %s", self.topology.name, self.error)
+            self.call_each([partial(upkeep.stop, compact=False) for upkeep in self._to_merge])
+
+    def _contend(self) -> Lease | None:
+        self.mode, self.standby_of = "standby", ""
+        name, groups = self.topology.name, self.topology.groups
+        leadership = Leadership(self._zk, name, groups, self._holder, self._threads)
+        try:
+            return leadership.acquire(
+                self.stop_requested, on_waiting=lambda holder: self._waits(holder, leadership.holder)
+            )
+        finally:
+            self._listener.waits_no_more()
+            self.standby_of = ""
+
+    def _waits(self, other: Holder, me: Holder) -> None:
+        self._listener.waits(other)
+        here = " (this process: another query of it)" if holder_is_here(other, me) else ""
+        self.standby_of = f"{other.host} pid {other.pid}{here} leads"
+        self._listener.event(f"standby: {self.standby_of}")
+
+    def _hold(self, lease: Lease) -> None:
+        """Leads until the lease is lost or a group has ended; then gives it back."""
+        try:
+            self._lead(lease)
+        except _DEPOSING as lost:
+            self._listener.event(f"not the leader any more: {_first_line(lost)}")
+            self._lost_recovering += self._recovering
+        except Exception as error:
+            if not self._may_recover_later(error):
+                raise
+        finally:
+            lease.release()
+
+    def _lead(self, lease: Lease) -> None:
+        lost = self._site.lost_place(sure=True)
+        if lost is not None:
+            raise lost
+        self._recovering = True
+        self._register(lease)
+        recovery = Recovery(
+            self._zk, self.topology, self._site, self._listener, self._settings, self._threads, lease, self.term
+        )
+        groups: list[RunningGroup] = []
+        try:
+            for name in self.topology.groups:
+                groups.append(recovery.open(name))
+            self._drive(groups)
+            self._watch(groups, lease)
+        finally:
+            self.leading.clear()
+            self._listener.stops_serving()
+            self._close(groups)
+            self._listener.closes()
+            self.groups = []
+
+    # --- lead ------------------------------------------------------------------------------
+
+    def _register(self, lease: Lease) -> None:
+        registration = Registration(self._zk, self.topology.name)
+        if registration.read() is None:
+            # Before ZooKeeper is told of a new life: tables of an old one would be adopted and counted twice.
+            self._site.check_first_life()
+        incarnation = registration.ensure(self.topology.identity, fences=lease.fences.values())
+        self.term = Term(incarnation, max((fence.epoch for fence in lease.fences.values()), default=0))
+        self._listener.leads(self.term)
+        self._listener.event(f"leads {self.topology.name} (epoch {self.term.epoch})")
+        opened = keep_for_creator(self._zk, self.topology.name) if self._settings.keeps_for_creator else 0
+        if opened:
+            self._listener.event(f"{opened} znodes that everybody could change are left to this identity alone now")
+
+    def _may_recover_later(self, error: Exception) -> bool:
+        """Whether the cause that ended a recovery may pass: a disk that is full or does not answer, a busy table.
+
+        The lease is given up meanwhile: another process may have a better view of the same disk.
+        """
+        if not self._recovering or not isinstance(error, _MAY_PASS) or isinstance(error, _STAYS):
+            return False
+        self._failed_recoveries += 1
+        self._listener.recovery_waits(str(error))
+        self._listener.event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
+        return self._failed_recoveries < self._settings.limits.max_attempts
+
+    # --- drive, watch, close --------------------------------------------------------------
+
+    def _drive(self, groups: list[RunningGroup]) -> None:
+        with self.changed:
+            self.groups = groups
+            self.mode = "running"
+        for group in groups:
+            group.parts.upkeep.start(group.driver.last_advanced)
+            group.driver.start()
+            if self._paused:
+                self._post(master.Paused())
+        self._listener.serves({group.name: partial(getattr, group.driver, "last_advanced") for group in groups})
+        self._failed_recoveries, self._lost_recovering, self._recovering = 0, 0, False
+        self.leading.set()
+        self._notify()
+
+    def _watch(self, groups: list[RunningGroup], lease: Lease) -> None:
+        """Until all groups have ended, one has failed, or the lease is lost."""
+        suspended = False
+        while True:
+            if lease.lost.is_set():
+                self._listener.event("the lease is lost: what is in flight is abandoned")
+                return
+            gone = self._site.session_end()
+            if gone is not None:
+                self.stop_requested.set()  # so that a call that hangs now is left behind, too
+                raise gone
+            wait_secs = self._settings.poll_secs / (5 if self.stop_requested.is_set() else 1)
+            ended = [group for group in groups if group.driver.wait(wait_secs)]
+            lost = self._site.lost_place(sure=any(group.driver.error is not None for group in ended))
+            if lost is not None:
+                raise lost
+            for group in ended:
+                if group.driver.error is not None:
+                    self.error = group.driver.error
+                    self.stop_requested.set()
+                elif group.driver.state.mode is Mode.DEPOSED:
+                    return
+            if self.stop_requested.is_set():
+                for group in groups:
+                    group.driver.stop()
+            if len(ended) == len(groups) and (groups or self.stop_requested.wait(self._settings.poll_secs)):
+                return
+            if self._zk.connected == suspended:
+                suspended = not suspended
+                self._post(master.Suspended() if suspended else master.Reconnected())
+
+    def _close(self, groups: list[RunningGroup]) -> None:
+        """Ends all that runs under the lease, and waits for it: nothing of it may run when another leads."""
+        self.call_each([group.driver.abandon for group in groups])
+        for group in groups:
+            self.call_each([group.parts.runner.close, group.parts.spouts.cancel_all])
+        for group in groups:
+            group.driver.wait()
+            group.driver.close()
+            group.parts.spouts.close()
+            # In good order: where the lease was lost the successor merges.
+            wanted = self._compact_at_end and self._settings.merge_at_stop_secs > 0
+            if group.driver.state.mode is Mode.STOPPED and wanted:
+                self._to_merge.append(group.parts.upkeep)
+            else:
+                self.call_each([partial(group.parts.upkeep.stop, compact=False)])
+
+    def _merge_last(self) -> None:
+        """Brings the plain tables up to date, once another may lead; the one that does merges instead.
+
+        A hand-over must not wait for a MERGE. Two that merge at once can neither lose nor double a row
+        (docs/semantics.md 11), so all that matters here is not to be in the successor's way.
+        """
+        if not self._to_merge:
+            return
+        successor = self._successor = Successor(self._zk, self.topology.name, self._threads)
+        self.mode = "merging"
+        until = self._threads.monotonic() + self._settings.merge_at_stop_secs
+        while self._to_merge:
+            upkeep = self._to_merge.pop(0)
+            left = max(0.0, until - self._threads.monotonic())
+            self.leave_at = self._threads.monotonic() + left + _BEHIND_MERGE_SECS  # it has a time of its own
+            done = upkeep.stop(True, left, successor.leads)
+            if not done and not successor.leads():
+                for text in upkeep.behind(self.topology.name):
+                    self._listener.notice(text)
+        if successor.leads():
+            self._listener.event("another process leads, and merges what waits")
+
+    # --- small things ---------------------------------------------------------------------
+
+    def _post(self, event: master.Event) -> None:
+        for group in list(self.groups):
+            group.driver.tell(event)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

@@ -1,0 +1,40 @@
+"""Connects a topology to its ZooKeeper: an ensemble, or the embedded server of its warehouse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trident.config import TridentConfig
+from trident.coordinators.embedded import EmbeddedZooKeeper
+from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.running.zookeeper_access import warn_if_open
+
+
+def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:
+    """Connects to ZooKeeper as the settings say; starts the embedded server when it is to be.
+
+    Raises:
+        ZooKeeperUnreachable: no server answered within the connect timeout.
+        ZooKeeperRefused: a certificate, an identity or a password is not accepted.
+        JavaProblem: the embedded server needs a Java that is not here.
+    """
+    hosts = config.zookeeper
+    if hosts == "embedded":
+        hosts = EmbeddedZooKeeper.ensure(server_folder(warehouse))
+    zk = ZooKeeper(
+        ZooKeeperConfig(
+            hosts=hosts,
+            root=config.zookeeper_root,
+            session_timeout_secs=config.zookeeper_session_timeout_secs,
+            connect_timeout_secs=config.zookeeper_connect_timeout_secs,
+            options=config.kazoo_options(),
+        )
+    )
+    zk.connect()
+    warn_if_open(config, zk)
+    return zk
+
+
+def server_folder(warehouse: Path) -> Path:
+    """The data folder of a warehouse's embedded ZooKeeper server."""
+    return warehouse / "_trident" / "zookeeper"

@@ -1,0 +1,236 @@
+"""What a running topology tells of itself: its lines, its progress, its status file, its role towards requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.master import Mode
+from trident.coordinators.ports import Term
+from trident.coordinators.records import Holder
+from trident.coordinators.recovery import RunningGroup
+from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.transactions import TransactionAttempt
+from trident.drpc.endpoint import DrpcFront
+from trident.drpc.requests import DrpcRequests
+from trident.running.progress import ProgressLog
+from trident.running.site import SparkSite
+from trident.running.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus
+from trident.running.warm_up import WarmUp
+
+if TYPE_CHECKING:
+    from trident.planning.groups import GroupPlan
+
+log = logging.getLogger("trident.query")
+_POLL_SECS = 0.5
+
+
+class Reporter:
+    """``trident.coordinators.ports.SupervisorListener`` for people, status readers and requests.
+
+    Args:
+        plans: the batch groups.
+        progress: the records of transactions, and their display.
+        shows: whether there is a display.
+        writer: of the status file.
+
+    Attributes:
+        supervisor, site, front: set before the supervisor starts.
+        errors: group → its last error as text, and when (seconds since the epoch).
+    """
+
+    supervisor: Supervisor
+    site: SparkSite
+    front: DrpcFront
+
+    def __init__(
+        self, plans: Sequence[GroupPlan], progress: ProgressLog, shows: bool, writer: StatusWriter, keeps_warm: bool
+    ) -> None:
+        self.progress = progress
+        self.errors: dict[str, tuple[str, float]] = {}
+        self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
+        self._warm_up: WarmUp | None = None
+        self._final_groups: tuple[GroupStatus, ...] = ()
+
+    # --- the listener's calls ---------------------------------------------------------------------
+
+    def event(self, text: str) -> None:
+        log.info(text)
+        self.progress.event(text)
+
+    def notice(self, text: str) -> None:
+        if self._shows:
+            self.event(text)
+        else:
+            log.warning("%s: %s", self.progress.name, text)
+
+    def waits(self, holder: Holder) -> None:
+        self.front.waits()
+        if self._keeps_warm and self._warm_up is None:
+            site = self.site
+            self._warm_up = WarmUp(
+                site.spark,
+                site.engine,
+                site.warehouse,
+                site.topology,
+                self._plans,
+                lambda secs: self.event(f"standby: warm after {secs:.1f} s"),
+            )
+            self._warm_up.start()
+
+    def waits_no_more(self) -> None:
+        if self._warm_up is not None:
+            self._warm_up.stop()
+            self._warm_up = None
+
+    def leads(self, term: Term) -> None:
+        self.progress.id = term.incarnation
+
+    def recovery_waits(self, cause: str) -> None:
+        """Until there are groups again the status has the cause, and nothing else to say of them."""
+        self._final_groups = tuple(
+            GroupStatus(plan.name, 0, "recovering", (), 0.0, 0.0, {}, f"recovery: {cause}", time.time(), None)
+            for plan in self._plans
+        )
+        self._writer.update(self.status())
+
+    def serves(self, advanced: Mapping[str, Callable[[], int]]) -> None:
+        site, term = self.site, self.supervisor.term
+        self.front.leads(
+            DrpcRequests(
+                site.spark,
+                site.engine,
+                site.warehouse,
+                site.topology,
+                self.front.plans,
+                advanced,
+                term.incarnation,
+                term.epoch,
+            )
+        )
+
+    def stops_serving(self) -> None:
+        self.front.stops_leading()
+
+    def closes(self) -> None:
+        self._final_groups = self._group_statuses() or self._final_groups
+
+    def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
+        self.progress.transaction(
+            {
+                "group": group,
+                "batch_id": attempt.txid,
+                "attempt": attempt.attempt_id,
+                "num_input_rows": info["input_rows"],
+                "duration_ms": info["duration_ms"],
+                "in_flight": info["in_flight"],
+                "states": info["rows"],
+            }
+        )
+
+    def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None:
+        self.errors[group] = (f"attempt {attempt}: {error}", time.time())  # the driver has logged it
+
+    # --- other things that go wrong ----------------------------------------------------------------
+
+    def compaction_failed(self, group: str, state: str, error: BaseException) -> None:
+        text = f"merging {state} in the background failed, trying again: {self.site.explain(error)}"
+        self.errors[group] = (text, time.time())
+        self.event(text)
+
+    def server_trouble(self, text: str) -> None:
+        """The embedded ZooKeeper server does not answer."""
+        self.errors.update({plan.name: (text, time.time()) for plan in self._plans})
+        self.event(text)
+
+    # --- status -----------------------------------------------------------------------------------
+
+    def pulse_status(self) -> None:
+        """A thread: status and display once in a while, off every critical path; it may hang where the disk does."""
+        while not self.supervisor.ended.wait(_POLL_SECS):
+            try:
+                self._show_status()
+            except Exception as error:  # for show only: it must go on
+                log.debug("the status of %s cannot be shown: %s", self.progress.name, error)
+
+    def _show_status(self) -> None:
+        supervisor = self.supervisor
+        self.front.listen_again()
+        if supervisor.leading.is_set():
+            in_flight = sum(len(group.driver.state.live) for group in supervisor.groups)
+            self.progress.activity(in_flight, self._backlog())
+            self._writer.update(self.status())
+        elif supervisor.mode == "merging" and not supervisor.successor_leads:
+            self._writer.update(self.status())
+
+    def write_last_status(self) -> None:
+        # A standby must not write over the leader's, nor a process that has a successor already.
+        if self.supervisor.term.incarnation and not self.supervisor.successor_leads:
+            self._writer.update(self.status())
+            self._writer.close()
+        else:
+            self._writer.discard()
+
+    def ask_backlogs(self) -> None:
+        """A thread: the spouts' hosts ask how much waits. A spout may hang here, and keeps no other thread waiting."""
+        while not self.supervisor.ended.is_set():
+            for group in list(self.supervisor.groups):
+                for text in group.parts.spouts.ask_backlog():
+                    self.errors[group.name] = (text, time.time())
+                    log.info(text)
+            self.supervisor.ended.wait(_POLL_SECS)
+
+    def _backlog(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for group in list(self.supervisor.groups):
+            for unit, count in group.parts.spouts.backlog().items():
+                total[unit] = total.get(unit, 0) + count
+        return total
+
+    def status(self) -> TopologyStatus:
+        """What the topology does now."""
+        supervisor = self.supervisor
+        return TopologyStatus(
+            self.progress.name,
+            supervisor.term.incarnation,
+            self.progress.run_id,
+            supervisor.term.epoch,
+            "leader" if supervisor.leading.is_set() else supervisor.mode,
+            error=str(supervisor.error) if supervisor.error else None,
+            groups=self._group_statuses() or self._final_groups,
+        )
+
+    def _group_statuses(self) -> tuple[GroupStatus, ...]:
+        return tuple(self._group_status(group) for group in list(self.supervisor.groups))
+
+    def _group_status(self, group: RunningGroup) -> GroupStatus:
+        state, began = group.driver.state, group.driver.began_at()
+        error, last = self.errors.get(group.name), group.driver.last_error
+        if last is not None and (error is None or group.driver.last_error_at > error[1]):
+            error = (str(last), group.driver.last_error_at)  # what a decided transaction waits for
+        mode = "paused" if state.paused else "suspended" if state.suspended else state.mode.value
+        rows, txids = self.progress.rates()
+        attempts = tuple(
+            AttemptStatus(
+                live.attempt.txid,
+                live.attempt.attempt_id,
+                live.stage.phase.value,
+                began.get(live.attempt, 0.0),
+                state.trouble_of(live.attempt.txid).failures,
+            )
+            for live in state.live
+        )
+        return GroupStatus(
+            group.name,
+            state.current,
+            mode,
+            attempts,
+            rows,
+            txids,
+            dict(group.parts.spouts.backlog()),
+            error[0] if error else None,
+            error[1] if error else None,
+            str(group.driver.error) if state.mode is Mode.HALTED else None,
+        )

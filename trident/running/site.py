@@ -1,0 +1,189 @@
+"""Where a running topology works, for its supervisor: opens its groups on Spark and Delta, and sees what is gone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.ports import GroupParts, StoredGroup, Term
+from trident.running.executors import make_executor
+from trident.running.positions_check import check_by_manifest
+from trident.running.runner import SparkBatchRunner
+from trident.running.session_end import session_end
+from trident.running.storage_failures import FailureExplainer, written_folders
+from trident.running.warehouse_place import WarehousePlace
+from trident.spouts.contracts import SpoutContext
+from trident.spouts.executors import SpoutExecutor
+from trident.spouts.host import RecoverySpouts, TridentSpoutHost
+from trident.states.core import storage
+from trident.states.core.descriptor import load_descriptor
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.background_compactor import BackgroundCompactor
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.frames import StoredFrames
+from trident.states.publishing.committer import DeltaCommitter
+from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_earlier_life
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from trident.config import TridentConfig
+    from trident.planning.groups import GroupPlan
+
+_SPOUT_SETTINGS = (
+    "max_spout_pending",
+    "ackers",
+    "max_pending_messages",
+    "max_replays",
+    "replay_backoff_secs",
+    "remember_messages_secs",
+)
+
+
+class SparkSite:
+    """``trident.coordinators.ports.Site`` on a Spark session and a warehouse folder.
+
+    Args:
+        topology: its name.
+        plans: its batch groups.
+        compaction_failed: told of a group, a state and why merging the state failed.
+    """
+
+    def __init__(
+        self,
+        topology: str,
+        plans: Sequence[GroupPlan],
+        spark: SparkSession,
+        config: TridentConfig,
+        warehouse: Path,
+        compaction_failed: Callable[[str, str, BaseException], None],
+    ) -> None:
+        self.topology, self.plans = topology, {plan.name: plan for plan in plans}
+        self.spark, self.config, self.warehouse = spark, config, warehouse
+        self.compaction_failed = compaction_failed
+        self.engine = KernelEngine(spark)
+        self._place = WarehousePlace(warehouse, topology)
+        self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
+
+    def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> SparkOpening:
+        return SparkOpening(self, self.plans[group], term, epoch, check_fence)
+
+    def check_first_life(self) -> None:
+        check_no_earlier_life(self.engine, self.warehouse, self.topology)
+
+    def lost_place(self, sure: bool) -> Exception | None:
+        return self._place.halted() if self._place.is_gone(sure) else None
+
+    def session_end(self) -> Exception | None:
+        return session_end(self.spark)
+
+    def explain(self, error: BaseException) -> BaseException:
+        return session_end(self.spark, ask=True) or self._explain_storage(error)
+
+
+class SparkOpening:
+    """``trident.coordinators.ports.GroupOpening``: one batch group under one lease."""
+
+    def __init__(
+        self, site: SparkSite, plan: GroupPlan, term: Term, epoch: int, check_fence: Callable[[], None]
+    ) -> None:
+        self._site, self._plan, self._term = site, plan, term
+        self._epoch, self._check_fence = epoch, check_fence
+
+    @cached_property
+    def committer(self) -> DeltaCommitter:
+        site, plan = self._site, self._plan
+        return DeltaCommitter(
+            site.engine,
+            site.warehouse,
+            site.topology,
+            plan.name,
+            self._term.incarnation,
+            self._epoch,
+            plan.bindings,
+            self._check_fence,
+        )
+
+    def check_new(self) -> None:
+        check_group_is_new(self._site.warehouse, self._site.topology, self._plan.name, self._term.incarnation)
+
+    def check_stored(self, store: StoredGroup) -> None:
+        check_by_manifest(store, self._site.warehouse)
+
+    def recovery_spouts(self, finishing: int) -> RecoverySpouts:
+        spouts = self._plan.spouts
+        return RecoverySpouts(
+            lambda tx_id: self._executor(tx_id) if tx_id in spouts else None,
+            spouts,
+            finishing,
+        )
+
+    def parts(self, store: StoredGroup) -> GroupParts:
+        site, plan, committer = self._site, self._plan, self.committer
+        spouts = self._spouts(store)
+        runner = SparkBatchRunner(
+            site.spark,
+            site.topology,
+            plan,
+            spouts,
+            committer.staging_targets,
+            committer.folder,
+            StoredFrames(site.spark, site.engine, site.warehouse),
+            self._term.incarnation,
+            committer.epoch,
+            site.config.batch_partitions,
+            site.config.ackers,
+        )
+        return GroupParts(spouts, runner, self._compactor())
+
+    def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
+        executors: dict[str, SpoutExecutor] = {}
+        host = TridentSpoutHost(executors)
+        try:
+            for tx_id in self._plan.spouts:
+                executors[tx_id] = self._executor(tx_id)
+                _resume(executors[tx_id], store.pins.get(tx_id, {}), store.opaque_metadata.get(tx_id, {}))
+        except BaseException:  # the recovery may be tried again: what is open must not stay open beside it
+            host.close()
+            raise
+        return host
+
+    def _executor(self, tx_id: str) -> SpoutExecutor:
+        site, term = self._site, self._term
+        folder = site.warehouse / "_trident" / site.topology / "streams" / tx_id
+        storage.make_folder(folder, site.warehouse)
+        settings = {name: getattr(site.config, name) for name in _SPOUT_SETTINGS}
+        known = {"epoch": term.epoch, "warehouse": str(site.warehouse), **settings}
+        context = SpoutContext(site.spark, site.topology, tx_id, folder, term.incarnation, known)
+        return make_executor(self._plan.spouts[tx_id], context)
+
+    def _compactor(self) -> BackgroundCompactor:
+        site = self._site
+        return BackgroundCompactor(
+            [
+                Compactor(
+                    site.spark,
+                    site.engine,
+                    site.warehouse,
+                    load_descriptor(site.warehouse, binding.name),
+                    binding.state,
+                    binding.aggregator,
+                )
+                for binding in self._plan.bindings
+                if binding.kind == "keyed"
+            ],
+            on_error=partial(site.compaction_failed, self._plan.name),
+        )
+
+
+def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping[str, tuple[int, Any]]) -> None:
+    """Tells a stream's executor where its last committed batch ended."""
+    if pins:
+        executor.resume(max(pins), pins[max(pins)])
+    elif committed:
+        # A copy: what a spout does with it must not reach what is stored with the next transaction.
+        positions = {partition: copy.deepcopy(metadata) for partition, (_, metadata) in committed.items()}
+        executor.resume(max(txid for txid, _ in committed.values()), positions)

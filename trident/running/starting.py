@@ -1,0 +1,196 @@
+"""Starts a topology: checks it, puts the parts of its query together, and runs it until it ends where that is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trident.config import TridentConfig, as_config
+from trident.coordinators.errors import TopologyError
+from trident.coordinators.master import Limits
+from trident.coordinators.recovery import Settings, Supervised
+from trident.coordinators.registration import Registration
+from trident.coordinators.supervisor import Supervisor
+from trident.drpc.endpoint import DrpcFront
+from trident.planning.groups import GroupPlan, plan
+from trident.running import last_resort
+from trident.running.cluster_probe import prepare_cluster
+from trident.running.connecting import open_zookeeper, server_folder
+from trident.running.embedded_keeper import EmbeddedKeeper
+from trident.running.ending import Ending
+from trident.running.interrupts import prepare
+from trident.running.one_host import check_topology, master_of
+from trident.running.progress import ProgressLog, make_display
+from trident.running.query import TopologyQuery
+from trident.running.registry import add, make_room, place_of
+from trident.running.reporting import Reporter
+from trident.running.site import SparkSite
+from trident.running.status import StatusWriter, status_path
+from trident.spark.session import check_session, make_session, spark_settings
+from trident.states.publishing.dead_letters import check_names_apart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from trident.streams.topology import TridentTopology
+
+
+def start_topology(
+    topology: TridentTopology,
+    spark: SparkSession | None = None,
+    config: TridentConfig | None = None,
+    *,
+    show_progress: bool = False,
+    replace: bool = False,
+    standby: bool = False,
+    **settings: Any,
+) -> TopologyQuery:
+    """Starts a topology and returns at once; see :class:`TopologyQuery`.
+
+    Args:
+        topology: what to run.
+        spark: the session; None makes one (or takes the active one, if it has what is needed).
+        config: the settings; None takes the defaults and the environment.
+        show_progress: also when the setting ``progress`` was left at its
+            default: a library prints nothing unless asked.
+        replace: stops the query of this topology that runs in this process.
+        standby: it is to wait behind that one for its turn.
+        **settings: single settings on top of config.
+
+    Raises:
+        TopologyError: the topology cannot run as written.
+        SourceError: a source's data is missing.
+        SparkSessionProblem, JavaProblem: the session or the machine lacks something.
+        ZooKeeperUnreachable: no server answered within the connect timeout.
+        IdentityMismatch: another topology has this name.
+        TridentError: a query of this topology runs in this process already.
+    """
+    last_resort.install()
+    config = as_config(config).replace(**settings)
+    plans = plan(topology.graph, tracking=config.ackers > 0)
+    warehouse = Path(config.warehouse).resolve()
+    if "://" in config.warehouse:
+        raise TopologyError(
+            "the warehouse must be a folder of a file system that all processes share",
+            found=config.warehouse,
+            expected="a path such as ./trident-warehouse",
+        )
+    check_topology(topology.graph, config, master_of(spark, config))
+    check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
+    place = place_of(topology.name, config, warehouse)
+    make_room(place, replace=replace, standby=standby)
+    (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
+    if spark is None:
+        spark = make_session(f"trident {topology.name}", spark_settings(config))
+    check_session(spark)
+    prepare_cluster(spark, warehouse)
+    query = _make_query(topology, plans, spark, config, warehouse, show_progress)
+    add(place, query)
+    prepare()
+    return query
+
+
+def _make_query(
+    topology: TridentTopology,
+    plans: list[GroupPlan],
+    spark: SparkSession,
+    config: TridentConfig,
+    warehouse: Path,
+    show_progress: bool,
+) -> TopologyQuery:
+    """The query, whose threads run."""
+    name, identity = topology.name, topology.identity()
+    reporter = _make_reporter(name, plans, config, warehouse, show_progress)
+    reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed)
+    reporter.front = DrpcFront(topology.graph, config, reporter.event)
+    zk = open_zookeeper(config, warehouse)
+    try:
+        # Refused at once, not when it is this process's turn to lead.
+        Registration(zk, name).check(identity)
+        reporter.front.listen()
+    except BaseException:
+        zk.close()
+        raise
+    supervised = Supervised(name, identity, {plan_.name: list(plan_.spouts) for plan_ in plans})
+    reporter.supervisor = Supervisor(zk, supervised, reporter.site, reporter, _settings(config))
+    closing = [zk.close]
+    if config.zookeeper == "embedded":
+        folder = server_folder(warehouse)
+        closing.insert(0, EmbeddedKeeper(zk, folder, reporter.server_trouble, reporter.site.explain).close)
+    query = TopologyQuery(plans, config, reporter, zk)
+    groups = tuple(f"trident-{plan_.name}-" for plan_ in plans)
+    ending = Ending(
+        name,
+        reporter.supervisor,
+        [reporter.write_last_status, reporter.front.end, reporter.progress.close, *closing],
+        config.stop_timeout_secs,
+        lambda thread: thread == f"trident-{name}" or thread.startswith(groups),
+    )
+    query._start(ending)
+    return query
+
+
+def _make_reporter(
+    name: str, plans: list[GroupPlan], config: TridentConfig, warehouse: Path, show_progress: bool
+) -> Reporter:
+    shown = show_progress or config.origin("progress") != "default"
+    display = make_display(config.progress, interval_secs=config.progress_interval_secs) if shown else None
+    progress = ProgressLog(name, "", uuid.uuid4().hex, display)
+    writer = StatusWriter(status_path(warehouse, name), config.status_interval_secs)
+    return Reporter(plans, progress, display is not None, writer, config.warm_standby)
+
+
+def _settings(config: TridentConfig) -> Settings:
+    limits = Limits(
+        max_spout_pending=config.max_spout_pending,
+        max_attempts=config.max_attempts,
+        batch_emit_interval_secs=config.batch_emit_interval_secs,
+    )
+    return Settings(limits, config.message_timeout_secs, config.merge_at_stop_secs, config.keeps_for_creator)
+
+
+def run_topology(
+    topology: TridentTopology,
+    spark: SparkSession | None = None,
+    config: TridentConfig | None = None,
+    **settings: Any,
+) -> TopologyQuery:
+    """Starts a topology and waits until it ends; see ``TridentTopology.run``.
+
+    A first SIGINT or SIGTERM finishes what is decided and stops; a second one
+    ends the process at once, which loses nothing: the next start goes on.
+
+    Returns:
+        the query, which has ended without an error.
+
+    Raises:
+        TridentError: why it ended; and as :func:`start_topology`.
+    """
+    config = as_config(config).replace(**settings)
+    query = start_topology(topology, spark, config, show_progress=True)
+    asked = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if asked.is_set():
+            print("trident: aborted", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        asked.set()
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not query.await_termination(0.2):
+            if asked.is_set() and query.is_active:
+                query.request_stop()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if spark is None:
+            query.spark.stop()
+    return query

@@ -25,10 +25,11 @@ from trident import (
     transactional,
 )
 from trident.coordinators.errors import TopologyError
-from trident.running.one_host import check_topology, check_tuple_topology
+from trident.running.one_host import check_topology
 from trident.states.core.host_bound import is_local_master, is_this_host
 from trident.states.maps.backing_maps import MemoryBackingMap
 from trident.states.maps.map_states import CachedMap
+from trident.tuples.query import check_tuple_topology
 
 pytestmark = pytest.mark.filterwarnings("ignore::trident.NotExactlyOnceWarning")
 CLUSTER = "spark://a:7077"

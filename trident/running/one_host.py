@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from trident.config import TridentConfig
-    from trident.tuples.topology import TupleTopology
 
 
 def master_of(spark: SparkSession | None, config: TridentConfig) -> str:
@@ -44,13 +43,6 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
             expected="an ensemble that every host reaches, or a local master: local[…]",
             action="set zookeeper=host:port,host:port (TRIDENT_ZOOKEEPER, or --set zookeeper=…)",
         )
-
-
-def check_tuple_topology(topology: "TupleTopology", master: str) -> None:
-    """As :func:`check_topology`, of a topology of spouts and bolts, which has no ZooKeeper."""
-    for kind, declared in (("spout", topology._spouts), ("bolt", topology._bolts)):
-        for name, one in declared.items():
-            check_hosts(one.user, f"{kind} {name!r}", master)
 
 
 def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:

@@ -8,15 +8,16 @@ import sys
 import threading
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.master import Limits
 from trident.coordinators.recovery import Settings, Supervised
-from trident.coordinators.registration import Registration
+from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.supervisor import Supervisor
 from trident.drpc.endpoint import DrpcFront
+from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
@@ -37,11 +38,18 @@ from trident.states.publishing.dead_letters import check_names_apart
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from trident.streams.topology import TridentTopology
+
+class Startable(Protocol):
+    """What a start reads of a ``TridentTopology``, which stands above: ``topology.start()`` calls down to here."""
+
+    name: str
+    graph: TopologyGraph
+
+    def identity(self) -> IdentityDict: ...
 
 
 def start_topology(
-    topology: TridentTopology,
+    topology: Startable,
     spark: SparkSession | None = None,
     config: TridentConfig | None = None,
     *,
@@ -96,7 +104,7 @@ def start_topology(
 
 
 def _make_query(
-    topology: TridentTopology,
+    topology: Startable,
     plans: list[GroupPlan],
     spark: SparkSession,
     config: TridentConfig,
@@ -155,7 +163,7 @@ def _settings(config: TridentConfig) -> Settings:
 
 
 def run_topology(
-    topology: TridentTopology,
+    topology: Startable,
     spark: SparkSession | None = None,
     config: TridentConfig | None = None,
     **settings: Any,

@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.acker import Ackers
@@ -19,13 +20,14 @@ from trident.coordinators.errors import BatchError, SourceError, TridentError
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.interrupts import prepare
-from trident.running.one_host import check_tuple_topology, master_of
+from trident.running.one_host import master_of
 from trident.running.registry import add
 from trident.running.session_end import session_end
 from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
+from trident.states.core.host_bound import check_hosts
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import Facts, as_html, as_line
 from trident.tuples.plan import TuplePlan
@@ -35,7 +37,6 @@ from trident.tuples.spouts import Fetched, Tracker, TupleFailure, make_tasks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from trident.tuples.topology import TupleTopology
 
 log = logging.getLogger("trident.tuples")
 # How often spouts that have nothing are asked.
@@ -49,8 +50,18 @@ _GRACE_SECS = 5.0
 _NEVER_SECS = 1e12
 
 
+class Startable(Protocol):
+    """What a start reads of a ``TupleTopology``, which stands above: ``topology.start()`` calls down to here."""
+
+    name: str
+
+    def plan(self) -> TuplePlan: ...
+
+    def users(self) -> Iterator[tuple[Any, str]]: ...
+
+
 def start_tuple_topology(
-    topology: "TupleTopology",
+    topology: Startable,
     spark: "SparkSession | None" = None,
     config: TridentConfig | None = None,
     *,
@@ -81,6 +92,12 @@ def start_tuple_topology(
     add((topology.name, "tuples", query.run_id), query)
     prepare()
     return query
+
+
+def check_tuple_topology(topology: Startable, master: str) -> None:
+    """Raises TopologyError where a spout or bolt lives on one host and the master is a cluster's."""
+    for users, what in topology.users():
+        check_hosts(users, what, master)
 
 
 class TupleQuery(OtherNames):

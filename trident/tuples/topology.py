@@ -22,7 +22,7 @@ tuple instead of its worker; and a round that takes longer than
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
@@ -140,6 +140,11 @@ class TupleTopology(OtherNames):
             TopologyError, FieldError: it cannot run as declared.
         """
         return plan_tuples(self.name, self._spouts, self._bolts)
+
+    def users(self) -> Iterator[tuple[Any, str]]:
+        """Each spout and bolt of the user's, and its name in errors; for the framework."""
+        for kind, declared in (("spout", self._spouts), ("bolt", self._bolts)):
+            yield from ((one.user, f"{kind} {name!r}") for name, one in declared.items())
 
     def explain(self) -> str:
         """The spouts, and the levels of bolts: one Spark job each and round, with as many tasks as is said.

@@ -1,6 +1,6 @@
 """The leader dies: how long until its warm standby has committed something new.
 
-The coordinators, the ensemble and its networks are those of tests/running/test_failover.py: a batch group with two Delta
+The coordinators, the ensemble and its networks are those of test_failover.py: a batch group with two Delta
 tables and a map, three transactions in flight, a new one every 0.3 s. Their JVMs start as a user's do.
 """
 

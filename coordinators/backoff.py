@@ -8,5 +8,5 @@ _DOUBLINGS_MAX = 60  # a float ends at 1,023, which a disk that is full for a da
 
 
 def backoff_secs(failures: int, first_secs: float, max_secs: float = math.inf) -> float:
-    """The seconds to wait after so many failures in a row, 1 or more: doubled with each, and never more than the last."""
+    """The seconds to wait after ``failures`` in a row (1 or more): doubled with each, at most ``max_secs``."""
     return min(first_secs * 2.0 ** min(failures - 1, _DOUBLINGS_MAX), max_secs)

@@ -1,4 +1,4 @@
-"""The coordinator that tests/messages/test_reliability_faults.py kills: messages of a Redis list, their words counted and kept.
+"""The coordinator that test_reliability_faults.py kills: messages of a Redis list, their words counted and kept.
 
 Run as ``python tests/reliability_child.py '{"warehouse": …}'``: it works off what the list holds, stops and ends. A
 word ``gate-NAME`` stops the Python worker that comes to it until the gate is open, so that what happens meanwhile

@@ -429,7 +429,8 @@ class TridentConfig:
 
     def origin(self, name: str) -> str:
         """Where the value of a setting comes from: "default", "TRIDENT_…", "TridentConfig" or "--set"."""
-        return self._origins[name]  # type: ignore[attr-defined]
+        origins: dict[str, str] = vars(self)["_origins"]
+        return origins[name]
 
     def shown(self) -> dict[str, Any]:
         """Every setting as it may be shown: a secret that is given reads ``***``."""
@@ -455,11 +456,11 @@ class TridentConfig:
         return "TridentConfig(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
 
 
-def _settings_of(config_type: type) -> dict[str, Field]:
+def _settings_of(config_type: type) -> dict[str, Field[Any]]:
     return {setting.name: setting for setting in fields(config_type)}
 
 
-_FIELDS: dict[str, Field] = _settings_of(TridentConfig)
+_FIELDS: dict[str, Field[Any]] = _settings_of(TridentConfig)
 
 
 def is_secret_setting(name: str) -> bool:
@@ -467,7 +468,7 @@ def is_secret_setting(name: str) -> bool:
     return name in _FIELDS and bool(_FIELDS[name].metadata["secret"])
 
 
-def _accept(setting: Field, value: Any, origin: str) -> Any:
+def _accept(setting: Field[Any], value: Any, origin: str) -> Any:
     try:
         return setting.metadata["kind"].accept(value)
     except (ValueError, TypeError, KeyError):

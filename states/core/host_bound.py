@@ -24,9 +24,9 @@ ATTRIBUTE = "bound_to_one_host"
 SHARED_STORE = "use a store that all hosts reach, such as RedisMap or DeltaMapState"
 
 
-def is_local_master(master: str) -> bool:
+def is_local_master(master: str | None) -> bool:
     """Whether the driver and all executors are one process: ``local``, ``local[4]``, not ``local-cluster[…]``."""
-    return master == "local" or master.startswith("local[")
+    return master is not None and (master == "local" or master.startswith("local["))
 
 
 def is_bound(thing: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Row = tuple[Any, ...]  # Python values in the order of some fields
 _NAN = float("nan")
 
 

@@ -190,7 +190,7 @@ def _decoded_float(text: str) -> float:
     return _same(value, not math.isfinite(value) and repr(value) == text)
 
 
-def _decoded_datetime(content: list) -> datetime:
+def _decoded_datetime(content: list[Any]) -> datetime:
     text, key, fold = content
     if type(fold) is not int:
         raise ValueError("fold")
@@ -212,22 +212,22 @@ def _decoded_decimal(text: str) -> Decimal:
     return _same(value, str(value) == text)
 
 
-def _decoded_timedelta(content: list) -> timedelta:
+def _decoded_timedelta(content: list[Any]) -> timedelta:
     value = timedelta(*(_same(part, type(part) is int) for part in content))
     return _same(value, [value.days, value.seconds, value.microseconds] == content)
 
 
-def _decoded_dict(content: list) -> dict:
+def _decoded_dict(content: list[Any]) -> dict[str, Any]:
     if not all(type(pair) is list and len(pair) == 2 for pair in content):
         raise ValueError("dict of pairs expected")
     value = {key: item for key, item in content}
     return _same(value, len(value) == len(content))
 
 
-def _decoded_row(kind: type) -> Callable[[list], Any]:
+def _decoded_row(kind: type) -> Callable[[list[Any]], Any]:
     width = {TransactionalValue: 3, OpaqueValue: 4}[kind]
 
-    def decode(content: list) -> Any:
+    def decode(content: list[Any]) -> Any:
         if len(content) != width or type(content[0]) is not int or content[0] < 1 or type(content[-1]) is not str:
             raise ValueError(f"not a {kind.__name__}")
         return kind(*content)
@@ -261,7 +261,7 @@ def _finite(text: str) -> float:
     return _same(float(text), math.isfinite(float(text)))
 
 
-_DECODERS: dict[str, tuple[Union[type[str], type[list]], Callable[[Any], Any]]] = {
+_DECODERS: dict[str, tuple[Union[type[str], type[list[Any]]], Callable[[Any], Any]]] = {
     "int": (str, _decoded_int),
     "str": (str, _decoded_str),
     "float": (str, _decoded_float),

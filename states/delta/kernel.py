@@ -112,18 +112,19 @@ class TableSnapshot:
         # What a commit cannot have changed is taken over from the snapshot it was made on.
         self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
         self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
-        self._commits_since_load = base._commits_since_load + 1 if base else 0
-        self._chain = base._chain if base else _Chain(java)
+        self._commits_since_load: int = base._commits_since_load + 1 if base else 0
+        self._chain: _Chain = base._chain if base else _Chain(java)
         self._summed: bool = base._summed if base else java.getCurrentCrcInfo().isPresent()
         if base is not None:
-            self.table_id, self.schema_json = base.table_id, base.schema_json
-            self.partition_columns, self.properties = base.partition_columns, base.properties
+            self.table_id: str = base.table_id
+            self.schema_json: str = base.schema_json
+            self.partition_columns: tuple[str, ...] = base.partition_columns
+            self.properties: Mapping[str, str] = base.properties
         else:
             metadata = java.getMetadata()
-            self.table_id: str = metadata.getId()
-            self.schema_json: str = metadata.getSchemaString()
-            self.partition_columns: tuple[str, ...] = tuple(engine.python_value(java.getPartitionColumnNames()))
-            self.properties: Mapping[str, str] = engine.python_value(java.getTableProperties())
+            self.table_id, self.schema_json = metadata.getId(), metadata.getSchemaString()
+            self.partition_columns = tuple(engine.python_value(java.getPartitionColumnNames()))
+            self.properties = engine.python_value(java.getTableProperties())
 
     def control(self, domain: str) -> str | None:
         """The configuration of a domain (our control record), as the JSON that was stored."""
@@ -162,7 +163,7 @@ class KernelEngine:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        jvm = spark._jvm
+        jvm: Any = spark._jvm
         kernel = jvm.io.delta.kernel
         conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
         # Kernel's default log store asks Hadoop for a second local file system,

@@ -14,7 +14,7 @@ import gc
 import json
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ class FileTarget:
     codec: str = "snappy"
 
 
-def writer_of(target: FileTarget):
+def writer_of(target: FileTarget) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for mapInArrow: record batches in, one report row per file out."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def spare_collections() -> None:
 
 def write_partition(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     """Writes all rows of one Spark partition and yields a report per file; none for no rows."""
-    files: dict[tuple, _OpenFile] = {}
+    files: dict[tuple[Any, ...], _OpenFile] = {}
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -108,7 +108,7 @@ def write_partition(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> It
         yield file.finish()
 
 
-def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[tuple, pa.Table]]:
+def _by_partition(target: FileTarget, batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
     table = pa.Table.from_batches([batch])
     for name, value in target.constants.items():
         table = table.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), table.num_rows))

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import uuid
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from trident.states.core import storage
 from trident.states.core.binding import DELETED_COLUMN
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.local_properties import local_properties
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from trident.states.delta.kernel_errors import java_causes
 from trident.states.delta.log_entries import read_commit, versions_of
@@ -437,38 +438,21 @@ class Compactor:
     def _control(self, snapshot: TableSnapshot) -> ControlRecord:
         return own_control(self.state, snapshot)
 
-    def _jobs(self, description: str) -> "_Jobs":
-        return _Jobs(self._spark, self.job_group, description, self._pool)
+    def _jobs(self, description: str) -> AbstractContextManager[None]:
+        values = {
+            "spark.jobGroup.id": self.job_group,
+            "spark.job.description": description,
+            "spark.job.interruptOnCancel": "false",
+        }
+        if self._pool is not None:
+            values["spark.scheduler.pool"] = self._pool
+        return local_properties(self._spark.sparkContext, values)
 
     def cancel(self) -> None:
         """Ends the jobs of a running MERGE; it then fails as a whole."""
         # With those that it has not begun yet: a MERGE is several jobs, and a coordinator that was deposed in the
         # middle of one would be no standby before its end.
         self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.job_group)
-
-
-class _Jobs:
-    """Gives this thread's jobs a group and a pool, and puts back what was set before."""
-
-    def __init__(self, spark: "SparkSession", group: str, description: str, pool: str | None) -> None:
-        self._context = spark.sparkContext
-        self._values = {
-            "spark.jobGroup.id": group,
-            "spark.job.description": description,
-            "spark.job.interruptOnCancel": "false",
-        }
-        if pool is not None:
-            self._values["spark.scheduler.pool"] = pool
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        for key, value in self._values.items():
-            self._before[key] = self._context.getLocalProperty(key)
-            self._context.setLocalProperty(key, value)
-
-    def __exit__(self, *_: object) -> None:
-        for key, value in self._before.items():
-            self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
 def _passes(plan: MergePlan) -> "Column":

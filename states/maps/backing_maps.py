@@ -125,7 +125,7 @@ class StaticMap:
     def commit(self, txid: int | None) -> None:
         """Nothing: it has no transactions."""
 
-    def get_tuples(self) -> list[tuple]:
+    def get_tuples(self) -> list[tuple[Any, ...]]:
         """Every (key fields…, value), for TupleCollectionGet."""
         return [(*loads(key), fresh(value)) for key, value in self._values.items()]
 

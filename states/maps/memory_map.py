@@ -11,7 +11,7 @@ from typing import Any
 from trident.coordinators.errors import ConfigError
 from trident.states.core.binding import DELETED_COLUMN
 from trident.states.core.names import check_name
-from trident.states.core.plain_values import frozen, python_values
+from trident.states.core.plain_values import Row, frozen, python_values
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MemoryMapState:
     def __post_init__(self) -> None:
         check_name("state", self.name)
 
-    def values(self) -> dict[tuple, tuple]:
+    def values(self) -> dict[Row, Row]:
         """A copy: keys to value tuples."""
         return memory_map(self.name).values()
 
@@ -70,15 +70,19 @@ class MemoryMap:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[tuple, tuple[int, tuple]] = {}
+        self._entries: dict[Row, tuple[int, Row]] = {}
         self._txid = 0
         # What it held before that transaction, and since which one; shares its values.
-        self._before: tuple[int, dict[tuple, tuple[int, tuple]]] = (0, {})
+        self._before: tuple[int, dict[Row, tuple[int, Row]]] = (0, {})
         self._incarnation = ""
         self.max_size: int | None = None
 
     def update(
-        self, txid: int, rows: Iterable[tuple[tuple, tuple]], combine: Callable[[Any, Any], Any], incarnation: str = ""
+        self,
+        txid: int,
+        rows: Iterable[tuple[Row, Row]],
+        combine: Callable[[Any, Any], Any],
+        incarnation: str = "",
     ) -> None:
         """Combines the partial values of one transaction in; again for the same txid: nothing.
 
@@ -94,7 +98,7 @@ class MemoryMap:
                 entries[key] = (txid, value)
             self._replace(entries, txid)
 
-    def put(self, txid: int, rows: Iterable[tuple[tuple, tuple | None]], incarnation: str = "") -> None:
+    def put(self, txid: int, rows: Iterable[tuple[Row, Row | None]], incarnation: str = "") -> None:
         """Sets whole new values of one transaction, None removes a key; again for the same txid: nothing."""
         with self._lock:
             entries = self._begin(txid, incarnation)
@@ -107,24 +111,24 @@ class MemoryMap:
                     entries[key] = (txid, value)
             self._replace(entries, txid)
 
-    def _replace(self, entries: dict[tuple, tuple[int, tuple]], txid: int) -> None:
+    def _replace(self, entries: dict[Row, tuple[int, Row]], txid: int) -> None:
         if self.max_size is not None and len(entries) > self.max_size:
             newest = sorted(entries.items(), key=lambda entry: entry[1][0])[-self.max_size :]
             entries = dict(newest)
         self._before = (self._txid, self._entries)
         self._entries, self._txid = entries, txid
 
-    def _begin(self, txid: int, incarnation: str) -> dict[tuple, tuple[int, tuple]] | None:
+    def _begin(self, txid: int, incarnation: str) -> dict[Row, tuple[int, Row]] | None:
         """A copy to change, so that a failure leaves nothing half done; None when the txid is in the map."""
         if incarnation != self._incarnation:
             self._entries, self._txid, self._incarnation, self._before = {}, 0, incarnation, (0, {})
         return None if txid <= self._txid else dict(self._entries)
 
-    def values(self) -> dict[tuple, tuple]:
+    def values(self) -> dict[Row, Row]:
         with self._lock:
             return {key: value for key, (_, value) in self._entries.items()}
 
-    def as_of(self, txid: int, incarnation: str = "") -> Mapping[tuple, tuple[int, tuple]] | None:
+    def as_of(self, txid: int, incarnation: str = "") -> Mapping[Row, tuple[int, Row]] | None:
         """Keys to (txid, value) as of one transaction, never changed afterwards; None: two later ones are in already.
 
         Of a map that another incarnation has filled: nothing.
@@ -151,7 +155,7 @@ def memory_map(name: str) -> MemoryMap:
     return _maps.setdefault(name, MemoryMap())
 
 
-def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[tuple, tuple | None]]:
+def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[Row, Row | None]]:
     """The (key, values) of a staged file, in order; None for a key that is deleted."""
     import pyarrow.parquet as pq
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-Key = tuple
+Key = tuple[Any, ...]
 Updater = Callable[[Any], Any]
 """old value (None: the key is absent) -> new value (None: remove it). Called once; must have no effects of its own."""
 
@@ -83,7 +83,7 @@ class StateUpdater(Protocol):
     after a crash.
     """
 
-    def update_state(self, state: Any, tuples: Sequence[tuple], collector: TridentCollector) -> None:
+    def update_state(self, state: Any, tuples: Sequence[tuple[Any, ...]], collector: TridentCollector) -> None:
         """Called once per transaction and partition, between begin_commit and commit."""
 
 
@@ -95,10 +95,10 @@ class QueryFunction(Protocol):
     It sees the state as of the transaction before its batch.
     """
 
-    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> Sequence[Any]:
+    def batch_retrieve(self, state: Any, args: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """One result per args, in their order; another number fails the batch."""
 
-    def execute(self, args: tuple, result: Any) -> Iterable[Any]:
+    def execute(self, args: tuple[Any, ...], result: Any) -> Iterable[Any]:
         """The values (one output field) or tuples that this row becomes; none, or None: it is dropped."""
 
 

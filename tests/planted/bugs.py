@@ -1,4 +1,4 @@
-"""The planted bugs: what each failure must say, and the tests that must fail. Run by tests/whole/test_planted_bugs.py."""
+"""The planted bugs: what each failure must say, and the tests that must fail. See test_planted_bugs.py."""
 
 from __future__ import annotations
 

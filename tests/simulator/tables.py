@@ -228,7 +228,7 @@ class SimCommitter(DeltaCommitter):
         self._check_fence()
 
     def _check_foreign(self, *_: Any) -> None:
-        """Whose commits a table has is read from its log's files: tests/repair/test_contradictions.py does that for real."""
+        """Whose commits a table has is read from its log's files: test_contradictions.py does that for real."""
 
     def _remember(self, snapshot: Any) -> None:
         self._open_tables[snapshot.path] = _Open(snapshot, (0, 0, 0))

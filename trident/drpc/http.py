@@ -404,7 +404,8 @@ def _row_as_json(function: str, row: Sequence[Any], result: StructType) -> dict[
 
 def _answered(function: str, about: dict[str, Any], answer: Sequence[Any], result: StructType) -> Response:
     """The answer row by row: never more of it in memory than an answer may have."""
-    rows, size = [], 0
+    rows: list[bytes] = []
+    size = 0
     for row in answer:
         rows.append((b", " if rows else b"") + _as_bytes(_row_as_json(function, row, result)))
         size += len(rows[-1])

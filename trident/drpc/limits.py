@@ -82,6 +82,7 @@ class _Channel(HTTPChannel):
     """A connection that knows since when it keeps somebody waiting."""
 
     error_task_class = _JsonErrorTask
+    close_when_flushed: bool  # the class above has it, without a type
     drains = False
     _drains_until: float | None = None
 
@@ -189,6 +190,7 @@ class BoundedServer(TcpWSGIServer):
     """
 
     channel_class = _Channel
+    next_channel_cleanup: float
 
     def __init__(
         self,

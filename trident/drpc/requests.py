@@ -86,7 +86,7 @@ class _Pin:
     """What one request sees: group → txid, and the memory maps as of it."""
 
     as_of: dict[str, int]
-    memory: dict[str, Mapping[tuple, Any]]
+    memory: dict[str, Mapping[tuple[Any, ...], Any]]
 
 
 class _Newer(Exception):

@@ -334,7 +334,7 @@ class MessageSpoutExecutor:
             "traceback": failure.traceback,
         }
 
-    def _as_text(self, rows: Sequence[tuple]) -> str | None:
+    def _as_text(self, rows: Sequence[tuple[Any, ...]]) -> str | None:
         """The rows so that they can be read back; None where a value has no such form: it cannot be replayed."""
         try:
             table = arrow_rows(rows, self._schema)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.spark.rows import parquet_reader
 from trident.states.core import storage
+from trident.states.core.local_properties import local_properties
 from trident.workers.anchors import sums_by_root
 from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
 
@@ -80,15 +81,9 @@ class BatchLedger:
         self._folder = folder / uuid.uuid4().hex
         storage.make_folder(self._folder, storage.anchor_of(folder))
 
-    @contextmanager
-    def told_to_tasks(self) -> Iterator[None]:
+    def told_to_tasks(self) -> AbstractContextManager[None]:
         """Jobs that this thread starts meanwhile write to this ledger."""
-        context = self._spark.sparkContext
-        context.setLocalProperty(LEDGER_PROPERTY, str(self._folder))
-        try:
-            yield
-        finally:
-            context.setLocalProperty(LEDGER_PROPERTY, None)
+        return local_properties(self._spark.sparkContext, {LEDGER_PROPERTY: str(self._folder)})
 
     def init(self, roots: np.ndarray, values: np.ndarray) -> None:
         """What the messages of the batch begin with: of each row its root and its id."""

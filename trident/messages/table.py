@@ -58,7 +58,8 @@ def settled_messages(
         requests: replay requests that are not finished: their messages are wanted however old they are.
     """
     path = Path(context.options["warehouse"]) / MESSAGES.format(topology=context.topology, stream=context.tx_id)
-    settled, attempts = Settled(remember_secs), {}
+    settled = Settled(remember_secs)
+    attempts: dict[str, int] = {}
     if not has_log(path):
         return settled, attempts
     require_whole_log(str(path))

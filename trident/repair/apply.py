@@ -1,4 +1,4 @@
-"""`trident repair`: finds out what ZooKeeper and the tables say, and does what repair_plan.py has decided.
+"""`trident repair`: finds out what ZooKeeper and the tables say, and does what diagnose.py has decided.
 
 Without ``apply`` nothing is written. With it the command leads the topology
 like a coordinator: it is refused while one is alive, it bumps the fence, and
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
@@ -49,6 +50,9 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.log_watch import repair_marker, repaired_to
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger("trident.repair")
 STEP = faults.register("repair.step", "one step of a repair: a RESTORE with its multi, or a multi")
 RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which ZooKeeper does not know yet")
@@ -72,7 +76,11 @@ class Repaired:
 
 
 def repair(
-    name: str, choices: Choices | None = None, apply: bool = False, config: TridentConfig | None = None, spark=None
+    name: str,
+    choices: Choices | None = None,
+    apply: bool = False,
+    config: TridentConfig | None = None,
+    spark: "SparkSession | None" = None,
 ) -> Repaired:
     """Diagnoses a topology, and with ``apply`` repairs what the choices say.
 

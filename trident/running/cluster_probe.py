@@ -26,6 +26,7 @@ from pyspark import cloudpickle
 from trident.coordinators.errors import ClusterProblem
 from trident.spark.cluster_files import send_framework, send_user_modules
 from trident.states.core.host_bound import is_local_master
+from trident.states.core.local_properties import local_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,7 @@ _LIBRARIES = ("pyarrow", "pandas", "numpy")
 _SEEN_SECS = 10.0
 _WAITING_SECS = 20.0
 _TASKS_MAX = 256
+_JOBS = {"spark.jobGroup.id": "trident-probe", "spark.job.description": "what the executors have"}
 
 
 def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
@@ -141,15 +143,14 @@ def _ask(spark: "SparkSession", task: Mapping[str, Any]) -> list[dict[str, Any]]
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)
     try:
-        context.setJobGroup("trident-probe", "what the executors have")
-        return context.parallelize(range(count), count).mapPartitions(lambda numbers: look(task, numbers)).collect()
+        with local_properties(context, _JOBS):
+            numbers = context.parallelize(range(count), count)
+            return numbers.mapPartitions(lambda some: look(task, some)).collect()
     except Exception as error:
         raise _translated(error, context.pythonExec) from error
     finally:
         cloudpickle.unregister_pickle_by_value(here)
         waiting.cancel()
-        for name in ("spark.jobGroup.id", "spark.job.description"):
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def _check(found: Mapping[str, Any], framework: str, warehouse: Path | None) -> None:

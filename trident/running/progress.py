@@ -197,7 +197,8 @@ class ProgressLog:
 
     def _guarded(self, call: Callable[[Display], None]) -> None:
         try:
-            call(self._display)  # type: ignore[arg-type]
+            if self._display is not None:
+                call(self._display)
         except Exception as error:  # a closed pipe or terminal must not stop a topology
             self._display = None
             _log.warning("the progress display has ended: %s", error)

@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from trident.states.core.host_bound import is_local_master
 
@@ -38,18 +39,17 @@ _NOT_SENT = {"trident", "pyspark", "py4j", "delta", "trident_user_file", "__main
 _INSTALLED = {"site-packages", "dist-packages"}
 # The times of the files in a zip: the same files give the same bytes, and so the same name.
 _TIME = (1980, 1, 1, 0, 0, 0)
+_sent: "WeakKeyDictionary[SparkContext, str]" = WeakKeyDictionary()  # context → the name of the framework there
 
 
 def send_framework(context: "SparkContext") -> str:
     """Sends the framework to the executors of a cluster, once per context; the name of what was sent, or ""."""
-    sent: str | None = getattr(context, "_trident_framework", None)
-    if sent is None:
-        sent = ""
+    if context not in _sent:
+        _sent[context] = ""
         if not is_local_master(context.master):
             package = Path(os.path.abspath(__file__)).parents[1]
-            sent = _send(context, FRAMEWORK, dict(_tree(package, "trident")))
-        context._trident_framework = sent
-    return sent
+            _sent[context] = _send(context, FRAMEWORK, dict(_tree(package, "trident")))
+    return _sent[context]
 
 
 def send_user_modules(context: "SparkContext") -> list[str]:

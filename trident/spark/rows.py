@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 # The rows of a batch as a spout may give them; tuples in the order of the schema.
-Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple]]
+Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple[Any, ...]]]
 
 
 def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "DataFrame":
@@ -113,7 +113,7 @@ def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructTy
     return _create(spark, pa.table(columns, schema=target), schema)
 
 
-def arrow_rows(rows: "Sequence[tuple]", schema: "StructType") -> "pyarrow.Table":
+def arrow_rows(rows: "Sequence[tuple[Any, ...]]", schema: "StructType") -> "pyarrow.Table":
     """Rows that were checked to have a value per field, as a table.
 
     Raises:
@@ -151,7 +151,7 @@ def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType")
 
 def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType") -> "DataFrame":
     width = len(schema.fields)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for number, row in enumerate(data):
         if not isinstance(row, (tuple, list)) or len(row) != width:
             raise SourceError(
@@ -159,7 +159,7 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
                 found=repr(row)[:200],
                 expected=f"a tuple of {width}: {', '.join(field.name for field in schema.fields)}",
             )
-        rows.append(row)
+        rows.append(tuple(row))
     if not rows:
         return spark.createDataFrame([], schema)
     if any(isinstance(field.dataType, (ArrayType, MapType, StructType)) for field in schema.fields):
@@ -189,10 +189,10 @@ def _bad_value(values: list[Any], type: Any, field: Any, error: Exception) -> So
     return SourceError(f"the field {field.name!r} of a spout's batch does not fit its type: {error}")
 
 
-def _verified(spark: "SparkSession", rows: list[Any], schema: "StructType") -> "DataFrame":
+def _verified(spark: "SparkSession", rows: list[tuple[Any, ...]], schema: "StructType") -> "DataFrame":
     """Rows with nested values: PySpark's own verification knows them."""
     try:
-        return spark.createDataFrame([tuple(row) for row in rows], schema)
+        return spark.createDataFrame(rows, schema)
     except (PySparkException, TypeError, ValueError) as error:
         raise SourceError(
             f"the rows of a spout's batch do not fit its schema: {str(error).splitlines()[0]}",

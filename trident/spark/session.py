@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyspark
@@ -327,11 +328,9 @@ def check_session(spark: SparkSession) -> SparkSession:
         raise _lacks("spark.sql.catalog.spark_catalog", catalog, DELTA_CATALOG)
     context = spark.sparkContext
     try:
-        spark._jvm.java.lang.Class.forName(
-            "io.delta.kernel.defaults.engine.DefaultEngine",
-            True,
-            spark._jvm.java.lang.Thread.currentThread().getContextClassLoader(),
-        )
+        jvm: Any = spark._jvm
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        jvm.java.lang.Class.forName("io.delta.kernel.defaults.engine.DefaultEngine", True, loader)
     except Exception as error:  # py4j's, in which the Java exception is wrapped
         raise _lacks("spark.jars.packages", None, delta_package()) from error
     if is_local_master(context.master) and not _same_python(context.pythonExec):

@@ -21,7 +21,7 @@ from trident.spark.rows import Data
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Json = Union[None, bool, int, float, str, list, dict]
+Json = Union[None, bool, int, float, str, list[Any], dict[str, Any]]
 
 
 class SpoutKind(enum.Enum):
@@ -212,7 +212,7 @@ class CommitterTridentSpout(TridentSpout, Protocol):
     Its emitter has ``commit`` too (see :class:`Commits`). It counts as opaque.
     """
 
-    kind = SpoutKind.OPAQUE
+    kind: SpoutKind = SpoutKind.OPAQUE
 
 
 @runtime_checkable

@@ -146,11 +146,11 @@ class Prefetched:
         self._rows: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 
-    def put(self, start: dict, end: dict, rows: list[Any]) -> None:
+    def put(self, start: dict[str, Any], end: dict[str, Any], rows: list[Any]) -> None:
         with self._lock:
             self._rows[_key(start, end)] = rows
 
-    def take(self, start: dict, end: dict) -> list[Any] | None:
+    def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any] | None:
         with self._lock:
             return self._rows.pop(_key(start, end), None)
 
@@ -168,9 +168,9 @@ class DataSourceCoordinator:
         self._lock = threading.RLock()
         self._reader = spout.new_reader()
         self._limits = ReadLimits(spout, self._reader, in_flight)
-        self._initial: dict | None = None
-        self._ends: dict[int, dict] = {}
-        self._seen: tuple[dict, dict] | None = None  # (start, end) of the last look
+        self._initial: dict[str, Any] | None = None
+        self._ends: dict[int, dict[str, Any]] = {}
+        self._seen: tuple[dict[str, Any], dict[str, Any]] | None = None  # (start, end) of the last look
         self._planned_at: dict[int, float] = {}
         self._next_look = 0.0
         self._look_again = False
@@ -198,12 +198,12 @@ class DataSourceCoordinator:
                 log.debug("the source failed while it was looked at: %s", error)
                 return True
 
-    def _first(self) -> dict:
+    def _first(self) -> dict[str, Any]:
         if self._initial is None:
             self._initial = self._spout.offset(self._spout.call(self._reader.initialOffset), "initialOffset")
         return self._initial
 
-    def _look(self, start: dict) -> dict:
+    def _look(self, start: dict[str, Any]) -> dict[str, Any]:
         """The offset up to which there is data after start, asked at most every poll_interval_secs."""
         if self._seen is not None and self._seen[0] == start:
             # What was found stays: a simple reader has given the rows with it.
@@ -215,14 +215,14 @@ class DataSourceCoordinator:
         self._next_look = time.monotonic() + self._spout.poll_interval_secs
         return end
 
-    def _latest(self, start: dict) -> dict:
+    def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
         latest = self._reader.latestOffset
         found = (
             self._spout.call(latest, start, self._limits.current()) if self._limits.taken else self._spout.call(latest)
         )
         return self._spout.offset(found, "latestOffset")
 
-    def _read(self, start: dict) -> dict:
+    def _read(self, start: dict[str, Any]) -> dict[str, Any]:
         """A simple reader says where a batch ends by reading it."""
 
         def read() -> tuple[list[Any], Any]:
@@ -265,11 +265,11 @@ class DataSourceCoordinator:
                 return self._remember(txid, (start, end))
             return metadata
 
-    def _plan(self, txid: int, start: dict) -> dict[str, dict]:
+    def _plan(self, txid: int, start: dict[str, Any]) -> dict[str, dict[str, Any]]:
         self._planned_at[txid] = time.monotonic()
         return self._remember(txid, (start, self._look(start)))
 
-    def _remember(self, txid: int, offsets: tuple[dict, dict]) -> dict[str, dict]:
+    def _remember(self, txid: int, offsets: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, dict[str, Any]]:
         self._ends[txid] = offsets[1]
         for known in [known for known in self._ends if known < txid - 100]:
             del self._ends[known]
@@ -352,11 +352,11 @@ def _stop(reader: Any) -> None:
         log.warning("stop of a data source's reader raised: %s", error)
 
 
-def _key(start: dict, end: dict) -> str:
+def _key(start: dict[str, Any], end: dict[str, Any]) -> str:
     return json.dumps([start, end], sort_keys=True)
 
 
-def _range(metadata: Json) -> tuple[dict, dict]:
+def _range(metadata: Json) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(metadata, dict) and isinstance(metadata.get("start"), dict) and isinstance(metadata.get("end"), dict):
         return metadata["start"], metadata["end"]
     raise SourceError(

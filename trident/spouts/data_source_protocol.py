@@ -39,12 +39,12 @@ class ReadLimits:
             raise TopologyError(
                 f"the data source {spout.name!r} takes no read limit", found=repr(spout.read_limit), expected="none"
             )
-        self._limit = None
+        self._limit: Any = None
         if self.taken:
             self._limit = spout.read_limit or spout.call(reader.getDefaultReadLimit)
         self._field = None
         if type(self._limit).__name__ in ("ReadMaxRows", "ReadMaxFiles", "ReadMaxBytes"):
-            self._field = dataclasses.fields(self._limit)[0].name  # type: ignore[arg-type]
+            self._field = dataclasses.fields(self._limit)[0].name
             self._most = max(1, int(getattr(self._limit, self._field)))
             self._adaptive = AdaptiveBatchSize(1, self._most, in_flight)
             self._in_flight = in_flight
@@ -55,7 +55,7 @@ class ReadLimits:
             return self._limit
         # How much waits is not known: as if it were plenty.
         size = self._adaptive.next_size(self._most * self._in_flight)
-        return dataclasses.replace(self._limit, **{self._field: size})  # type: ignore[type-var]
+        return dataclasses.replace(self._limit, **{self._field: size})
 
     def halve(self) -> bool:
         """False when it cannot be made smaller."""

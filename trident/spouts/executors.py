@@ -19,7 +19,7 @@ import copy
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from trident.coordinators.errors import SourceError
@@ -62,7 +62,7 @@ class Known:
     parent: TransactionAttempt | None = None
     previous: Json = None
     current: Json = None
-    committed: Mapping[str, Json] = None  # type: ignore[assignment]
+    committed: Mapping[str, Json] = field(default_factory=dict)
     shrink: bool = False
     timeout_secs: float | None = None
 
@@ -415,7 +415,7 @@ class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
     def initialize(self, known: Known) -> Json:
         with self._lock:
             in_flight = self._of_attempt.get(known.parent) if known.parent else None
-        last = dict(known.committed or {}) if in_flight is None else in_flight
+        last = dict(known.committed) if in_flight is None else in_flight
         partitions = self._ordered_partitions()
         requests = [Request(partition, OPAQUE, last.get(partition)) for partition in partitions]
         emission = self._emission.run(known.attempt, requests, known.timeout_secs)

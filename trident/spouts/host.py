@@ -48,7 +48,8 @@ class TridentSpoutHost:
         Raises:
             SourceError: a coordinator gave something that is not JSON.
         """
-        pinned, unpinned = {}, {}
+        pinned: dict[str, Json] = {}
+        unpinned: dict[str, Json] = {}
         txid = beginning.attempt.txid
         for tx_id, executor in self.executors.items():
             of_stream = beginning.pins.get(tx_id, {})

@@ -42,7 +42,7 @@ class Message:
     """
 
     message_id: Any
-    rows: tuple[tuple, ...]
+    rows: tuple[tuple[Any, ...], ...]
     stream: str = DEFAULT_STREAM
 
 
@@ -94,7 +94,7 @@ class SpoutCollector:
     def __len__(self) -> int:
         return len(self._emitted)
 
-    def _tuple(self, values: Any, stream: str) -> tuple:
+    def _tuple(self, values: Any, stream: str) -> tuple[Any, ...]:
         width = self._width.get(stream)
         if width is None:
             raise SourceError(
@@ -198,4 +198,4 @@ def is_rich_spout(spout: Any) -> bool:
     )
 
 
-Rows = Sequence[Union[tuple, Any]]
+Rows = Sequence[Union[tuple[Any, ...], Any]]

@@ -46,7 +46,7 @@ class Tuple:
 
     def __init__(
         self,
-        values: tuple,
+        values: tuple[Any, ...],
         fields: tuple[str, ...],
         source: str,
         stream: str = DEFAULT_STREAM,
@@ -289,7 +289,7 @@ class OutputCollector:
                 action="wait for threads of your own in cleanup()",
             )
 
-    def _row(self, values: Any, stream: str) -> tuple:
+    def _row(self, values: Any, stream: str) -> tuple[Any, ...]:
         output = self._outputs.get(stream)
         if output is None:
             raise TopologyError(
@@ -398,7 +398,7 @@ class BasicBolt:
         """See :meth:`RichBolt.cleanup`; nothing can be emitted here, since there is no input to anchor to."""
 
 
-def pickled(values: tuple) -> bytes:
+def pickled(values: tuple[Any, ...]) -> bytes:
     """The values of a tuple, also where a class of theirs lives in a script that workers cannot import."""
     if all(type(value) in _PLAIN for value in values):
         return pickle.dumps(values, 5)

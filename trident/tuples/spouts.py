@@ -121,7 +121,7 @@ class SpoutTask:
                 copies.append((level, slot, pickle.dumps((output.origin, payload, ids), 5)))
         return copies
 
-    def _pickled(self, row: tuple) -> bytes:
+    def _pickled(self, row: tuple[Any, ...]) -> bytes:
         try:
             return pickled(row)
         except Exception as error:  # pickling runs the object's own code: anything can come

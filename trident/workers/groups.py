@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.states.core.plain_values import frozen
+from trident.states.core.plain_values import Row, frozen
 from trident.workers.chain import Frame, Meter, call_rows, not_one_row, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.values import Values
@@ -21,7 +21,7 @@ from trident.workers.values import Values
 _GROUPS_PER_BATCH = 50_000
 _NOTHING: Any = object()
 
-Fold = Callable[[Any, tuple], Any]
+Fold = Callable[[Any, Row], Any]
 
 
 class Folds:
@@ -36,7 +36,7 @@ class Folds:
             return self._aggregator.zero()
         return self._aggregator.init(self._batch_id) if self._mode == "aggregate" else self._aggregator.init()
 
-    def resumed(self, stored: tuple) -> Any:
+    def resumed(self, stored: Row) -> Any:
         """The value from which to go on where a state has one."""
         if self._mode == "aggregate":
             return self._aggregator.resume(self._batch_id, *stored)
@@ -56,7 +56,7 @@ class Folds:
             return lambda old, row: reduce_(begin() if old is _NOTHING else old, *row)
         start, aggregate = aggregator.init, aggregator.aggregate
 
-        def into(old: Any, row: tuple) -> Any:
+        def into(old: Any, row: Row) -> Any:
             state = start(batch_id) if old is _NOTHING else old
             new = aggregate(state, *row)
             return state if new is None else new
@@ -110,7 +110,7 @@ class Groups:
         folds = Folds(self.aggregator, self.mode, self.batch_id)
         fold = folds.fold()
         groups: dict[Any, Any] = {}
-        originals: dict[Any, tuple] = {}  # only for keys that had to be changed to be hashed
+        originals: dict[Any, Row] = {}  # only for keys that had to be changed to be hashed
         key_types: list[pa.DataType] = []
         for frame in frames:
             if frame.length:
@@ -126,7 +126,7 @@ class Groups:
                 fail(self.label, error, {})
         yield from self._results(groups, originals, key_types)
 
-    def _fold(self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]) -> None:
+    def _fold(self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, Row]) -> None:
         columns = [frame.values(name) for name in self.inputs]
         rows = zip(*columns) if columns else iter([()] * frame.length)
         get = groups.get
@@ -139,9 +139,7 @@ class Groups:
             row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
             fail(self.label, error, row_of)
 
-    def _go_on(
-        self, frame: Frame, folds: Folds, fold: Fold, groups: dict[Any, Any], originals: dict[Any, tuple]
-    ) -> None:
+    def _go_on(self, frame: Frame, folds: Folds, fold: Fold, groups: dict[Any, Any], originals: dict[Any, Row]) -> None:
         """As ``_fold``, from the value that the state has."""
         columns = [frame.values(name) for name in self.inputs]
         rows = zip(*columns) if columns else iter([()] * frame.length)
@@ -161,7 +159,7 @@ class Groups:
             row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
             fail(self.label, error, row_of)
 
-    def _group_keys(self, frame: Frame, originals: dict[Any, tuple]) -> Values:
+    def _group_keys(self, frame: Frame, originals: dict[Any, Row]) -> Values:
         """A hashable key per row, always a tuple."""
         if not self.keys:
             return [()] * frame.length
@@ -180,7 +178,7 @@ class Groups:
         return keys
 
     def _results(
-        self, groups: dict[Any, Any], originals: dict[Any, tuple], key_types: Sequence[pa.DataType]
+        self, groups: dict[Any, Any], originals: dict[Any, Row], key_types: Sequence[pa.DataType]
     ) -> Iterator[Frame]:
         meter = Meter()
         items = iter(groups.items())
@@ -199,7 +197,7 @@ class Groups:
                 self.mode == "aggregate",
             )
 
-            def row_at(group: int, keys: list[tuple] = keys) -> dict[str, Any]:
+            def row_at(group: int, keys: list[Row] = keys) -> dict[str, Any]:
                 return dict(zip(self.keys, keys[group]))
 
             arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)

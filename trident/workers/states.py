@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from trident.coordinators.errors import Halted
-from trident.states.core.plain_values import frozen
+from trident.states.core.plain_values import Row, frozen
 from trident.states.core.queries import TupleCollectionGet
 from trident.states.core.values import Semantics, dumps
 from trident.states.maps.map_states import BufferedMap
@@ -132,14 +132,14 @@ class _Lookup:
     def __init__(self, outputs: int) -> None:
         self._missing = None if outputs == 1 else (None,) * outputs
 
-    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> list[Any]:
+    def batch_retrieve(self, state: Any, args: Sequence[Row]) -> list[Any]:
         keys = [plain_key(key) for key in args]
         texts = [dumps(key) for key in keys]
         distinct = dict(zip(texts, keys))
         found = dict(zip(distinct, state.multi_get(list(distinct.values()))))
         return [found[text] for text in texts]
 
-    def execute(self, args: tuple, result: Any) -> Any:
+    def execute(self, args: Row, result: Any) -> Any:
         return self._missing if result is None else result
 
 
@@ -149,7 +149,7 @@ class _Everything:
     def __init__(self, outputs: int) -> None:
         self._outputs = outputs
 
-    def batch_retrieve(self, state: Any, args: Sequence[tuple]) -> list[Any]:
+    def batch_retrieve(self, state: Any, args: Sequence[Row]) -> list[Any]:
         if callable(getattr(state, "get_tuples", None)):
             rows = [tuple(row) for row in state.get_tuples()]
         else:
@@ -159,7 +159,7 @@ class _Everything:
             rows = [(*key, value) if one else (*key, *value) for key, value in found]
         return [rows if self._outputs > 1 else [row[0] for row in rows]] * len(args)
 
-    def execute(self, args: tuple, result: Any) -> Any:
+    def execute(self, args: Row, result: Any) -> Any:
         return result
 
 
@@ -210,11 +210,11 @@ class MapAsOf:
         elif map_.semantics is Semantics.TRANSACTIONAL and txid:
             map_.begin_commit(txid)
 
-    def keys(self) -> list[tuple]:
+    def keys(self) -> list[Row]:
         """Every key that the store has now; of one that a later transaction made ``multi_get`` gives None."""
         return self._map.keys()
 
-    def multi_get(self, keys: Sequence[tuple]) -> list[Any]:
+    def multi_get(self, keys: Sequence[Row]) -> list[Any]:
         """The values in the order of the keys, None where absent.
 
         Raises:
@@ -275,8 +275,8 @@ class UpdateMap:
         return replace(self, info=info)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        rows: dict[tuple, list[tuple]] = {}
-        names: dict[tuple, tuple] = {}
+        rows: dict[Row, list[Row]] = {}
+        names: dict[Row, Row] = {}
         key_types: list[pa.DataType] = []
         index = None
         for frame in frames:
@@ -287,7 +287,7 @@ class UpdateMap:
         if index is not None:
             yield from self._updated(rows, names, key_types, index)
 
-    def _gather(self, frame: Frame, rows: dict[tuple, list[tuple]], names: dict[tuple, tuple]) -> None:
+    def _gather(self, frame: Frame, rows: dict[Row, list[Row]], names: dict[Row, Row]) -> None:
         wanted = (*self.inputs, self.deleted) if self.deleted else self.inputs
         columns = [frame.values(name) for name in wanted]
         values = zip(*columns) if columns else iter([()] * frame.length)
@@ -302,7 +302,11 @@ class UpdateMap:
                 of_key.append(row)
 
     def _updated(
-        self, rows: dict[tuple, list[tuple]], names: dict[tuple, tuple], key_types: Sequence[pa.DataType], index: int
+        self,
+        rows: dict[Row, list[Row]],
+        names: dict[Row, Row],
+        key_types: Sequence[pa.DataType],
+        index: int,
     ) -> Iterator[Frame]:
         assert self.info is not None, "for_batch comes first"
         config = self.info.of_state(self.name)
@@ -321,7 +325,7 @@ class UpdateMap:
             fail(self.label, error, {})
         yield from self._frames(buffer.puts, shown, key_types, index)
 
-    def _updater(self, rows: list[tuple]) -> Callable[[Any], Any]:
+    def _updater(self, rows: list[Row]) -> Callable[[Any], Any]:
         """old → new, for the rows of one key."""
         if self.mode == "put":
             *value, gone = rows[-1]
@@ -343,7 +347,7 @@ class UpdateMap:
     def _completed(self, value: Any) -> Any:
         return one_row(self.aggregator.complete(value), self.many, len(self.outputs) > 1)
 
-    def _by_updater(self, state: Any, config: Mapping[str, Any], index: int, tuples: list[tuple]) -> list[Any]:
+    def _by_updater(self, state: Any, config: Mapping[str, Any], index: int, tuples: list[Row]) -> list[Any]:
         collector = Collector()
         call_updater(self.aggregator, state, tuples, collector, config, index, self.state.partitions)
         single = len(self.outputs) == 1
@@ -351,8 +355,8 @@ class UpdateMap:
 
     def _frames(
         self,
-        puts: Sequence[tuple[tuple, Any]],
-        shown: list[tuple[tuple, Any]],
+        puts: Sequence[tuple[Row, Any]],
+        shown: list[tuple[Row, Any]],
         key_types: Sequence[pa.DataType],
         index: int,
     ) -> Iterator[Frame]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trident.states.core.plain_values import Row
 from trident.workers.anchors import ANCHORS, children_of, make_anchors, mixed, read_anchors
 from trident.workers.chain import Frame, Meter, call_rows, output_arrays
 from trident.workers.failures import Label, UserCodeFailed, fail
@@ -161,7 +162,7 @@ class TrackedGroups(Groups):
         folds = Folds(self.aggregator, self.mode, self.batch_id)
         fold = folds.fold()
         groups: dict[Any, Any] = {}
-        originals: dict[Any, tuple] = {}
+        originals: dict[Any, Row] = {}
         anchors: dict[Any, dict[int, int]] = {}  # group → root → XOR of the ids of its rows
         key_types: list[pa.DataType] = []
         for frame in frames:
@@ -180,7 +181,7 @@ class TrackedGroups(Groups):
         frame: Frame,
         fold: Fold,
         groups: dict[Any, Any],
-        originals: dict[Any, tuple],
+        originals: dict[Any, Row],
         anchors: dict[Any, dict[int, int]],
     ) -> None:
         assert self.ledger is not None, "for_task comes first"
@@ -214,7 +215,7 @@ class TrackedGroups(Groups):
     def _complete(
         self,
         groups: dict[Any, Any],
-        originals: dict[Any, tuple],
+        originals: dict[Any, Row],
         anchors: dict[Any, dict[int, int]],
         key_types: Sequence[pa.DataType],
     ) -> Iterator[Frame]:
@@ -238,7 +239,7 @@ class TrackedGroups(Groups):
         self,
         keys: list[Any],
         groups: dict[Any, Any],
-        originals: dict[Any, tuple],
+        originals: dict[Any, Row],
         anchors: dict[Any, dict[int, int]],
         key_types: Sequence[pa.DataType],
     ) -> Frame:

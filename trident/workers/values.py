@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trident.states.core.plain_values import python_values as python_values
 
-Values = Union[list, tuple, Sequence[Any]]
+Values = Union[list[Any], tuple[Any, ...], Sequence[Any]]
 
 _NONE = type(None)
 _CUT = 120

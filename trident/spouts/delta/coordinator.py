@@ -79,7 +79,9 @@ class Range(NamedTuple):
     @classmethod
     def read(cls, metadata: Json) -> "Range":
         try:
-            values = {"rows": -1, **metadata}  # type: ignore[dict-item]
+            if not isinstance(metadata, dict):
+                raise TypeError
+            values = {"rows": -1, **metadata}
             return cls(**{**values, "begin": Place(*values["begin"]), "end": Place(*values["end"])})
         except (TypeError, KeyError):
             raise SourceError(

@@ -35,7 +35,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from trident.coordinators import faults
 from trident.coordinators.errors import PositionLost, SourceError
@@ -193,7 +193,7 @@ def _shown(pinned: Mapping[str, Any]) -> str:
     return f"{pinned['path']}, {pinned['size']} bytes, modified at {pinned['mtime_ns']} ns, digest {pinned['digest']}"
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

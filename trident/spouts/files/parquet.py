@@ -122,7 +122,8 @@ def read_rows(
 
 def _rows_of(file: Any, piece: Piece, names: Sequence[str]) -> Iterator["pyarrow.RecordBatch"]:
     source = pq.ParquetFile(file)
-    groups, first, before = [], 0, 0
+    groups: list[int] = []
+    first = before = 0
     for number in range(source.num_row_groups):
         rows = source.metadata.row_group(number).num_rows
         if before + rows > piece.begin and before < piece.end:

@@ -380,7 +380,8 @@ class _Skipped(Exception):
 
 def _check_known(ledger: FileLedger, metadata: Json) -> None:
     """Makes sure that the ledger has the files that a batch refers to, and has them as they were then."""
-    ledger.check(_last_file(read_position(metadata, "to")), metadata.get("file"))
+    last = _last_file(read_position(metadata, "to"))
+    ledger.check(last, metadata.get("file") if isinstance(metadata, dict) else None)
 
 
 def _last_file(position: Position) -> int:

@@ -107,10 +107,10 @@ class RedisListSpout(RichSpout):
         Raises:
             ConfigError: none was given and there is no topology to take it from.
         """
-        context = getattr(self, "context", None)
+        context: Any = getattr(self, "context", None)
         if self._consumer is None and context is None:
             raise ConfigError("a RedisListSpout has no consumer name", action="give it one: consumer='…'")
-        return self._consumer or f"{context.topology}/{context.tx_id}"  # type: ignore[union-attr]
+        return self._consumer or f"{context.topology}/{context.tx_id}"
 
     @property
     def bound_to_one_host(self) -> "str | bool":

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.stored_json import read_stored
@@ -155,7 +155,7 @@ class LocalStorage:
     def _delete_folder(self, path: str) -> None:
         problems: list[OSError] = []
 
-        def left(_call: object, where: str, error: tuple) -> None:
+        def left(_call: object, where: str, error: tuple[Any, ...]) -> None:
             if not isinstance(error[1], FileNotFoundError):  # another process deletes as well
                 problems.append(error[1] if error[1].filename else OSError(error[1].errno, error[1].strerror, where))
 

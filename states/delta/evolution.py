@@ -76,7 +76,7 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
     )
 
 
-def _missing(path: str, there: list[dict], wanted: list[dict]) -> list[dict]:
+def _missing(path: str, there: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     known = {field["name"]: field for field in there}
     folded = {name.lower() for name in known}
     missing = []

@@ -131,13 +131,13 @@ def read_commit(path: str, version: int) -> Commit:
         ) from error
 
 
-def _commit(version: int, actions: list[dict]) -> Commit:
-    info: dict = {}
+def _commit(version: int, actions: list[dict[str, Any]]) -> Commit:
+    info: dict[str, Any] = {}
     control: dict[str, object] = {}
     txns: dict[str, int] = {}
     added: list[LiveFile] = []
     removes: list[str] = []
-    metadata: dict | None = None
+    metadata: dict[str, Any] | None = None
     kinds: set[str] = set()
     data_change = deletion_vectors = False
     for action in actions:

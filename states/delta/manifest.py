@@ -132,7 +132,7 @@ class Manifest:
             value = parse_stored(data)
             if value["schema"] != _SCHEMA:
                 raise TableError("the manifest is of another schema", found=value["schema"], expected=_SCHEMA)
-            named = [value[key] for key in ("topology", "group", "incarnation")]
+            topology, group, incarnation = named = [value[key] for key in ("topology", "group", "incarnation")]
             attempts = [TransactionAttempt(*one) for one in (value["attempt"], value["parent"] or (1, 0))]
             spouts = value["spouts"]
             objects = all(isinstance(one, dict) for one in spouts.values())
@@ -141,7 +141,8 @@ class Manifest:
             if not all(type(number) is int for attempt in attempts for number in attempt):
                 raise TypeError("attempts are whole numbers")
             tables = tuple(ManifestTable.from_json(table) for table in value["tables"])
-            return cls(*named, attempts[0], attempts[1] if value["parent"] else None, tables, spouts)
+            parent = attempts[1] if value["parent"] else None
+            return cls(topology, group, incarnation, attempts[0], parent, tables, spouts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TableError(
                 f"the manifest cannot be read: {error!r}", found=shown(data), expected=f"a manifest of schema {_SCHEMA}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trident.states.core.binding import DELETED_COLUMN, StateBinding
 
@@ -91,7 +91,7 @@ def _schema(rows: "StructType", extra: str | None = None) -> str:
     return json.dumps({"type": "struct", "fields": fields})
 
 
-def _asnullable_type(column: dict) -> dict:
+def _asnullable_type(column: dict[str, Any]) -> dict[str, Any]:
     return {**column, "type": nullable_type(column["type"]), "nullable": True, "metadata": {}}
 
 

@@ -351,15 +351,7 @@ class Compactor:
             if floor is None:
                 return None
             try:
-                with faults.fault_point(DROP):
-                    self._settle_plain()
-                    dropped = self._engine.drop_files(
-                        log_snapshot,
-                        lambda file, floor=floor: greatest_txid(file) <= floor,
-                        {DOMAIN: replace(control, floor=floor).encode()},
-                        self._engine_info,
-                    )
-                return None if dropped is None else floor
+                return floor if self._dropped(log_snapshot, control, floor) else None
             except (CommitConflict, CommitOutcomeUnknown) as error:
                 # A transaction was published meanwhile, or the answer was lost: both are seen in the table.
                 log.debug("dropping from %s met %s; reading again", self.log, error)
@@ -367,6 +359,18 @@ class Compactor:
         raise CommitConflict(
             f"the log {self.log} was busy", found=f"{_DROP_TRIES} conflicts in a row", action="it is tried again later"
         )
+
+    def _dropped(self, log_snapshot: TableSnapshot, control: ControlRecord, floor: int) -> bool:
+        """Drops the files whose rows are all at or below the floor; False when there are none."""
+        with faults.fault_point(DROP):
+            self._settle_plain()
+            after = self._engine.drop_files(
+                log_snapshot,
+                lambda file: greatest_txid(file) <= floor,
+                {DOMAIN: replace(control, floor=floor).encode()},
+                self._engine_info,
+            )
+        return after is not None
 
     def _settle_plain(self) -> None:
         """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""

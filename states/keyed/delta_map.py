@@ -45,7 +45,7 @@ class DeltaMapState:
         _require(self, "snapshot_retention_txids", int, 0)
 
 
-def _require(state: DeltaMapState, setting: str, kind: type | tuple[type, ...], least: int) -> None:
+def _require(state: DeltaMapState, setting: str, kind: type[int] | tuple[type[int], type[float]], least: int) -> None:
     value = getattr(state, setting)
     # Written so that NaN fails too.
     if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:

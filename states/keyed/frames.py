@@ -61,7 +61,7 @@ class RequestFrames:
         self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
 
     def stored(
-        self, binding: StateBinding, keys: "DataFrame | None", txid: int, entries: Mapping[tuple, Any] | None
+        self, binding: StateBinding, keys: "DataFrame | None", txid: int, entries: Mapping[tuple[Any, ...], Any] | None
     ) -> "DataFrame":
         """Keys and values of the state as of txid, of the keys asked at least.
 
@@ -77,7 +77,7 @@ class RequestFrames:
         pins = self._pins.setdefault(binding.name, StatePins())
         return base_of(self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)
 
-    def _of_memory(self, binding: StateBinding, entries: Mapping[tuple, Any]) -> "DataFrame":
+    def _of_memory(self, binding: StateBinding, entries: Mapping[tuple[Any, ...], Any]) -> "DataFrame":
         """A frame of the entries; the last one is kept, since a map that has not changed gives the same."""
         known, frame = self._memory.get(binding.name, (None, None))
         if frame is None or known is not entries:
@@ -103,8 +103,8 @@ def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None,
         raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
     if binding.kind == "memory":
         return _memory_frame(spark, binding)
-    backing = getattr(binding.state, "backing", None)
-    if not callable(getattr(backing, "items", None)) or hasattr(binding.aggregator, "update_state"):
+    items = getattr(getattr(binding.state, "backing", None), "items", None)
+    if not callable(items) or hasattr(binding.aggregator, "update_state"):
         raise TopologyError(
             f"state {binding.name} cannot be shown",
             found=repr(binding.state),
@@ -112,7 +112,7 @@ def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None,
             action="ask the store itself",
         )
     semantics = binding.state.semantics
-    rows = [(key, visible(semantics, stored, incarnation)) for key, stored in backing.items()]
+    rows = [(key, visible(semantics, stored, incarnation)) for key, stored in items()]
     several = len(binding.value_fields) > 1
     # None: the key was removed, and the row is kept for a replay.
     present = [(*key, *(value if several else (value,))) for key, value in rows if value is not None]

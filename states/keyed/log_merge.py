@@ -316,13 +316,13 @@ def _fold_of(
     def fold(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
-        current: tuple | None = None
-        same: tuple | None = None  # the current key, as it is compared
-        value: tuple = ()
+        current: tuple[Any, ...] | None = None
+        same: tuple[Any, ...] | None = None  # the current key, as it is compared
+        value: tuple[Any, ...] = ()
         schema = None
         for batch in batches:
             schema = pa.schema([batch.schema.field(name) for name in names])
-            done: list[tuple] = []
+            done: list[tuple[Any, ...]] = []
             key_columns = [python_values(batch.column(name)) for name in keys]
             value_columns = [python_values(batch.column(name)) for name in values]
             row_keys = zip(*key_columns) if keys else iter([()] * batch.num_rows)
@@ -357,7 +357,9 @@ def _doubled(state_name: str, key: object) -> TableError:
     )
 
 
-def _batch(rows: list[tuple], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]) -> "pa.RecordBatch":
+def _batch(
+    rows: list[tuple[Any, ...]], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]
+) -> "pa.RecordBatch":
     import pyarrow as pa
 
     columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}

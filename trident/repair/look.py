@@ -337,7 +337,9 @@ def _is_there(root: Path, file: StagedFile) -> bool:
 
 
 def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
-    info = next((a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {})
+    info: dict[str, Any] = next(
+        (a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {}
+    )
     known = [file.num_records for file in commit.added]
     rows = f"{sum(count or 0 for count in known)} rows in {len(known)} files added, {len(commit.removes)} files removed"
     user = info.get("userName") or info.get("userId")

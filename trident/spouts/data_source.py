@@ -316,14 +316,14 @@ class DataSourceEmitter:
             return Emitted([], partitions=1)
         return self._simple(start, end) if self._spout.simple else self._partitioned(start, end)
 
-    def _simple(self, start: dict, end: dict) -> Emitted:
+    def _simple(self, start: dict[str, Any], end: dict[str, Any]) -> Emitted:
         rows = self._prefetched.take(start, end)
         with self._lock:
             make = (lambda: self._reader.readBetweenOffsets(start, end)) if rows is None else (lambda: rows)
             batches = list(arrow_batches(make, self._spout.output_schema, self._what))
         return Emitted(pa.Table.from_batches(batches) if batches else [], partitions=1)
 
-    def _partitioned(self, start: dict, end: dict) -> Emitted:
+    def _partitioned(self, start: dict[str, Any], end: dict[str, Any]) -> Emitted:
         with self._lock:
             partitions = list(self._spout.call(self._reader.partitions, start, end))
         wrong = [one for one in partitions if not isinstance(one, InputPartition)]

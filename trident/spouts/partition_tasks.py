@@ -138,7 +138,7 @@ def to_batches(rows: Any, schema: Any) -> Iterator[pa.RecordBatch]:
         yield from _converted(pending, schema, target)
 
 
-def _converted(rows: list[tuple], schema: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _converted(rows: list[tuple[Any, ...]], schema: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Knows every type of Spark, nested ones too.
     yield from _cast(LocalDataToArrowConversion.convert(rows, schema, False), target)
 

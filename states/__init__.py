@@ -1,1 +1,11 @@
 """States: what a batch is committed to, and how: staging, manifests, Delta tables, keyed state, snapshots."""
+
+from trident.states.core.kinds import register
+from trident.states.delta.append import APPEND
+from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
+from trident.states.keyed.delta_map import KEYED
+from trident.states.maps.memory_map import MEMORY
+from trident.states.maps.own_kinds import MAP, USER
+
+# Whoever loads anything of states knows every kind that a stored file may name. Recognised in this order.
+register(APPEND, KEYED, MEMORY, MAP, USER, DEAD_LETTERS, MESSAGES)

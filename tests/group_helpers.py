@@ -14,11 +14,11 @@ from trident.coordinators.records import GroupRecord, Marker
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import StateBinding
 from trident.states.core.staged import StagedFile
-from trident.states.delta.append import DeltaAppend
+from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, staged_file
-from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.states.publishing.committer import DeltaCommitter
 
 ROWS = StructType().add("word", "string").add("n", "long")
@@ -26,12 +26,12 @@ COUNTS = StructType().add("word", "string").add("count", "long")
 
 
 def append_binding(name: str = "rows", **state: object) -> StateBinding:
-    return StateBinding(DeltaAppend(name, **state), "append", (), ROWS, ("word", "n"))  # type: ignore[arg-type]
+    return StateBinding(DeltaAppend(name, **state), APPEND, (), ROWS, ("word", "n"))  # type: ignore[arg-type]
 
 
 def map_binding(name: str = "counts") -> StateBinding:
     count = SimpleNamespace(native_name="count")
-    return StateBinding(DeltaMapState(name), "keyed", ("word",), COUNTS, ("count",), count)
+    return StateBinding(DeltaMapState(name), KEYED, ("word",), COUNTS, ("count",), count)
 
 
 class Group:

@@ -23,11 +23,10 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.staged import StagedFile
-from trident.states.delta.append import DeltaAppend
+from trident.states.delta.append import APPEND, DeltaAppend
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.parquet_files import FileTarget, write_partition
-from trident.states.delta.tables import plain_table, published_table
-from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.delta_map import KEYED, DeltaMapState
 
 COUNT_SCHEMA = "word string, count bigint"
 
@@ -68,14 +67,14 @@ def keyed(
     struct = StructType.fromDDL(schema)
     values = tuple(field.name for field in struct.fields if field.name not in keys)
     return StateBinding(
-        DeltaMapState(name, **settings), "keyed", tuple(keys), struct, values, aggregator or Native("count"), merging
+        DeltaMapState(name, **settings), KEYED, tuple(keys), struct, values, aggregator or Native("count"), merging
     )
 
 
 def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:
     """The binding of an append table."""
     struct = StructType.fromDDL(schema)
-    return StateBinding(DeltaAppend(name, partition_columns), "append", (), struct, tuple(struct.fieldNames()))
+    return StateBinding(DeltaAppend(name, partition_columns), APPEND, (), struct, tuple(struct.fieldNames()))
 
 
 class Group:
@@ -110,17 +109,16 @@ class Group:
         control = ControlRecord(
             self.topology, self.group, self.incarnation, starts_at - 1, -1, "", 1, starts_at, starts_at - 1
         )
-        for spec in (published_table(binding), plain_table(binding)):
-            if spec is not None:
-                made = self.engine.create_table(
-                    str(self.warehouse / spec.path),
-                    spec.schema_json,
-                    spec.partition_columns,
-                    spec.properties,
-                    {DOMAIN: control.encode()},
-                    f"trident/{self.incarnation}",
-                )
-                self.snapshots.setdefault(name, made)
+        for spec in binding.tables:
+            made = self.engine.create_table(
+                str(self.warehouse / spec.path),
+                spec.schema_json,
+                spec.partition_columns,
+                spec.properties,
+                {DOMAIN: control.encode()},
+                f"trident/{self.incarnation}",
+            )
+            self.snapshots.setdefault(name, made)
         self.bindings[name], self.rows[name] = binding, []
         descriptor = StateDescriptor.of(binding, self.topology, self.group, self.incarnation, starts_at)
         descriptor.save(self.warehouse)
@@ -153,7 +151,7 @@ class Group:
     def write(self, name: str, txid: int, rows: Sequence[tuple]) -> list[StagedFile]:
         """Stages rows in one file, none for no rows."""
         binding = self.bindings[name]
-        spec = published_table(binding)
+        spec = binding.published_table
         assert spec is not None
         schema = to_arrow_schema(binding.log_schema, timezone="UTC")
         columns = list(zip(*rows)) if rows else [[] for _ in schema]

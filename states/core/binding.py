@@ -1,19 +1,158 @@
-"""What a topology writes to one state: the rows, their keys and how they combine."""
+"""What a topology writes to one state; and the base class of the kinds of states that there are."""
 
 from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.staged import StagedFile
+from trident.states.core.tables import DELETED_COLUMN, TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-
 COMBINE = "combine"
 LAST = "last"
-DELETED_COLUMN = "_deleted"
+
+
+class StateKind(ABC):
+    """What staging, publishing, looking up, reading and cleaning up need to know of one kind of state.
+
+    There is one object of each kind, registered under its name (trident.states.core.kinds). A new kind
+    overrides what differs from a state whose decided rows are given to ``publish``, behind the tables.
+
+    Attributes:
+        name: in manifests and descriptors. It never changes.
+        example: how a user writes such a state; "" for one that only the framework makes.
+        has_table: publishing commits its rows to a Delta table of the warehouse, ``published_table``.
+        is_described: a descriptor tells readers and commands of its tables.
+        has_log: that table is a log, which a compactor merges into ``plain_table``.
+        only_with_rows: it takes part only in transactions that have rows for it.
+        in_process: its values are in this process's memory, and gone with it.
+        appends: its rows are kept as they are. Else updates change values.
+        values_by_key: it holds one value per key, of known fields.
+        users_code: code of the user's on the executors keeps the values, so that Spark neither reads nor combines them.
+        updated_when_published: its updates are made after the decision; else new values are known before it.
+        why_no_new_values: completes "has no stream of new values: found …"; None when it has one.
+        guarantee_rows: the lines that it has in the table of guarantees.
+    """
+
+    name: ClassVar[str]
+    example: ClassVar[str] = ""
+    has_table: ClassVar[bool] = False
+    is_described: ClassVar[bool] = False
+    has_log: ClassVar[bool] = False
+    only_with_rows: ClassVar[bool] = False
+    in_process: ClassVar[bool] = False
+    appends: ClassVar[bool] = False
+    values_by_key: ClassVar[bool] = False
+    users_code: ClassVar[bool] = False
+    updated_when_published: ClassVar[bool] = False
+    why_no_new_values: ClassVar[str | None] = None
+    guarantee_rows: ClassVar[tuple[GuaranteeRow, ...]] = ()
+
+    def __repr__(self) -> str:
+        return f"the state kind {self.name}"
+
+    @property
+    def survives_elsewhere(self) -> bool:
+        """Whether its values are neither in the warehouse nor gone with the process: they cannot be seen from here."""
+        return not (self.has_table or self.in_process)
+
+    @property
+    def updated_before_decision(self) -> bool:
+        """Whether code of the user's finds the new values, in the transaction's turn."""
+        return self.users_code and not self.updated_when_published
+
+    # --- in a topology
+
+    @abstractmethod
+    def holds(self, state: object) -> bool:
+        """Whether a user's object is a state of this kind."""
+
+    def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        """Raises FieldError or TopologyError when the state cannot take rows of these fields."""
+        return
+
+    def check_has_keys(self, state: Any, what: str) -> None:
+        """Raises TopologyError when the operation ``what`` cannot aggregate into the state."""
+        return
+
+    def guarantee_row(self, state: Any) -> GuaranteeRow:
+        """The line of the table of guarantees that a state is on."""
+        return self.guarantee_rows[0]
+
+    # --- its tables
+
+    def published_table(self, binding: StateBinding) -> TableSpec | None:
+        """The table that publishing commits to."""
+        return None
+
+    def plain_table(self, binding: StateBinding) -> TableSpec | None:
+        """The table with one row per key, beside a log."""
+        return None
+
+    def published_path(self, name: str) -> str:
+        """Where the table is that publishing commits to, relative to the warehouse."""
+        return name
+
+    def may_grow(self, binding: StateBinding) -> bool:
+        """Whether old rows may have nulls in new columns: rows and whole values may, parts of an aggregate not."""
+        return False
+
+    # --- without a table
+
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
+        """Gives the state its part of a decided batch; called again when it is not known whether it was done."""
+        raise NotImplementedError(f"{self!r} is published by a commit to its table")
+
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[tuple]:
+        """The rows that the state holds, each the keys and then the values.
+
+        Raises:
+            TopologyError: the state cannot be listed.
+        """
+        raise NotImplementedError(f"{self!r} is read from its table")
+
+    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[tuple, Any] | None:
+        """Of a state in this process: key → (txid, value) as of one transaction; None when that is no longer kept."""
+        raise NotImplementedError(f"{self!r} has no values in this process")
+
+
+class UserCode(Protocol):
+    """Runs code of the user's on rows that were decided, on the executors."""
+
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None: ...
+
+
+@dataclass(frozen=True)
+class DecidedRows:
+    """The part of a decided batch that one state without a table is given.
+
+    Attributes:
+        attempt: that was decided.
+        incarnation: of the topology.
+        root: the folder of the files.
+        files: the staged rows.
+        details: what the manifest says besides: "keys", "values", "merging".
+        first: whether this process decided it, so that no other can have published it.
+        user_code: runs code of the user's on them.
+    """
+
+    attempt: TransactionAttempt
+    incarnation: str
+    root: Path
+    files: Sequence[StagedFile]
+    details: Mapping[str, Any]
+    first: bool
+    user_code: UserCode
 
 
 @dataclass(frozen=True)
@@ -22,7 +161,7 @@ class StateBinding:
 
     Attributes:
         state: the user's setting object (DeltaAppend, DeltaMapState, MemoryMapState).
-        kind: "append", "keyed" or "memory".
+        state_kind: what it is; ``kind`` is the name that stored files have for it.
         keys: the grouping fields; empty for a global aggregate or an append.
         schema: of the rows to be staged: for append the rows themselves, else
             the keys followed by the partial value fields.
@@ -34,7 +173,7 @@ class StateBinding:
     """
 
     state: Any
-    kind: str
+    state_kind: StateKind
     keys: tuple[str, ...]
     schema: "StructType"
     value_fields: tuple[str, ...]
@@ -44,6 +183,20 @@ class StateBinding:
     @property
     def name(self) -> str:
         return self.state.name
+
+    @property
+    def kind(self) -> str:
+        return self.state_kind.name
+
+    @property
+    def published_table(self) -> TableSpec | None:
+        """The table that publishing commits to; None for a state without one."""
+        return self.state_kind.published_table(self)
+
+    @property
+    def tables(self) -> list[TableSpec]:
+        """All of its tables: the one that publishing commits to, then the plain one."""
+        return [spec for spec in (self.published_table, self.state_kind.plain_table(self)) if spec is not None]
 
     @property
     def aggregator_name(self) -> str | None:
@@ -66,7 +219,7 @@ class StateBinding:
     def identity(self) -> dict[str, Any]:
         """What may not change between runs (docs/semantics.md 10); JSON."""
         how = self.aggregator_name or "append"
-        if self.kind not in ("append", "keyed"):
+        if not self.state_kind.is_described:
             # What is kept, and where: another kind of state would begin empty, or meet rows that it cannot read.
             semantics = getattr(self.state, "semantics", None)
             how = f"{self.kind}{f'/{semantics.value}' if semantics is not None else ''} {how}"

@@ -18,7 +18,8 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 from trident.states.core import storage
-from trident.states.core.binding import COMBINE, LAST
+from trident.states.core.binding import COMBINE, LAST, StateKind
+from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 DESCRIBE = faults.register("descriptor.write", "writing the file that tells readers of a state")
 SCHEMA = 1
-KINDS = ("append", "keyed")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StateDescriptor:
 
     Attributes:
         name: the state's name.
-        kind: "append" or "keyed".
+        kind: the stored name of its kind; ``state_kind`` is the kind itself.
         topology: who writes it.
         group: the batch group that writes it; its states are read as of one transaction.
         incarnation: of the topology; a control record with another one is not this state's.
@@ -68,8 +68,9 @@ class StateDescriptor:
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
-        if self.kind not in KINDS:
-            raise TableError(f"state {self.name} cannot be described", found=self.kind, expected=f"one of {KINDS}")
+        described = tuple(kind.name for kind in all_kinds() if kind.is_described)
+        if self.kind not in described:
+            raise TableError(f"state {self.name} cannot be described", found=self.kind, expected=f"one of {described}")
         if self.merging not in (COMBINE, LAST):
             raise TableError(
                 f"state {self.name} cannot be described", found=self.merging, expected=f"{COMBINE} or {LAST}"
@@ -97,6 +98,10 @@ class StateDescriptor:
         )
 
     @property
+    def state_kind(self) -> StateKind:
+        return stored_kind(self.kind, self.name)
+
+    @property
     def schema(self) -> "StructType":
         """Keys and values, as readers get them."""
         from pyspark.sql.types import StructType
@@ -111,7 +116,7 @@ class StateDescriptor:
     @property
     def published_path(self) -> str:
         """The table that takes the transactions' commits, relative to the warehouse: a keyed state's log."""
-        return f"{self.name}__log" if self.kind == "keyed" else self.name
+        return self.state_kind.published_path(self.name)
 
     @property
     def plain_path(self) -> str:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError, described
+from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_flag, check_name
+from trident.states.core.tables import PROPERTIES, TableSpec, table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -44,3 +51,49 @@ class DeltaAppend:
             )
         check_flag(self.adopt, f"adopt of state {self.name}")
         object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))
+
+
+class RowsKind(StateKind):
+    """Tables to which each transaction appends its rows as they are."""
+
+    has_table = True
+    appends = True
+
+    def holds(self, state: object) -> bool:
+        return False
+
+    def published_table(self, binding: StateBinding) -> TableSpec:
+        return TableSpec(binding.name, table_schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES)
+
+
+class AppendKind(RowsKind):
+    """The kind of DeltaAppend."""
+
+    name = "append"
+    example = "DeltaAppend(name)"
+    is_described = True
+    why_no_new_values = "rows that are appended"
+    guarantee_rows = (GuaranteeRow("APPEND", "DeltaAppend"),)
+
+    def holds(self, state: object) -> bool:
+        return isinstance(state, DeltaAppend)
+
+    def may_grow(self, binding: StateBinding) -> bool:
+        return True
+
+    def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        from trident.states.delta import columns  # pyspark takes long to import
+
+        columns.check_columns(state.name, schema)
+        columns.check_partition_columns(state.name, tuple(state.partition_columns), schema)
+
+    def check_has_keys(self, state: Any, what: str) -> None:
+        raise TopologyError(
+            f"{what} needs a state with one value per key",
+            found=repr(state),
+            expected="DeltaMapState(name)",
+            action="use partition_persist to append rows",
+        )
+
+
+APPEND = AppendKind()

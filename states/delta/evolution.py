@@ -15,9 +15,9 @@ from typing import Any
 
 from trident.coordinators.errors import CommitConflict, SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.tables import HIDDEN_COLUMNS, nullable_type
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from trident.states.delta.tables import HIDDEN_COLUMNS, nullable_type
 
 log = logging.getLogger(__name__)
 

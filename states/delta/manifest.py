@@ -23,6 +23,8 @@ from trident.coordinators.records import Decision
 from trident.coordinators.stored_json import Unreadable, parse_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
+from trident.states.core.binding import StateKind
+from trident.states.core.kinds import stored_kind
 from trident.states.core.names import STREAMS_FOLDER, check_inside
 from trident.states.core.staged import StagedFile
 
@@ -39,7 +41,7 @@ class ManifestTable:
 
     Attributes:
         state: the state's name.
-        kind: of the state: see trident/operations/state_kinds.py.
+        kind: the stored name of the state's kind; ``state_kind`` is the kind itself.
         path: the folder, relative to the warehouse.
         table_id: Delta's id of the table; "" where there is none.
         schema_hash: of the table's schema when the rows were staged.
@@ -54,6 +56,10 @@ class ManifestTable:
     schema_hash: str
     files: tuple[StagedFile, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def state_kind(self) -> StateKind:
+        return stored_kind(self.kind, self.state)
 
     @property
     def rows(self) -> int:
@@ -77,6 +83,7 @@ class ManifestTable:
         texts = [value[key] for key in ("state", "kind", "table_id", "schema_hash")]
         if not all(isinstance(one, str) for one in texts) or not isinstance(value["details"], dict):
             raise TypeError("state, kind, table_id and schema_hash are texts, details an object")
+        stored_kind(value["kind"], value["state"])
         return cls(
             value["state"],
             value["kind"],
@@ -147,6 +154,11 @@ class Manifest:
             raise TableError(
                 f"the manifest cannot be read: {error!r}", found=shown(data), expected=f"a manifest of schema {_SCHEMA}"
             ) from error
+
+
+def outlives_process(manifest: Manifest) -> bool:
+    """Whether the batch has a state that is there when the process has ended. A memory map contradicts nothing."""
+    return any(not table.state_kind.in_process for table in manifest.tables)
 
 
 class ManifestStore:

@@ -22,15 +22,14 @@ from py4j.protocol import Py4JJavaError
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
 from trident.states.core import storage
-from trident.states.core.binding import DELETED_COLUMN
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_properties import local_properties
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from trident.states.delta.kernel_errors import java_causes
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.table_lock import table_lock
-from trident.states.delta.tables import TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.torn_entries import settle_log_entries
 from trident.states.keyed.compaction import (
     LogView,

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError
+from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
+from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -52,3 +60,39 @@ def _require(state: DeltaMapState, setting: str, kind: type[int] | tuple[type[in
         raise ConfigError(
             f"{setting} of state {state.name} is impossible", found=repr(value), expected=f"a number, at least {least}"
         )
+
+
+class KeyedKind(StateKind):
+    """The kind of DeltaMapState: decided rows are committed to a log, which a compactor merges into the plain table."""
+
+    name = "keyed"
+    example = "DeltaMapState(name)"
+    has_table = True
+    is_described = True
+    has_log = True
+    values_by_key = True
+    guarantee_rows = (GuaranteeRow("KEYED", "DeltaMapState"),)
+
+    def holds(self, state: object) -> bool:
+        return isinstance(state, DeltaMapState)
+
+    def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        from trident.states.delta.columns import check_columns  # pyspark takes long to import
+
+        check_columns(state.name, schema)
+
+    def published_table(self, binding: StateBinding) -> TableSpec:
+        schema = table_schema(binding.log_schema, TXID_COLUMN)
+        return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN)
+
+    def plain_table(self, binding: StateBinding) -> TableSpec:
+        return TableSpec(binding.name, table_schema(binding.schema, UPTO_COLUMN), (), PROPERTIES)
+
+    def published_path(self, name: str) -> str:
+        return f"{name}__log"
+
+    def may_grow(self, binding: StateBinding) -> bool:
+        return binding.aggregator_name == "upsert"
+
+
+KEYED = KeyedKind()

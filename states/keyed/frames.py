@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import TableError, TopologyError
+from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding
-from trident.states.core.values import visible
 from trident.states.keyed.lookups import StatePins, base_of
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ class StoredFrames:
 
     def __call__(self, binding: StateBinding, keys: "DataFrame | None", txid: int) -> "DataFrame":
         """Keys and values of the state as of txid, of the keys asked at least."""
-        if binding.kind == "memory":
-            return _memory_frame(self._spark, binding)
+        if not binding.state_kind.has_table:
+            return self._spark.createDataFrame(binding.state_kind.rows_now(binding, ""), binding.schema)
         return base_of(
             self._spark,
             self._engine,
@@ -87,11 +86,6 @@ class RequestFrames:
         return frame
 
 
-def _memory_frame(spark: "SparkSession", binding: StateBinding) -> "DataFrame":
-    rows = [key + value for key, value in binding.state.values().items()]
-    return spark.createDataFrame(rows, binding.schema)
-
-
 def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str) -> "DataFrame":
     """What a state that is not a Delta table holds now.
 
@@ -101,19 +95,4 @@ def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None,
     """
     if txid is not None:
         raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
-    if binding.kind == "memory":
-        return _memory_frame(spark, binding)
-    items = getattr(getattr(binding.state, "backing", None), "items", None)
-    if not callable(items) or hasattr(binding.aggregator, "update_state"):
-        raise TopologyError(
-            f"state {binding.name} cannot be shown",
-            found=repr(binding.state),
-            expected="a map whose backing map has items(), under persistent_aggregate or Upsert",
-            action="ask the store itself",
-        )
-    semantics = binding.state.semantics
-    rows = [(key, visible(semantics, stored, incarnation)) for key, stored in items()]
-    several = len(binding.value_fields) > 1
-    # None: the key was removed, and the row is kept for a replay.
-    present = [(*key, *(value if several else (value,))) for key, value in rows if value is not None]
-    return spark.createDataFrame(present, binding.schema)
+    return spark.createDataFrame(binding.state_kind.rows_now(binding, incarnation), binding.schema)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError, TableError
-from trident.states.core.binding import DELETED_COLUMN, LAST, aggregator_name
+from trident.states.core.binding import LAST, aggregator_name
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.native import NATIVE, NativeMerge
 from trident.states.core.plain_values import frozen, python_values
-from trident.states.delta.tables import TXID_COLUMN
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -150,7 +150,7 @@ def base_of(
         ConfigError: a Python combiner is needed and was not given.
     """
     root, state = Path(warehouse), reading.load_state(warehouse, name)
-    if state.kind != "keyed":
+    if not state.state_kind.has_log:
         raise TableError(
             f"state {name} has no values to look up", found=f"a state of kind {state.kind!r}", expected="a keyed state"
         )

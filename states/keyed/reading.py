@@ -203,7 +203,7 @@ def _look(engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]) -
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
     # Plain tables before any log: what is merged is published everywhere by the time a log is looked at.
-    plains = {state.name: _try_load(engine, root / state.plain_path) for state in states if state.kind == "keyed"}
+    plains = {state.name: _try_load(engine, root / state.plain_path) for state in states if state.state_kind.has_log}
     controls: list[int] = []
     detached: list[int] = []
     pinned = {}
@@ -226,7 +226,7 @@ def _look(engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]) -
 def _pinned(
     state: StateDescriptor, published: TableSnapshot, control: ControlRecord, plain: TableSnapshot | None
 ) -> _Pinned:
-    if state.kind == "append":
+    if not state.state_kind.has_log:
         return _Pinned(state, published, control)
     if plain is None:
         return _Pinned(state, published, control, None, control.starts_at - 1)

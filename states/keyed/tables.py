@@ -9,10 +9,10 @@ from dataclasses import replace
 from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
-from trident.states.delta.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
 
 
 def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:

@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import ConfigError
-from trident.states.core.binding import DELETED_COLUMN
+from trident.coordinators import faults
+from trident.coordinators.errors import ConfigError, TopologyError
+from trident.states.core.binding import LAST, DecidedRows, StateBinding, StateKind
+from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
 from trident.states.core.plain_values import Row, frozen, python_values
+from trident.states.core.tables import DELETED_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+PUBLISH = faults.register("publish.memory", "updating a memory map with a decided batch")
 
 
 @dataclass(frozen=True)
@@ -165,3 +173,51 @@ def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Itera
     for at, deleted in enumerate(gone):
         key = frozen(tuple(columns[name][at] for name in keys))
         yield key, None if deleted else tuple(columns[name][at] for name in values)
+
+
+class MemoryKind(StateKind):
+    """The kind of MemoryMapState: one value per key in this process's memory, gone with it."""
+
+    name = "memory"
+    example = "MemoryMapState(name)"
+    in_process = True
+    values_by_key = True
+    guarantee_rows = (GuaranteeRow("MEMORY", "MemoryMapState, as long as its process lives"),)
+
+    def holds(self, state: object) -> bool:
+        return isinstance(state, MemoryMapState)
+
+    def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
+        from pyspark.sql.types import AnsiIntervalType, AtomicType, VariantType  # pyspark takes long to import
+
+        types = {name: schema[name].dataType for name in keys}
+        plain = [one for one, of in types.items() if isinstance(of, AtomicType)]
+        nested = [
+            one for one, of in types.items() if one not in plain or isinstance(of, (AnsiIntervalType, VariantType))
+        ]
+        if nested:
+            raise TopologyError(
+                f"field {nested[0]!r} cannot be a key of a MemoryMapState",
+                found=schema[nested[0]].dataType.simpleString(),
+                expected="a type without parts",
+                action="use DeltaMapState, or a key made of its parts",
+            )
+
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
+        keys, values = rows.details["keys"], rows.details["values"]
+        read = [row for file in rows.files for row in staged_rows(rows.root / file.path, keys, values)]
+        with faults.fault_point(PUBLISH):
+            if rows.details["merging"] == LAST:
+                memory_map(binding.name).put(rows.attempt.txid, read, rows.incarnation)
+            else:
+                combine = binding.aggregator.combine
+                memory_map(binding.name).update(rows.attempt.txid, read, combine, rows.incarnation)
+
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[tuple]:
+        return [key + value for key, value in binding.state.values().items()]
+
+    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[tuple, Any] | None:
+        return memory_map(binding.name).as_of(txid, incarnation)
+
+
+MEMORY = MemoryKind()

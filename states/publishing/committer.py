@@ -28,11 +28,12 @@ from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
-from trident.states.core.binding import LAST, StateBinding
+from trident.states.core.binding import DecidedRows, StateBinding
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.core.names import other_owner
 from trident.states.core.staged import StagedFile
+from trident.states.core.tables import TableSpec
 from trident.states.delta import halts as contradictions
 from trident.states.delta import history as delta_log
 from trident.states.delta.evolution import add_columns, columns_only_added
@@ -46,23 +47,18 @@ from trident.states.delta.kernel import (
 from trident.states.delta.log_entries import entry_signature, has_log
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.delta.staging import StagingTarget, drop_attempts_up_to, verify_staged
-from trident.states.delta.tables import TableSpec, plain_table, published_table
 from trident.states.delta.torn_entries import settle_log_entries
 from trident.states.keyed.plain_watch import PlainWatch, check_commits
-from trident.states.maps.memory_map import memory_map, staged_rows
-from trident.states.publishing.dead_letters import BESIDE, same_name, tables_beside
+from trident.states.publishing.dead_letters import kind_beside, same_name, tables_beside
 from trident.states.publishing.user_publish import UserStatePublisher
 
 log = logging.getLogger("trident.committer")
 PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
 CLEAN = faults.register("clean.staged", "removing staged rows that nobody needs any more")
-MEMORY = faults.register("publish.memory", "updating a memory map with a decided batch")
 _COMMIT_TRIES = 20
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
 _LED_SECS = 1.0
-# States that publishing makes no Delta commit for.
-_WITHOUT_TABLE = ("memory", "map", "user")
 
 
 @dataclass
@@ -131,13 +127,13 @@ class DeltaCommitter:
             self._last_published = record.last_published.attempt
         loaded = self._check_all_there(record)
         for binding in self._bindings.values():
-            spec = published_table(binding)
+            spec = binding.published_table
             if spec is not None:
                 self._open_table(binding, spec, record, loaded.get(self._warehouse / spec.path))
 
     def _check_all_there(self, record: GroupRecord) -> dict[Path, TableSnapshot]:
         """Every table that ZooKeeper has a mark of must be there, before any is made anew in its place."""
-        own = [spec.path for binding in self._bindings.values() for spec in _tables_of(binding)]
+        own = [spec.path for binding in self._bindings.values() for spec in binding.tables]
         missing: list[Path] = []
         loaded: dict[Path, TableSnapshot] = {}
         for path in [*(self._warehouse / each for each in own), *self._detached_paths(record)]:
@@ -166,7 +162,7 @@ class DeltaCommitter:
             if descriptor.name in self._bindings or not storage.exists(path):
                 continue
             paths.append(path)
-            if descriptor.kind == "keyed" and storage.exists(self._warehouse / descriptor.plain_path):
+            if descriptor.state_kind.has_log and storage.exists(self._warehouse / descriptor.plain_path):
                 paths.append(self._warehouse / descriptor.plain_path)
             if descriptor.ends_at is None:
                 # From now on readers of the group must not wait for this table.
@@ -216,16 +212,15 @@ class DeltaCommitter:
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
         version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)
         self._check_foreign(binding.name, path, snapshot.version if version is None else version, snapshot)
-        if _may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
+        if binding.state_kind.may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
             snapshot = self._add_columns(binding, spec, path)
         self._check_schema(path, snapshot, spec)
-        if binding.kind in ("append", "keyed"):
+        if binding.state_kind.is_described:
             StateDescriptor.of(binding, self._topology, self._group, self._incarnation, control.starts_at).save(
                 self._warehouse
             )
-        if binding.kind == "keyed":
-            plain = plain_table(binding)
-            assert plain is not None
+        plain = binding.state_kind.plain_table(binding)
+        if plain is not None:
             descriptor = load_descriptor(self._warehouse, binding.name)
             found = self._plains.open(descriptor, record.tables, path, control.starts_at)
             self._check_schema(self._warehouse / plain.path, found, plain)
@@ -235,7 +230,7 @@ class DeltaCommitter:
 
         The plain table first: a compactor merges the columns that both tables have.
         """
-        plain = plain_table(binding)
+        plain = binding.state_kind.plain_table(binding)
         if plain is not None and has_log(self._warehouse / plain.path):
             add_columns(self._engine, str(self._warehouse / plain.path), plain.schema_json)
         snapshot = add_columns(self._engine, str(path), spec.schema_json)
@@ -256,7 +251,7 @@ class DeltaCommitter:
 
     def _check_owner(self, path: Path, control: ControlRecord) -> None:
         owner, own = (control.topology, control.group), (self._topology, self._group)
-        if owner[0] != own[0] and path.name.endswith(("__dead_letters", "__messages")):
+        if owner[0] != own[0] and kind_beside(path):
             raise same_name(path, self._topology, control.topology)
         if owner != own:
             raise other_owner(path, owner, own, control.txid)
@@ -290,7 +285,7 @@ class DeltaCommitter:
         """Where an attempt's rows are staged."""
         targets = []
         for binding in self._bindings.values():
-            spec = published_table(binding)
+            spec = binding.published_table
             if spec is None:
                 targets.append(StagingTarget(binding.name, self._own_root(binding.name)))
             else:
@@ -326,7 +321,7 @@ class DeltaCommitter:
         tables = tuple(
             self._part(binding, staged[binding.name], record)
             for binding in self._bindings.values()
-            if binding.kind not in BESIDE or staged[binding.name]
+            if staged[binding.name] or not binding.state_kind.only_with_rows
         )
         rows = {table.state: table.rows for table in tables}
         wants_commit = any(spout.get("commit_data") is not None for spout in processed.spouts.values())
@@ -337,7 +332,7 @@ class DeltaCommitter:
         return PreparedBatch(self._manifests.write(manifest), rows)
 
     def _part(self, binding: StateBinding, files: list[StagedFile], record: GroupRecord) -> ManifestTable:
-        spec = published_table(binding)
+        spec = binding.published_table
         if spec is None:
             path = self._own_root(binding.name).relative_to(self._warehouse).as_posix()
             details = {"keys": list(binding.keys), "values": list(binding.value_fields), "merging": binding.merging}
@@ -379,17 +374,14 @@ class DeltaCommitter:
             raise
         self._verify_files(manifest, decision)
         marks = self._plains.marks()
-        own = [table for table in manifest.tables if table.kind in _WITHOUT_TABLE]
         for table in manifest.tables:
-            if table.kind not in _WITHOUT_TABLE:
+            if table.state_kind.has_table:
                 with faults.fault_point(PUBLISH):
                     marks[table.table_id] = self._publish_table(table, decision, record)
         # Behind the tables: a user's code is what may have to be tried most often.
-        for table in own:
-            if table.kind == "memory":
-                self._publish_memory(table, decision)
-            else:
-                self._publish_user(table, decision)
+        for table in manifest.tables:
+            if not table.state_kind.has_table:
+                self._publish_without_table(table, decision)
         self._last_published = decision.attempt
         self._published[decision.attempt] = manifest.tables
         return Published(marks, manifest.spouts)
@@ -408,7 +400,7 @@ class DeltaCommitter:
             raise contradictions.files_missing(self._topology, decision, problems)
 
     def _has_batch(self, table: ManifestTable, decision: Decision) -> bool:
-        if table.kind in _WITHOUT_TABLE:
+        if not table.state_kind.has_table:
             return False
         try:
             snapshot = self._engine.load(str(self._warehouse / table.path))
@@ -418,8 +410,10 @@ class DeltaCommitter:
         same = control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256))
         return same and snapshot.table_id == table.table_id
 
-    def _publish_user(self, table: ManifestTable, decision: Decision) -> None:
+    def _publish_without_table(self, table: ManifestTable, decision: Decision) -> None:
         binding = self._bindings.get(table.state)
+        if binding is None and table.state_kind.in_process:
+            return  # it is gone with its process; there is nothing to bring up to date
         if binding is None or binding.kind != table.kind:
             self._check_fence()
             raise Halted(
@@ -428,8 +422,16 @@ class DeltaCommitter:
                 expected=f"one with {table.state}, a state of kind {table.kind!r}",
                 action="start the topology as it was once; then the state can be taken out",
             )
-        first = decision.attempt in self._decided_here
-        self._users.publish(binding, table, self._warehouse / table.path, decision.attempt, first)
+        rows = DecidedRows(
+            decision.attempt,
+            self._incarnation,
+            self._warehouse / table.path,
+            table.files,
+            table.details,
+            decision.attempt in self._decided_here,
+            self._users,
+        )
+        binding.state_kind.publish(binding, rows)
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._warehouse / table.path
@@ -523,19 +525,6 @@ class DeltaCommitter:
                 action="bring the schema back, then start again",
             )
 
-    def _publish_memory(self, table: ManifestTable, decision: Decision) -> None:
-        binding = self._bindings.get(table.state)
-        if binding is None:
-            return  # a memory map is gone with its process; there is nothing to bring up to date
-        keys, values = table.details["keys"], table.details["values"]
-        root = self._warehouse / table.path
-        rows = [row for file in table.files for row in staged_rows(root / file.path, keys, values)]
-        with faults.fault_point(MEMORY):
-            if table.details["merging"] == LAST:
-                memory_map(table.state).put(decision.txid, rows, self._incarnation)
-            else:
-                memory_map(table.state).update(decision.txid, rows, binding.aggregator.combine, self._incarnation)
-
     def _remember(self, snapshot: TableSnapshot) -> None:
         path = Path(snapshot.path)
         self._open_tables[str(path)] = _Open(snapshot, snapshot.entry)
@@ -601,15 +590,6 @@ class DeltaCommitter:
         # What is older than the time that a straggler has was looked for once more just now.
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         self._look_again = time.monotonic() + 10 * (time.monotonic() - now)
-
-
-def _tables_of(binding: StateBinding) -> list[TableSpec]:
-    return [spec for spec in (published_table(binding), plain_table(binding)) if spec is not None]
-
-
-def _may_grow(binding: StateBinding) -> bool:
-    """Whether old rows may have nulls in new columns: rows and whole values may, parts of an aggregate not."""
-    return binding.kind == "append" or (binding.kind == "keyed" and binding.aggregator_name == "upsert")
 
 
 def _columns(schema_json: str) -> str:

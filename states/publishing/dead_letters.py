@@ -20,17 +20,13 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.staged import StagedFile
+from trident.states.delta.beside import BESIDE, DEAD_LETTERS, MESSAGES, BesideKind
 from trident.states.delta.log_entries import has_log, newest_version, read_commit
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-DEAD_LETTERS = "{topology}__{group}__dead_letters"
-MESSAGES = "{topology}__{stream}__messages"
-# Bindings of these kinds take part in a transaction only where there are rows for them.
-BESIDE = ("dead_letters", "messages")
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 _LETTERS = pa.schema(
@@ -67,17 +63,17 @@ def dead_letter_binding(topology: str, group: str) -> StateBinding:
     that was given up: ``message`` is its id as JSON, ``tuples`` what it was
     emitted as, ``attempts`` how often it was tried.
     """
-    return _binding(DEAD_LETTERS.format(topology=topology, group=group), "dead_letters", _LETTERS)
+    return _binding(DEAD_LETTERS, topology, group, _LETTERS)
 
 
 def message_binding(topology: str, stream: str) -> StateBinding:
     """The table of a stream's messages: which id ended how ("acked", "failed", "dead") in which transaction."""
-    return _binding(MESSAGES.format(topology=topology, stream=stream), "messages", _ENDS)
+    return _binding(MESSAGES, topology, stream, _ENDS)
 
 
-def _binding(name: str, kind: str, schema: pa.Schema) -> StateBinding:
+def _binding(kind: BesideKind, topology: str, part: str, schema: pa.Schema) -> StateBinding:
     # A topology that begins again goes on with its own dead letters.
-    state = SimpleNamespace(name=name, partition_columns=(), adopt=True)
+    state = SimpleNamespace(name=kind.table_name(topology, part), partition_columns=(), adopt=True)
     return StateBinding(state, kind, (), _spark_schema(schema), tuple(schema.names))
 
 
@@ -102,38 +98,39 @@ def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBi
         ForeignTable: a topology of this warehouse has a table under that name, naming both.
     """
     for binding in bindings:
-        owner = _owner(warehouse / binding.name) if binding.kind in BESIDE else None
+        owner = _owner(warehouse / binding.name) if binding.state_kind in BESIDE else None
         if owner is not None and owner[0] != topology:
             raise same_name(warehouse / binding.name, topology, owner[0])
 
 
 def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
     """Two topologies mean one table by what are different names for them."""
-    kind = path.name.rpartition("__")[2] if path.name.endswith("__messages") else "dead_letters"
-    mine, theirs = (repr(path.name[len(one) + 2 : -len(kind) - 2]) for one in (topology, owner))
-    of = "stream" if kind == "messages" else "batch group"
+    kind = kind_beside(path) or DEAD_LETTERS
+    mine, theirs = (repr(path.name[len(one) + 2 : -len(kind.name) - 2]) for one in (topology, owner))
+    of = kind.named_after
     return ForeignTable(
         f"topology {topology!r} with {of} {mine} and topology {owner!r} with {of} {theirs} mean the same table "
-        f"{path.name}: a table of {kind.replace('_', ' ')} is named after both",
+        f"{path.name}: a table of {kind.name.replace('_', ' ')} is named after both",
         found=f"a table of {owner!r} at {path}",
         expected="names that do not meet: without '__' they never do",
-        action=f"give this topology or its {'stream' if kind == 'messages' else 'streams'} another name, or another "
+        action=f"give this topology or its {'stream' if kind is MESSAGES else 'streams'} another name, or another "
         "warehouse",
     )
 
 
-def tables_beside(warehouse: Path, topology: str, kinds: Collection[str] = BESIDE) -> list[tuple[Path, str]]:
+def kind_beside(path: Path) -> BesideKind | None:
+    """The kind of a table beside the states, by its name; None for another table."""
+    return next((kind for kind in BESIDE if path.name.endswith(f"__{kind.name}")), None)
+
+
+def tables_beside(warehouse: Path, topology: str, kinds: Collection[BesideKind] = BESIDE) -> list[tuple[Path, str]]:
     """The folders of a topology's tables of these kinds, each with the batch group that writes it.
 
     Their names alone do not say whose they are: a topology's name may begin with another's.
     """
-    stems = {
-        "dead_letters": DEAD_LETTERS.format(topology=topology, group="*"),
-        "messages": MESSAGES.format(topology=topology, stream="*"),
-    }
     found = []
     for kind in kinds:
-        for path in sorted(warehouse.glob(stems[kind])):
+        for path in sorted(warehouse.glob(kind.table_name(topology, "*"))):
             owner = _owner(path)
             if owner is not None and owner[0] == topology:
                 found.append((path, owner[1]))
@@ -170,7 +167,7 @@ def stage_letters(
     """
     own = {"txid": attempt.txid, "attempt_id": attempt.attempt_id, "given_up_at": _now()}
     rows = pa.Table.from_pylist([{**letter, **own} for letter in letters], _LETTERS)
-    return _stage(root, incarnation, attempt, "dead_letters", rows)
+    return _stage(root, incarnation, attempt, DEAD_LETTERS.name, rows)
 
 
 def stage_ends(
@@ -190,7 +187,7 @@ def stage_ends(
         pa.repeat(pa.scalar(attempt.txid, pa.int64()), count),
         pa.repeat(pa.scalar(_now(), _INSTANT), count),
     ]
-    return _stage(root, incarnation, attempt, "messages", pa.table(columns, schema=_ENDS))
+    return _stage(root, incarnation, attempt, MESSAGES.name, pa.table(columns, schema=_ENDS))
 
 
 def _stage(root: Path, incarnation: str, attempt: TransactionAttempt, name: str, table: pa.Table) -> list[StagedFile]:

@@ -12,10 +12,7 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
 from trident.states.delta import halts as contradictions
 from trident.states.delta.kernel import KernelEngine, TableMissing
-from trident.states.delta.manifest import ManifestStore, groups_with_manifests
-
-# A memory map is gone with its process: it contradicts nobody.
-_FORGOTTEN = frozenset({"memory"})
+from trident.states.delta.manifest import ManifestStore, groups_with_manifests, outlives_process
 
 
 def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) -> None:
@@ -40,7 +37,7 @@ def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: 
         Halted: there are some: ZooKeeper has forgotten the group.
     """
     for decision, manifest in reversed(ManifestStore(warehouse, topology, group).found()):
-        if manifest.incarnation == incarnation and any(table.kind not in _FORGOTTEN for table in manifest.tables):
+        if manifest.incarnation == incarnation and outlives_process(manifest):
             raise contradictions.group_forgotten(topology, group, decision)
 
 
@@ -61,7 +58,7 @@ def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
             found.append(f"table {descriptor.published_path} has {said} (incarnation {control.incarnation})")
     for group in groups_with_manifests(warehouse, topology):
         for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
-            if any(table.kind not in _FORGOTTEN for table in manifest.tables) and not found:
+            if outlives_process(manifest) and not found:
                 said = contradictions.attempt_text(decision.txid, decision.attempt_id)
                 found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")
     return found

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TridentError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.core.binding import StateBinding
-from trident.states.delta.manifest import ManifestTable
+from trident.states.core.binding import DecidedRows, StateBinding
 from trident.states.publishing.user_tasks import PUBLISHED_SCHEMA, BatchInfo, PublishTask
 
 if TYPE_CHECKING:
@@ -47,32 +45,24 @@ class UserStatePublisher:
         self._config = {"topology": topology, "group": group, "spark_master": spark.sparkContext.master}
         self._tried: set[tuple[str, TransactionAttempt]] = set()
 
-    def publish(
-        self, binding: StateBinding, table: ManifestTable, root: Path, attempt: TransactionAttempt, first: bool
-    ) -> None:
+    def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         """One state's part of a decided batch.
-
-        Args:
-            binding: the state.
-            table: what the manifest says of it.
-            root: of its files.
-            attempt: that was decided.
-            first: whether this process decided it, so that no other can have published it.
 
         Raises:
             Deposed: another coordinator leads.
             Halted: the state has seen a newer coordinator, and there is none.
         """
-        tried = (binding.name, attempt)
-        again = not first or tried in self._tried
+        attempt, tried = rows.attempt, (binding.name, rows.attempt)
+        again = not rows.first or tried in self._tried
         self._tried = {other for other in self._tried if other[1].txid == attempt.txid} | {tried}
         if again and getattr(binding.state, "skip_replays", False):
             return
-        files = tuple(str(root / file.path) for file in table.files)
+        files = tuple(str(rows.root / file.path) for file in rows.files)
         if not files:
             return
         info = BatchInfo(attempt, self._incarnation, self._epoch, self._config)
-        aggregator = binding.aggregator if binding.kind == "user" else None
+        # New values that were found before the decision are put as they are.
+        aggregator = binding.aggregator if binding.state_kind.updated_when_published else None
         task = PublishTask(binding.state, aggregator, binding.keys, binding.value_fields, files, info)
         try:
             with faults.fault_point(PUBLISH_USER):
@@ -89,7 +79,7 @@ class UserStatePublisher:
                     f"`trident repair {self._config['topology']}` says what the tables of the group say",
                 ) from error
             raise
-        wanted = sum(file.num_records for file in table.files)
+        wanted = sum(file.num_records for file in rows.files)
         if done != wanted:
             raise TridentError(f"state {binding.name} was given {done} of {wanted} rows of transaction {attempt.txid}")
 

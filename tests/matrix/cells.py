@@ -20,7 +20,7 @@ from tests.matrix import sources
 from tests.matrix.sources import Source
 from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
-from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee, state_kind_of
+from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee
 from trident.running.query import TopologyQuery
 from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import kind_of
@@ -181,7 +181,8 @@ class Run:
         topology, found = self.topology()
         (source,) = topology.graph.sources.values()
         for name, sink in topology.graph.sinks.items():
-            wanted = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state)) is not Guarantee.EXACTLY_ONCE
+            row = sink.binding.state_kind.guarantee_row(sink.binding.state)
+            wanted = guarantee(kind_of(source.spout), row) is not Guarantee.EXACTLY_ONCE
             assert any(f"state {name!r}" in text for text in found) == wanted, (name, found)
 
     # --- running it -------------------------------------------------------------------------

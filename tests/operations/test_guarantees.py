@@ -25,9 +25,12 @@ from trident import (
     opaque,
     transactional,
 )
-from trident.operations.guarantees import Guarantee, StateKind, guarantee, state_kind_of, table
+from trident.operations.guarantees import Guarantee, guarantee, guarantee_rows, table
 from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import kind_of
+from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.kinds import kind_of_state
+from trident.states.keyed.delta_map import KEYED
 from trident.states.maps.backing_maps import MemoryBackingMap
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
@@ -78,7 +81,7 @@ def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
     topology, _ = cells.Run(cells.Cell(spout, (state,), cells.Fault.NONE), tmp_path, start=_never).topology()
     (source,) = topology.graph.sources.values()
     (sink,) = [sink for name, sink in topology.graph.sinks.items() if name != "audit"]
-    said = guarantee(kind_of(source.spout), state_kind_of(sink.binding.state))
+    said = guarantee(kind_of(source.spout), sink.binding.state_kind.guarantee_row(sink.binding.state))
     outcomes = {cells.expected(spout, state, fault) for fault in cells.Fault if cells.applies(spout, fault)}
     possible = {
         Guarantee.EXACTLY_ONCE: set(),
@@ -136,28 +139,28 @@ SPOUTS: dict[SpoutKind, Callable[[], Any]] = {
     SpoutKind.TRANSACTIONAL: lambda: FixedBatchSpout("word string", []),
     SpoutKind.OPAQUE: lambda: sources.CommittedSpout(sources.Source("")),
 }
-# Kind → the state, and what writes to it at a line of the user's, which it returns.
-STATES: dict[StateKind, tuple[Any, Callable[[Any, Any], int]]] = {
-    StateKind.USER: (OwnState(), _updated),
-    StateKind.NON_TRANSACTIONAL: (non_transactional("plain", MemoryBackingMap("m")), _counted),
-    StateKind.NON_TRANSACTIONAL_SKIPPING: (
+# Line of the table → the state, and what writes to it at a line of the user's, which it returns.
+STATES: dict[str, tuple[Any, Callable[[Any, Any], int]]] = {
+    "USER": (OwnState(), _updated),
+    "NON_TRANSACTIONAL": (non_transactional("plain", MemoryBackingMap("m")), _counted),
+    "NON_TRANSACTIONAL_SKIPPING": (
         non_transactional("skipping", MemoryBackingMap("m"), skip_replays=True),
         _counted,
     ),
-    StateKind.UNFENCED: (opaque("unfenced", UnfencedMap()), _counted),
-    StateKind.TRANSACTIONAL: (transactional("txid", MemoryBackingMap("m")), _counted),
-    StateKind.OPAQUE: (opaque("previous", MemoryBackingMap("m")), _updated),
-    StateKind.MEMORY: (MemoryMapState("memory"), _counted),
-    StateKind.KEYED: (DeltaMapState("keyed"), _counted),
-    StateKind.APPEND: (DeltaAppend("rows"), _appended),
+    "UNFENCED": (opaque("unfenced", UnfencedMap()), _counted),
+    "TRANSACTIONAL": (transactional("txid", MemoryBackingMap("m")), _counted),
+    "OPAQUE": (opaque("previous", MemoryBackingMap("m")), _updated),
+    "MEMORY": (MemoryMapState("memory"), _counted),
+    "KEYED": (DeltaMapState("keyed"), _counted),
+    "APPEND": (DeltaAppend("rows"), _appended),
 }
 
 
-@pytest.mark.parametrize("state", StateKind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("row", guarantee_rows(), ids=lambda row: row.name)
 @pytest.mark.parametrize("spout", SpoutKind, ids=lambda kind: kind.name)
-def test_building_a_pair_that_is_not_exactly_once_warns_at_the_users_line(spout: SpoutKind, state: StateKind) -> None:
-    said, (made, write) = guarantee(spout, state), STATES[state]
-    assert state_kind_of(made) is state
+def test_building_a_pair_that_is_not_exactly_once_warns_at_the_users_line(spout: SpoutKind, row: GuaranteeRow) -> None:
+    said, (made, write) = guarantee(spout, row), STATES[row.name]
+    assert kind_of_state(made).guarantee_row(made) is row
     stream = TridentTopology("t").new_stream("rows-in", SPOUTS[spout]())
     with warnings.catch_warnings(record=True) as caught:
         # One that is exactly once may not warn, of anything at all.
@@ -173,7 +176,8 @@ def test_building_a_pair_that_is_not_exactly_once_warns_at_the_users_line(spout:
         assert part in text, text
     # The pair that it names: this spout, or a better one, with DeltaMapState.
     better = SpoutKind.TRANSACTIONAL if spout is SpoutKind.NON_TRANSACTIONAL else spout
-    assert guarantee(better, StateKind.KEYED) is EXACT and "DeltaMapState" in text.split("; exactly once would be ")[1]
+    assert guarantee(better, KEYED.guarantee_rows[0]) is EXACT
+    assert "DeltaMapState" in text.split("; exactly once would be ")[1]
 
 
 def test_new_values_of_a_state_are_as_good_as_its_spout() -> None:

@@ -15,9 +15,11 @@ from tests.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count, Sum
+from trident.operations.persisting import TridentState
 from trident.planning.groups import plan
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.maps.backing_maps import StaticMap
 from trident.states.maps.memory_map import MemoryMapState
 from trident.streams.topology import TridentTopology
 from trident.workers.chain import CountRows
@@ -290,3 +292,20 @@ def test_counting_in_parts_loses_nothing_when_there_are_many_keys() -> None:
         for key in keys.to_pylist():
             expected[key] = expected.get(key, 0) + 1
     assert found == expected
+
+
+class LookUp:
+    def batch_retrieve(self, state: Any, inputs: list[tuple]) -> list[Any]:
+        return state.multi_get(inputs)
+
+    def execute(self, row: tuple, found: Any, collector: Any) -> None:
+        collector.emit([found])
+
+
+def test_the_new_values_of_a_state_can_be_looked_up_in_a_static_state() -> None:
+    topology = word_count()
+    names = topology.new_static_state(StaticMap({("a",): "A"}))
+    counts = TridentState(topology.graph, topology.graph.sinks["counts"])
+    named = counts.new_values_stream().state_query(names, "word", LookUp(), "name string")
+    named.partition_persist(DeltaAppend("named"))
+    assert "state_query(static, LookUp)" in text_of(topology)

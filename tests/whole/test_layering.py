@@ -59,6 +59,7 @@ REPAIR_MAY_USE = {
     "coordinators.positions",
     "coordinators.records",
     "states.core.control",
+    "states.core.kinds",
     "states.delta.manifest",
     "states.keyed.plain_watch",
     *(f"trident.repair.{name}" for name in REPAIR),

@@ -26,11 +26,12 @@ from trident.spark.session import make_session, spark_settings
 from trident.states.core.binding import StateBinding
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, list_descriptors
 from trident.states.core.names import check_name
+from trident.states.delta.beside import DEAD_LETTERS
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid
 from trident.states.publishing.committer import DeltaCommitter
-from trident.states.publishing.dead_letters import DEAD_LETTERS, dead_letter_binding, stage_letters
+from trident.states.publishing.dead_letters import dead_letter_binding, stage_letters
 
 __all__ = ["compact", "reset", "skip"]
 
@@ -65,7 +66,7 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     engine = KernelEngine(spark)
     lines = []
     for descriptor in descriptors:
-        if descriptor.kind != "keyed" or descriptor.ends_at is not None:
+        if not descriptor.state_kind.has_log or descriptor.ends_at is not None:
             continue
         txid = latest_txid(engine, warehouse, descriptor.name)
         compactor = Compactor(spark, engine, warehouse, descriptor)
@@ -171,7 +172,7 @@ def _skip(
         raise driver.error
     if not done.done.is_set():
         raise CoordinationError(f"the lease of {name} was lost; transaction {txid} was not skipped")
-    where = warehouse / DEAD_LETTERS.format(topology=name, group=group)
+    where = warehouse / DEAD_LETTERS.table_name(name, group)
     return (
         f"{name}: transaction {txid} is committed as empty; its metadata is in {where}. "
         "A spout that acknowledges in commit, such as a queue, was told nothing: its messages come again."
@@ -186,7 +187,7 @@ def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor)
     aggregator = SimpleNamespace(native_name=descriptor.aggregator) if descriptor.aggregator else None
     return StateBinding(
         state,
-        descriptor.kind,
+        descriptor.state_kind,
         descriptor.keys,
         descriptor.schema,
         descriptor.value_fields,

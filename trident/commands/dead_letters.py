@@ -17,8 +17,9 @@ from trident.messages.replays import ReplayRequests, request_replay
 from trident.running.own_zookeeper import own_zookeeper
 from trident.spark.session import make_session, spark_settings
 from trident.states.core.names import check_name
+from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
 from trident.states.delta.whole_files import require_whole_log
-from trident.states.publishing.dead_letters import MESSAGES, belongs_to, tables_beside
+from trident.states.publishing.dead_letters import belongs_to, tables_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +85,7 @@ def dead_letters(
     """
     config = as_config(config)
     warehouse = _warehouse(name, config)
-    paths = [path for path, _ in tables_beside(warehouse, name, ("dead_letters",))]
+    paths = [path for path, _ in tables_beside(warehouse, name, (DEAD_LETTERS,))]
     if not paths:
         return []
     spark = spark or make_session(f"trident dead-letters {name}", spark_settings(config))
@@ -191,7 +192,7 @@ def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[st
     """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for folder in (warehouse / "_trident" / name / "streams").glob("*"):
-        path = warehouse / MESSAGES.format(topology=name, stream=folder.name)
+        path = warehouse / MESSAGES.table_name(name, folder.name)
         # By its name alone it may be another topology's: see check_names_apart.
         if belongs_to(path, name):
             rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()

@@ -37,7 +37,6 @@ from trident.spark.rows import to_dataframe
 from trident.states.core.binding import StateBinding
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.frames import RequestFrames
-from trident.states.maps.memory_map import memory_map
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
 from trident.workers.reports import find_report
@@ -216,9 +215,9 @@ class DrpcRequests:
         while True:
             as_of = {group: self._advanced[group]() for group in plan.groups}
             memory = {
-                name: memory_map(name).as_of(as_of[group], self._incarnation)
+                name: binding.state_kind.entries_as_of(binding, as_of[group], self._incarnation)
                 for name, (binding, group) in plan.states.items()
-                if binding.kind == "memory"
+                if binding.state_kind.in_process
             }
             found = {name: entries for name, entries in memory.items() if entries is not None}
             if len(found) == len(memory):

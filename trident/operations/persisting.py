@@ -18,20 +18,13 @@ from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregation import AggregateNode, aggregator_name, read_aggregation
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.repartitioning import check_hint
-from trident.operations.state_kinds import (
-    check_append,
-    check_keyed,
-    check_memory_keys,
-    check_named,
-    check_reserved,
-    check_upsert,
-    state_kind,
-)
+from trident.operations.state_checks import check_fields, check_named, check_upsert
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
-from trident.states.core.binding import StateBinding
+from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.kinds import kind_of_state
 from trident.streams.other_names import STATE_NAMES, OtherNames
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import parse_outputs
@@ -93,10 +86,10 @@ class TridentState(OtherNames):
         from trident.streams.stream import Stream
 
         node = self._node
-        if node is None or node.binding.kind in ("append", "user"):
+        if node is None or node.binding.state_kind.why_no_new_values is not None:
             raise TopologyError(
                 f"state {self.name or self.source!r} has no stream of new values",
-                found="a static state" if node is None else _why_no_values(node),
+                found="a static state" if node is None else node.binding.state_kind.why_no_new_values,
                 expected="a persistent aggregate, an upsert, or an updater of opaque(…) or transactional(…)",
             )
         schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
@@ -118,12 +111,6 @@ class _UpdaterNode(PersistNode):
     new_values: StructType
 
 
-def _why_no_values(node: PersistNode) -> str:
-    if node.binding.kind == "append":
-        return "rows that are appended"
-    return "a state whose updates are made while it is published, after the decision"
-
-
 def _values_schema(node: PersistNode) -> StructType:
     return picked(node.schema, [name for name in node.schema.names if not name.startswith("_deleted")])
 
@@ -136,18 +123,20 @@ def partition_persist(
 ) -> TridentState:
     """See :meth:`trident.streams.stream.Stream.partition_persist`."""
     stream._graph.check_commits(stream._node, "partition_persist")
-    kind = state_kind(state)
+    kind = kind_of_state(state)
     names = stream.fields if inputs is None else field_names(inputs, "partition_persist")
     require_fields(names, stream.schema, "partition_persist")
     schema = picked(stream.schema, names)
     if isinstance(updater, Upsert):
-        check_upsert(state, schema, updater)
-        return _upsert(stream, state, schema, updater)
-    if kind == "append":
+        check_upsert(state, kind, schema, updater)
+        return _upsert(stream, state, kind, schema, updater)
+    if kind.appends:
         if updater is not None or outputs:
-            raise TopologyError("DeltaAppend takes no updater", found=repr(updater), expected="the rows as they are")
-        check_append(state, schema)
-        binding = StateBinding(state, "append", (), schema, names)
+            raise TopologyError(
+                f"{type(state).__name__} takes no updater", found=repr(updater), expected="the rows as they are"
+            )
+        kind.check_rows(state, schema, ())
+        binding = StateBinding(state, kind, (), schema, names)
         return _add(stream, binding, PersistNode, parents=(stream._node,))
     if updater is None:
         raise TopologyError(
@@ -163,7 +152,7 @@ def partition_persist(
 
 
 def _updater(
-    stream: "Stream", state: Any, kind: str, schema: StructType, updater: Any, outputs: Any, by: tuple[str, ...]
+    stream: "Stream", state: Any, kind: StateKind, schema: StructType, updater: Any, outputs: Any, by: tuple[str, ...]
 ) -> TridentState:
     if not callable(getattr(updater, "update_state", None)) or isinstance(updater, type):
         raise TopologyError(
@@ -171,7 +160,7 @@ def _updater(
             found=repr(updater),
             expected="Upsert(keys), or an object with update_state(state, tuples, collector)",
         )
-    if kind in ("keyed", "memory"):
+    if not kind.users_code:
         raise TopologyError(
             f"{type(state).__name__} is written by Spark, which calls no updater",
             found=repr(updater),
@@ -181,7 +170,7 @@ def _updater(
     check_named(state)
     check_serialisable(updater, "partition_persist")
     check_serialisable(state, "partition_persist")
-    if outputs and kind == "user":
+    if outputs and kind.updated_when_published:
         raise TopologyError(
             f"the updater of state {state.name} cannot emit",
             found=repr(outputs),
@@ -201,7 +190,7 @@ def _updater(
         binding,
         _UpdaterNode,
         parents=(stream._node,),
-        mode="update" if kind == "map" else None,
+        mode="update" if kind.updated_before_decision else None,
         new_values=_emitted(outputs),
     )
 
@@ -218,13 +207,11 @@ def _emitted(outputs: Any) -> StructType:
     return fields
 
 
-def _upsert(stream: "Stream", state: Any, schema: StructType, upsert: Upsert) -> TridentState:
+def _upsert(stream: "Stream", state: Any, kind: StateKind, schema: StructType, upsert: Upsert) -> TridentState:
     keys = tuple(upsert.keys)
     values = tuple(name for name in schema.names if name not in (*keys, upsert.delete_when))
     stored = picked(schema, (*keys, *values))
-    check_reserved(state, stored)
-    check_memory_keys(state, stored, keys)
-    kind = state_kind(state)
+    check_fields(state, kind, stored, keys)
     last = LastNode(
         parents=(stream._node,),
         schema=StructType([*stored.fields, _deleted_field()]),
@@ -241,7 +228,7 @@ def _upsert(stream: "Stream", state: Any, schema: StructType, upsert: Upsert) ->
         binding,
         PersistNode,
         parents=(last,),
-        mode="put" if kind == "map" else None,
+        mode="put" if kind.updated_before_decision else None,
         takes=tuple(last.schema.names),
     )
 
@@ -261,7 +248,8 @@ def persistent_aggregate(
     """See :meth:`trident.streams.stream.Stream.persistent_aggregate`."""
     what = "persistent_aggregate"
     stream._graph.check_commits(stream._node, what)
-    check_keyed(state, what)
+    kind = kind_of_state(state)
+    kind.check_has_keys(state, what)
     aggregation = read_aggregation(stream.schema, what, keys, inputs, aggregator, outputs, call_site())
     combines = aggregation.kind in ("native", "combiner")
     if aggregation.kind == "aggregator" and not callable(getattr(aggregator, "resume", None)):
@@ -272,12 +260,10 @@ def persistent_aggregate(
             action="add it; or write a combiner or a reducer",
         )
     schema = StructType([*picked(stream.schema, keys).fields, *aggregation.outputs])
-    check_reserved(state, schema)
-    check_memory_keys(state, schema, keys)
-    kind = state_kind(state)
+    check_fields(state, kind, schema, keys)
     values = tuple(field.name for field in aggregation.outputs)
     name = f"{state.name}, {aggregator_name(aggregator)}"
-    if kind in ("map", "user") and combines:
+    if kind.users_code and combines:
         # A map takes one value per key: the batch's own, which is found before the transaction's turn.
         of_batch = AggregateNode(
             parents=(stream._node,),
@@ -287,20 +273,19 @@ def persistent_aggregate(
             operation=f"aggregate({aggregator_name(aggregator)})",
         )
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
-        return _add(
-            stream, binding, PersistNode, parents=(of_batch,), mode="merge" if kind == "map" else None, label=name
-        )
+        mode = "merge" if kind.updated_before_decision else None
+        return _add(stream, binding, PersistNode, parents=(of_batch,), mode=mode, label=name)
     if combines:
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
         return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, label=name)
-    if kind == "user":
+    if kind.updated_when_published:
         raise TopologyError(
             f"state {state.name} cannot keep a {aggregation.kind}: it is updated while it is published",
             found=repr(aggregator),
             expected="a combiner, or a state with opaque(…) or transactional(…) values",
         )
     binding = StateBinding(
-        state, kind, keys, schema, values, aggregator, merging="last" if kind in ("keyed", "memory") else "combine"
+        state, kind, keys, schema, values, aggregator, merging="combine" if kind.users_code else "last"
     )
     mode = "reduce" if aggregation.kind == "reducer" else "aggregate"
     return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, mode=mode, label=name)

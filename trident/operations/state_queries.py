@@ -97,8 +97,8 @@ def _built_in(
     schema: StructType, state: "TridentState", inputs: tuple[str, ...], query: Any, outputs: Any
 ) -> list[tuple[str, DataType]]:
     binding = state.binding
-    if binding is None or binding.kind in ("append", "user"):
-        own = binding is None or binding.kind == "user"
+    if binding is None or not binding.state_kind.values_by_key:
+        own = binding is None or binding.state_kind.users_code
         if own and isinstance(query, TupleCollectionGet):
             _check_collection(state, inputs, query)
             return _typed(outputs, f"{query!r} of a state of your own")
@@ -112,7 +112,7 @@ def _built_in(
     _check_inputs(schema, binding, inputs, query)
     given = list(binding.keys) if isinstance(query, TupleCollectionGet) else []
     stored = [binding.schema[name] for name in (*given, *binding.value_fields)]
-    if isinstance(query, TupleCollectionGet) and binding.kind == "map":
+    if isinstance(query, TupleCollectionGet) and binding.state_kind.users_code:
         _check_collection(state, inputs, query)
     if len(outputs) != len(stored):
         raise OutputTypeError(
@@ -191,7 +191,7 @@ def _own(
                 expected="MapGet(), SnapshotGet(), TupleCollectionGet(), or an object with batch_retrieve and execute",
             )
     binding = state.binding
-    if binding is not None and binding.kind not in ("map", "user"):
+    if binding is not None and not binding.state_kind.users_code:
         raise TopologyError(
             f"state {binding.name} is read by Spark, which calls no query of yours",
             found=repr(query),

@@ -15,7 +15,8 @@ from pyspark.sql.types import IntegerType, LongType, StructField
 
 from trident.operations.window_spec import Unit, WindowSpec
 from trident.planning.lowering import Fields, OwnOp
-from trident.states.core.binding import DELETED_COLUMN, StateBinding
+from trident.states.core.binding import StateBinding
+from trident.states.core.tables import DELETED_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.guarantees import warn_if_not_exactly_once
-from trident.operations.state_kinds import check_reserved
+from trident.operations.state_checks import check_fields
 from trident.operations.state_writes import PersistNode
 from trident.operations.window_ops import FIRED, LATE, TaggedOp
 from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
@@ -233,7 +233,7 @@ def window(
         length, slide, name: the user's.
         clock: of processing time; microseconds since 1970.
     """
-    from trident.states.keyed.delta_map import DeltaMapState
+    from trident.states.keyed.delta_map import KEYED, DeltaMapState
 
     watermark = watermark_of(stream._node) if isinstance(slide, str) else None
     spec = read_spec(what, length, slide, None if watermark is None else (watermark.field, watermark.delay))
@@ -246,10 +246,10 @@ def window(
                 expected=f"a name other than {', '.join((WINDOW, *_OF_STATE))}",
                 action="give the field another name",
             )
-    check_reserved(state, stream.schema)
+    check_fields(state, KEYED, stream.schema, ())
     long = LongType()
     schema = StructType([*(StructField(field, long, True) for field in _OF_STATE), *stream.schema.fields])
-    binding = StateBinding(state, "keyed", (SEQ,), schema, tuple(schema.names[1:]), spec, merging=LAST)
+    binding = StateBinding(state, KEYED, (SEQ,), schema, tuple(schema.names[1:]), spec, merging=LAST)
     node = WindowNode(
         parents=(stream._node,),
         schema=schema,

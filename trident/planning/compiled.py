@@ -162,7 +162,7 @@ class CompiledGroup:
             frames[target] = frame
             used = True
         if isinstance(target, PersistNode):
-            if target.binding.kind == "map":
+            if target.binding.state_kind.updated_before_decision:
                 frame = _map_updates(frame)
             elif target.mode == "window":
                 frame = of_state(frame, target.binding)

@@ -59,7 +59,7 @@ class TopologyGraph:
             TopologyError: another node writes to that state, or it is below a DRPC stream.
         """
         binding, other = sink.binding, self.sinks.get(sink.binding.name)
-        if other is not None and other.binding.kind != binding.kind:
+        if other is not None and other.binding.state_kind is not binding.state_kind:
             raise TopologyError(
                 f"state {binding.name!r} is used as two kinds",
                 found=f"{other.binding.state!r} at {other.location} and {binding.state!r} at {sink.location}",

@@ -101,7 +101,7 @@ def late_sink_fields(node: PersistNode) -> Fields:
     """What a late state's segment leaves: its log rows, or a map's updates with the stream of new values."""
     if isinstance(node, WindowNode):
         return window_fields(node.binding)
-    if node.binding.kind != "map":
+    if not node.binding.state_kind.updated_before_decision:
         return tuple(node.binding.log_schema.fields)
     if node.mode == "update":
         return (*node.new_values.fields, *MAP_FIELDS)
@@ -141,7 +141,7 @@ class _LateMaker(_Maker):
         elif isinstance(node, WindowNode):
             lower_window(self, node)
         elif isinstance(node, PersistNode) and node.mode is not None:
-            if node.binding.kind == "map":
+            if node.binding.state_kind.updated_before_decision:
                 self._update_map(node)
             else:
                 self._go_on_from_stored(node)
@@ -160,13 +160,13 @@ class _LateMaker(_Maker):
         # A field that a project dropped may be made again, so it must be gone.
         read = (live - set(node.outputs)) | set(node.inputs)
         self._narrow(tuple(field for field in self._physical if field.name in read) or self._physical[:1])
-        if binding.kind not in ("keyed", "memory"):
-            if binding.kind in ("map", "user"):
-                # The row goes where its key is, so that one partition of the state answers.
-                self.into_partitions(node.inputs, getattr(binding.state, "partitions", 1))
-                self.query_own(node, live, PARTITION)
-            else:
-                self.query_own(node, live)
+        if node.writer is None:  # a static state
+            self.query_own(node, live)
+            return
+        if binding.state_kind.users_code:
+            # The row goes where its key is, so that one partition of the state answers.
+            self.into_partitions(node.inputs, getattr(binding.state, "partitions", 1))
+            self.query_own(node, live, PARTITION)
             return
         every = isinstance(node.query, TupleCollectionGet)
         stored = (*binding.keys, *binding.value_fields) if every else binding.value_fields
@@ -214,7 +214,7 @@ class _LateMaker(_Maker):
         assert isinstance(persist, PersistNode)
         binding = persist.binding
         fields = tuple(node.schema.fields)
-        if binding.kind == "map":
+        if binding.state_kind.updated_before_decision:
             self._push(KeepRowsOp(SHOWN, False, fields))
         elif binding.merging == "last" and persist.mode is None:
             self._push(KeepRowsOp(DELETED, True, fields))

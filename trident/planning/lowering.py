@@ -28,8 +28,8 @@ from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode
 from trident.planning.nodes import MeetNode, Node, OwnNode, SourceNode, above
 from trident.planning.results import ResultNode
-from trident.states.core.binding import DELETED_COLUMN as DELETED
 from trident.states.core.binding import StateBinding
+from trident.states.core.tables import DELETED_COLUMN as DELETED
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.expressions import Expression
 from trident.workers.anchors import ANCHORS
@@ -717,7 +717,7 @@ def segment_fields(target: Node, live: dict[Node, frozenset[str]]) -> Fields:
     """What a segment leaves at its target."""
     if isinstance(target, PersistNode):
         fields = tuple(target.binding.log_schema.fields)
-        return (*fields, PLACE) if target.binding.kind == "user" else fields
+        return (*fields, PLACE) if target.binding.state_kind.updated_when_published else fields
     return tuple(_picked(target, live[target]))
 
 
@@ -788,7 +788,7 @@ class _Maker:
             self._aggregate(node.aggregation, node, persists=False, goes_on=ANCHORS in live[node])
         elif isinstance(node, PersistNode) and node.aggregation is not None:
             self._aggregate(node.aggregation, node, persists=True)
-        elif isinstance(node, PersistNode) and node.binding.kind == "user":
+        elif isinstance(node, PersistNode) and node.binding.state_kind.updated_when_published:
             count = getattr(node.binding.state, "partitions", 1)
             self.into_partitions(node.binding.keys, count)
         elif isinstance(node, LastNode):

@@ -40,12 +40,12 @@ from trident.running.status import read_status
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.staged import StagedFile
+from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history as delta_log
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.log_entries import entry_signature, read_actions, read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.staging import verify_staged
-from trident.states.delta.tables import UPTO_COLUMN
 from trident.states.keyed.log_watch import (
     is_our_publish,
     merged_log_version,
@@ -192,7 +192,7 @@ class _Look:
 
     def _tables(self, record: GroupRecord | None) -> Iterator[TableFacts]:
         for one in self.descriptors:
-            role = LOG if one.kind == "keyed" else APPEND
+            role = LOG if one.state_kind.has_log else APPEND
             published = self._table(one.name, role, one.published_path, record, one)
             yield published
             if role == LOG:

@@ -14,7 +14,7 @@ from typing import Any
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
 from trident.repair.facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair.steps import Offer, Refused, WriteRecord
-from trident.repair.whole import OWN, not_whole
+from trident.repair.whole import not_whole
 from trident.states.core.control import ControlRecord
 
 # Epochs go up by this when they are rebuilt: leaders that published nothing to a table have left no trace.
@@ -96,7 +96,7 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
 def _may_be_unfinished(found: ManifestFacts) -> bool | str:
     """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
     # A memory map's rows go when the transaction has advanced, like those of users' states.
-    own = [part for part in found.manifest.tables if part.kind in (*OWN, "memory") and part.files]
+    own = [part for part in found.manifest.tables if not part.state_kind.has_table and part.files]
     told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
     there = [part for part in own if not found.missing.get(part.state)]
     gone = [part for part in own if len(found.missing.get(part.state, ())) == len(part.files)]
@@ -107,7 +107,7 @@ def _may_be_unfinished(found: ManifestFacts) -> bool | str:
             f"of the rows for {', '.join(part.state for part in own if part not in there)} some are gone, so that it "
             "is not known whether the last transaction was finished. Bring the files back from a back-up."
         )
-    return any(part.kind in OWN for part in own) or told
+    return any(part.state_kind.survives_elsewhere for part in own) or told
 
 
 def _identity(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> Mapping[str, Any] | Refused:

@@ -13,11 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from trident.repair.facts import LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair.steps import Finding
-
-# States that are not tables, and survive the process.
-OWN = ("map", "user")
-# A memory map is gone with its process: it contradicts nobody.
-_FORGOTTEN = "memory"
+from trident.states.core.kinds import find_kind
+from trident.states.delta.manifest import outlives_process
 
 
 def not_whole(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts, lossy: bool) -> str:
@@ -105,7 +102,7 @@ def ahead_of_log(group: GroupFacts) -> list[Finding]:
 
 
 def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -> str:
-    own = {part.state for part in found.manifest.tables if part.kind in OWN}
+    own = {part.state for part in found.manifest.tables if part.state_kind.survives_elsewhere}
     # A state that was added after the copy is in no manifest of it, but ZooKeeper knows it.
     elsewhere = {
         part.state
@@ -115,7 +112,7 @@ def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -
         for part in one.manifest.tables
     }
     known = (facts.identity or {}).get("states", {})
-    own |= {state for state, said in known.items() if _kind(said) in OWN and state not in elsewhere}
+    own |= {state for state, said in known.items() if _is_elsewhere(said) and state not in elsewhere}
     if own:
         return (
             f"the states {', '.join(sorted(own))} are not tables of the warehouse, and may hold later transactions: "
@@ -124,18 +121,18 @@ def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -
     return ""
 
 
-def _kind(said: object) -> str:
-    """The kind of a state as its identity says it, "" for a Delta table's."""
+def _is_elsewhere(said: object) -> bool:
+    """Whether the identity of a state says that its values are neither in a table nor gone with the process."""
     how = said.get("aggregator") if isinstance(said, Mapping) else None
-    kind = str(how or "").split(" ")[0].split("/")[0]
-    return kind if kind in OWN else ""
+    kind = find_kind(str(how or "").split(" ")[0].split("/")[0])
+    return kind is not None and kind.survives_elsewhere
 
 
 def without_record(facts: TopologyFacts, group: GroupFacts) -> Finding | None:
     """A group that has manifests, no table with a transaction, and nothing in ZooKeeper."""
     if group.record is not None:
         return None
-    kept = [one for one in group.manifests if any(part.kind != _FORGOTTEN for part in one.manifest.tables)]
+    kept = [one for one in group.manifests if outlives_process(one.manifest)]
     if not kept:
         return None
     last = kept[-1]

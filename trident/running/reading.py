@@ -69,7 +69,7 @@ def read_running(
     if state not in bindings:
         raise TopologyError(f"there is no state {state!r}", expected=f"one of {sorted(bindings)}")
     plan, binding = bindings[state]
-    if binding.kind in ("memory", "map", "user"):
+    if not binding.state_kind.has_table:
         return own_snapshot(site.spark, binding, txid, incarnation)
     return read_state(
         site.spark,

@@ -310,7 +310,6 @@ class SparkBatchRunner:
             return False  # windows may be due
         return not any(
             binding.name in self._plan.late_states
-            and binding.kind != "append"
             and not binding.keys
             and binding.aggregator is not None
             and not hasattr(binding.aggregator, "update_state")

@@ -173,7 +173,7 @@ class SparkOpening:
                     binding.aggregator,
                 )
                 for binding in self._plan.bindings
-                if binding.kind == "keyed"
+                if binding.state_kind.has_log
             ],
             on_error=partial(site.compaction_failed, self._plan.name),
         )

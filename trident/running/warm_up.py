@@ -46,11 +46,10 @@ from trident.spark.rows import parquet_reader, to_dataframe
 from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.tables import PROPERTIES
 from trident.states.delta.log_entries import has_log
 from trident.states.delta.staging import StagingTarget, stage
-from trident.states.delta.tables import PROPERTIES, plain_table, published_table
 from trident.states.keyed.frames import StoredFrames
-from trident.states.publishing.dead_letters import BESIDE
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.schemas import spout_schema
 
@@ -193,7 +192,7 @@ class WarmUp:
             names = [
                 binding
                 for binding in plan.bindings
-                if binding.name not in plan.late_states and binding.name not in own and binding.kind not in BESIDE
+                if binding.name not in (*plan.late_states, *own) and not binding.state_kind.only_with_rows
             ]
             boundaries = [StagingTarget(name, self._folder) for name in boundaries_of(plan.lowered)]
             stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
@@ -216,7 +215,7 @@ class WarmUp:
             frames.release()
 
     def _target(self, binding: StateBinding) -> StagingTarget:
-        table = published_table(binding)
+        table = binding.published_table
         if table is None:
             return StagingTarget(binding.name, self._folder)
         return StagingTarget(binding.name, self._folder, table.partition_columns, table.txid_column)
@@ -242,13 +241,13 @@ class WarmUp:
     # --- tables ----------------------------------------------------------------------------------
 
     def _open(self, binding: StateBinding) -> None:
-        for table in (published_table(binding), plain_table(binding) if binding.kind == "keyed" else None):
-            if table is not None and has_log(self._warehouse / table.path):
+        for table in binding.tables:
+            if has_log(self._warehouse / table.path):
                 self._engine.load(str(self._warehouse / table.path)).control(DOMAIN)
 
     def _published(self, binding: StateBinding) -> int:
         """The transaction that a keyed state's log holds last."""
-        table = published_table(binding)
+        table = binding.published_table
         if table is None:
             return 0
         path = self._warehouse / table.path

@@ -12,7 +12,6 @@ from trident.operations import joins as meetings
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.joins import JoinOutFieldsMode, JoinType
 from trident.operations.persisting import TridentState
-from trident.operations.state_kinds import check_append, state_kind
 from trident.operations.state_writes import SpoutTableNode
 from trident.planning.explain import explain
 from trident.planning.graph import TopologyGraph
@@ -23,6 +22,7 @@ from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKi
 from trident.spouts.executors import is_batch_spout, kind_of
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
+from trident.states.core.kinds import kind_of_state
 from trident.states.core.names import check_name, check_streams_apart
 from trident.streams.other_names import TOPOLOGY_NAMES, OtherNames
 from trident.streams.shown import as_html, as_line, topology_facts
@@ -111,19 +111,20 @@ class TridentTopology(OtherNames):
 
     def _add_spout_table(self, source: SourceNode, spout: OwnsTable) -> None:
         state, schema = spout.table, nullable(spout.table_schema)
-        if state_kind(state) != "append":
+        kind = kind_of_state(state)
+        if not kind.appends:
             raise TopologyError(
                 f"the table of stream {source.tx_id!r}'s spout cannot be used",
                 found=repr(state),
                 expected="DeltaAppend(name)",
             )
-        check_append(state, schema)
+        kind.check_rows(state, schema, ())
         node = SpoutTableNode(
             parents=(source,),
             schema=schema,
             operation=f"table of spout {source.tx_id}",
             location=call_site(),
-            binding=StateBinding(state, "append", (), schema, tuple(schema.names)),
+            binding=StateBinding(state, kind, (), schema, tuple(schema.names)),
             tx_id=source.tx_id,
         )
         self.graph.add_sink(node)

@@ -21,7 +21,6 @@ from trident.states.delta import history as delta_log
 from trident.states.delta.evolution import add_columns, columns_only_added
 from trident.states.delta.history import commits_since, foreign
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
-from trident.states.delta.tables import plain_table, published_table
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import read_state
 
@@ -39,10 +38,9 @@ def users(schema="id bigint, name string", name="users"):
 
 def evolve(group, binding):
     """As a start does: the plain table, the log, the descriptor."""
-    for spec in (plain_table(binding), published_table(binding)):
-        if spec is not None:
-            snapshot = add_columns(group.engine, str(group.warehouse / spec.path), spec.schema_json)
-            assert spec.fits(snapshot.schema_json)
+    for spec in reversed(binding.tables):
+        snapshot = add_columns(group.engine, str(group.warehouse / spec.path), spec.schema_json)
+        assert spec.fits(snapshot.schema_json)
     group.bindings[binding.name] = binding
     group.descriptor(binding.name).save(group.warehouse)
 
@@ -160,7 +158,7 @@ def test_after_a_roll_back_of_the_code_the_column_is_null_in_what_is_written(spa
 def test_adding_again_does_nothing_and_conflicts_are_tried_again(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, append())
     group.publish(1, {"lines": [("one",)]})
-    spec = published_table(append(schema="line string, n int"))
+    spec = append(schema="line string, n int").published_table
     outcomes = [CommitConflict("overtaken"), CommitOutcomeUnknown("lost"), None]
     tried = []
 
@@ -200,7 +198,7 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(spark, engine, temp
     path = str(template.warehouse / "lines")
     version = engine.load(path).version
     with pytest.raises(SchemaMismatch, match="columns of table"):
-        add_columns(engine, path, published_table(append(schema=schema)).schema_json)
+        add_columns(engine, path, append(schema=schema).published_table.schema_json)
     assert engine.load(path).version == version
 
 
@@ -215,9 +213,9 @@ def test_a_log_of_parts_is_not_taken_for_one_of_whole_values_nor_the_other_way(e
     whole = replace(parts, merging="last")
     group = Group(spark, engine, tmp_path, parts)
     for there, wanted in ((parts, whole), (whole, parts)):
-        assert not published_table(wanted).fits(published_table(there).schema_json)
+        assert not wanted.published_table.fits(there.published_table.schema_json)
     with pytest.raises(SchemaMismatch, match="_deleted"):
-        add_columns(engine, str(group.warehouse / "s__log"), published_table(whole).schema_json)
+        add_columns(engine, str(group.warehouse / "s__log"), whole.published_table.schema_json)
 
 
 # --- who changed the schema ---------------------------------------------------------------------------------
@@ -231,7 +229,7 @@ def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spa
     schema_hash = hashlib.sha256(snapshot.schema_json.encode()).hexdigest()  # what the manifest has
     assert columns_only_added(path, snapshot.version, schema_hash)
 
-    ours = add_columns(engine, path, published_table(append(schema="line string, n int")).schema_json)
+    ours = add_columns(engine, path, append(schema="line string, n int").published_table.schema_json)
     spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (theirs struct<x:int> COMMENT 'of others')")
     assert [foreign(commit, is_ours) for commit in commits_since(path, snapshot.version)] == [None, None]
     after = engine.load(path)
@@ -250,7 +248,7 @@ def test_a_crash_right_after_is_no_foreign_change_and_decided_rows_fit_still(spa
     # What was said long ago is known from a checkpoint, when its log entry was cleaned up.
     newest = engine.load(path)
     assert engine.run_maintenance(newest, every=1)
-    add_columns(engine, path, published_table(append(schema="line string, later int")).schema_json)
+    add_columns(engine, path, append(schema="line string, later int").published_table.schema_json)
     for version in range(newest.version):
         (tmp_path / "lines/_delta_log" / f"{version:020d}.json").unlink()
     (commit,) = commits_since(path, newest.version)

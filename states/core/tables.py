@@ -1,4 +1,4 @@
-"""Which Delta tables a state has, and what they look like."""
+"""What the Delta tables of a state look like: their schema, their hidden columns, their properties."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trident.states.core.binding import DELETED_COLUMN, StateBinding
-
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+DELETED_COLUMN = "_deleted"
 TXID_COLUMN = "_txid"
 UPTO_COLUMN = "_upto"
 HIDDEN_COLUMNS = (TXID_COLUMN, UPTO_COLUMN, DELETED_COLUMN)
@@ -67,24 +66,8 @@ class TableSpec:
         return all(column["nullable"] and name not in hidden for name, column in found.items())
 
 
-def published_table(binding: StateBinding) -> TableSpec | None:
-    """The table that publishing commits to; None for a state without one (memory)."""
-    if binding.kind in ("append", "dead_letters", "messages"):
-        return TableSpec(binding.name, _schema(binding.schema), tuple(binding.state.partition_columns), PROPERTIES)
-    if binding.kind == "keyed":
-        schema = _schema(binding.log_schema, TXID_COLUMN)
-        return TableSpec(f"{binding.name}__log", schema, (), PROPERTIES, TXID_COLUMN)
-    return None
-
-
-def plain_table(binding: StateBinding) -> TableSpec | None:
-    """The table with one row per key of a keyed state; None for others."""
-    if binding.kind != "keyed":
-        return None
-    return TableSpec(binding.name, _schema(binding.schema, UPTO_COLUMN), (), PROPERTIES)
-
-
-def _schema(rows: "StructType", extra: str | None = None) -> str:
+def table_schema(rows: "StructType", extra: str | None = None) -> str:
+    """The schema of a table for these rows as Delta has it, with one further bigint column where it is named."""
     fields = [_asnullable_type(column.jsonValue()) for column in rows.fields]
     if extra is not None:
         fields.append({"name": extra, "type": "long", "nullable": True, "metadata": {}})

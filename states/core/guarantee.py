@@ -1,0 +1,31 @@
+"""What a row of the source does to a state, whatever fails; and the lines that kinds of states have in that table."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Guarantee(enum.Enum):
+    """What a row of the source does to a state, whatever fails."""
+
+    EXACTLY_ONCE = "exactly once"
+    UNLESS_WOKEN = "exactly once unless an old coordinator wakes up"
+    AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
+    NEITHER = "not exactly once"
+
+
+@dataclass(frozen=True)
+class GuaranteeRow:
+    """A line of the table of guarantees (docs/semantics.md 5).
+
+    Attributes:
+        name: short, for tests.
+        state: as the README shows it.
+        guarantee: with a transactional or an opaque spout.
+    """
+
+    name: str
+    state: str
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE

@@ -1,0 +1,44 @@
+"""The kinds of tables beside a group's states: what was given up, and how messages ended."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trident.states.delta.append import RowsKind
+
+
+class BesideKind(RowsKind):
+    """A table that only the framework makes, and whose rows outlive a state.
+
+    Attributes:
+        pattern: the name of its tables.
+        named_after: what "{part}" in the pattern is a name of.
+    """
+
+    only_with_rows = True
+    pattern: ClassVar[str]
+    named_after: ClassVar[str]
+
+    def table_name(self, topology: str, part: str) -> str:
+        return self.pattern.format(topology=topology, part=part)
+
+
+class DeadLetterKind(BesideKind):
+    """The table of what a batch group gave up."""
+
+    name = "dead_letters"
+    pattern = "{topology}__{part}__dead_letters"
+    named_after = "batch group"
+
+
+class MessageKind(BesideKind):
+    """The table of how a stream's messages ended."""
+
+    name = "messages"
+    pattern = "{topology}__{part}__messages"
+    named_after = "stream"
+
+
+DEAD_LETTERS = DeadLetterKind()
+MESSAGES = MessageKind()
+BESIDE: tuple[BesideKind, ...] = (DEAD_LETTERS, MESSAGES)

@@ -1,0 +1,60 @@
+"""What is checked of a state before a stream writes to it, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql.types import BooleanType, StructType
+
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.planning.nodes import require_fields
+from trident.states.core.binding import StateKind
+from trident.states.core.names import check_name
+from trident.states.core.tables import HIDDEN_COLUMNS
+
+
+def check_named(state: Any) -> str:
+    """The state's name.
+
+    Raises:
+        TopologyError: a StateFactory has none, or one that cannot be used.
+    """
+    name = getattr(state, "name", None)
+    if name is None:
+        raise TopologyError(
+            "a state needs a name: what is decided is published under it, also after a restart",
+            found=f"{type(state).__name__} without the attribute `name`",
+            action="give the factory a name",
+        )
+    return check_name("state", name)
+
+
+def check_upsert(state: Any, kind: StateKind, schema: StructType, upsert: Any) -> None:
+    """Raises TopologyError or FieldError when rows cannot be upserted into the state."""
+    if not kind.values_by_key:
+        raise TopologyError(
+            "Upsert needs a state with one value per key that survives a replay",
+            found=repr(state),
+            expected="DeltaMapState(name), or opaque(name, map) or transactional(name, map)",
+        )
+    require_fields([*upsert.keys, *filter(None, (upsert.delete_when, upsert.order_by))], schema, "Upsert")
+    if upsert.delete_when is not None and not isinstance(schema[upsert.delete_when].dataType, BooleanType):
+        raise FieldError(
+            f"Upsert deletes by field {upsert.delete_when!r}",
+            found=schema[upsert.delete_when].dataType.simpleString(),
+            expected="boolean",
+        )
+    if not [name for name in schema.names if name not in (*upsert.keys, upsert.delete_when)]:
+        raise FieldError("Upsert has nothing to store beside the keys", expected="at least one other field")
+
+
+def check_fields(state: Any, kind: StateKind, schema: StructType, keys: Sequence[str]) -> None:
+    """Raises FieldError or TopologyError when the state cannot keep values of these fields, by these keys."""
+    kind.check_rows(state, schema, keys)
+    for name in schema.names:
+        if name.lower() in HIDDEN_COLUMNS or name.lower().startswith("__trident"):
+            raise FieldError(
+                f"field {name!r} cannot be written to state {state.name}",
+                expected=f"a name other than {', '.join(HIDDEN_COLUMNS)}, which the state's tables use",
+            )

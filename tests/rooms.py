@@ -183,15 +183,13 @@ def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
 
 
 def _reason(lines: list[str], first: int, end: int) -> str:
-    """The comment on an import, or above it; imports that follow each other share the one above the first."""
-    for line in lines[first:end]:
-        if "#" in line:
-            return line.partition("#")[2].strip()
-    above = first - 1
-    while lines[above].strip().startswith(("import ", "from ")):
-        above -= 1
-    text = lines[above].strip()
-    return text.removeprefix("#").strip() if text.startswith("#") else ""
+    """The comment on an import or above it; imports that follow each other share one."""
+    while lines[first - 1].strip().startswith(("import ", "from ")):
+        first -= 1
+    above = lines[first - 1].strip()
+    if above.startswith("#"):
+        return above.removeprefix("#").strip()
+    return next((line.partition("#")[2].strip() for line in lines[first:end] if "#" in line), "")
 
 
 def product_files() -> list[Path]:

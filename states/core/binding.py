@@ -8,15 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
+
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TableSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 COMBINE = "combine"
 LAST = "last"
@@ -212,7 +211,6 @@ class StateBinding:
         """
         if self.merging != LAST:
             return self.schema
-        from pyspark.sql.types import BooleanType, StructField, StructType
 
         return StructType([*self.schema.fields, StructField(DELETED_COLUMN, BooleanType(), True)])
 

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import StructType
+
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable, parse_stored, shown
@@ -23,8 +25,6 @@ from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
     from trident.states.core.binding import StateBinding
 
 DESCRIBE = faults.register("descriptor.write", "writing the file that tells readers of a state")
@@ -104,8 +104,6 @@ class StateDescriptor:
     @property
     def schema(self) -> "StructType":
         """Keys and values, as readers get them."""
-        from pyspark.sql.types import StructType
-
         return StructType.fromJson(parse_stored(self.schema_json))
 
     @property

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
@@ -31,38 +33,26 @@ class NativeMerge:
 
 
 def _sum(partials: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.sum(partials)
 
 
 def _add(a: "Column", b: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.coalesce(a + b, a, b)
 
 
 def _min(partials: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.min(partials)
 
 
 def _least(a: "Column", b: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.least(a, b)
 
 
 def _max(partials: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.max(partials)
 
 
 def _greatest(a: "Column", b: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.greatest(a, b)
 
 

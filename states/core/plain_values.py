@@ -9,10 +9,9 @@ they are read as UTC, in which every instant has a name of its own.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
 Row = tuple[Any, ...]  # Python values in the order of some fields
 _NAN = float("nan")
@@ -60,14 +59,10 @@ def _in_utc(kind: "pa.DataType") -> "pa.DataType | None":
 
 @lru_cache(maxsize=1024)
 def _is_nested(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
     return pa.types.is_nested(kind)
 
 
 def _converted(kind: "pa.DataType") -> "pa.DataType":
-    import pyarrow as pa
-
     if pa.types.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC") if kind.tz else kind
     if pa.types.is_struct(kind):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, TypeVar, Union
+from zoneinfo import ZoneInfo
 
 from trident.coordinators.errors import ConfigError, TridentError
 
@@ -196,8 +197,6 @@ def _decoded_datetime(content: list[Any]) -> datetime:
         raise ValueError("fold")
     value = datetime.fromisoformat(text).replace(fold=fold)
     if key is not None:
-        from zoneinfo import ZoneInfo
-
         value = _same(value, value.tzinfo is None).replace(tzinfo=ZoneInfo(key))
     return _same(value, _encoded_datetime(value) == {"datetime": content})
 

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 
 from trident.states.core import storage
 from trident.states.delta.partition_values import partition_texts
@@ -237,8 +238,6 @@ def _with_statistics(schema: pa.Schema) -> list[str]:
 
 
 def _task_index() -> int:
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0
 

@@ -11,6 +11,8 @@ import decimal
 import math
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import types as T
+
 from trident.coordinators.errors import TableError
 from trident.states.core.plain_values import python_values
 
@@ -68,8 +70,6 @@ def can_partition(kind: Any) -> bool:
     Not of a binary: the protocol writes its bytes as characters, which Spark
     and delta-rs read differently above 127. Nor of anything with parts.
     """
-    from pyspark.sql import types as T
-
     plain = (
         T.BooleanType,
         T.ByteType,

@@ -10,6 +10,11 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.util import PythonEvalType
+
 from trident.coordinators import faults
 from trident.coordinators.errors import StagedFileMissing, TableError
 from trident.coordinators.transactions import TransactionAttempt
@@ -106,11 +111,6 @@ def stage(
 
 def _written(frame: Any, target: FileTarget) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-    from pyspark.sql.pandas.functions import pandas_udf
-    from pyspark.util import PythonEvalType
-
     make: Any = pandas_udf
     udf = make(writer_of(target), returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     columns = [F.col("`" + name.replace("`", "``") + "`") for name in frame.columns]

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructType
+
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.delta import history as delta_log
@@ -122,8 +124,6 @@ def scan(spark: "SparkSession", root: str, schema_json: str, files: Sequence[Liv
         NotFollowed: Spark cannot be told such a path.
         TableError: a file is not there, or has another length than the log says.
     """
-    from pyspark.sql.types import StructType
-
     schema = StructType.fromJson(json.loads(schema_json))
     if not files:
         return spark.createDataFrame([], schema)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from pyspark import InheritableThread
+
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.errors import CommitConflict, Deposed, Halted
 from trident.states.keyed.compactor import Compactor, MergeReport
@@ -54,8 +56,6 @@ class BackgroundCompactor:
 
     def start(self, advanced: int = 0) -> None:
         """Starts the thread; ``advanced`` is the last advanced txid."""
-        from pyspark import InheritableThread
-
         if self._thread is not None:
             raise RuntimeError("a BackgroundCompactor is started once")
         self._advanced = max(self._advanced, advanced)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F
 
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
@@ -256,8 +258,6 @@ class Compactor:
         plain: TableSnapshot,
         rows: "DataFrame",
     ) -> None:
-        from delta.tables import DeltaTable
-
         if keeps_last(state):
             source = newest_log(state, rows)
         elif self._native is not None:
@@ -286,8 +286,6 @@ class Compactor:
 
     def _changed(self, state: StateDescriptor, plan: MergePlan) -> dict[str, "str | Column"]:
         """What a MERGE sets in a row that is there."""
-        from pyspark.sql import functions as F
-
         kinds = {field.name: field.dataType for field in state.schema.fields}
         raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
         changed: dict[str, "str | Column"] = {
@@ -460,14 +458,10 @@ class Compactor:
 
 def _passes(plan: MergePlan) -> "Column":
     """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
-    from pyspark.sql import functions as F
-
     return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
 
 
 def _txid(txid: int) -> "Column":
-    from pyspark.sql import functions as F
-
     return F.lit(txid).cast("bigint")
 
 

@@ -10,7 +10,12 @@ null values and all, and no code of the topology is needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core.binding import LAST, aggregator_name
@@ -20,9 +25,7 @@ from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
 
 # Log rows in so many bytes of Parquet are sent to every task; they take some ten times as much there.
@@ -77,18 +80,12 @@ def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
 
 def quoted(name: str, side: str | None = None) -> "Column":
     """A column by its exact name, whatever characters are in it."""
-    from pyspark.sql import functions as F
-
     text = "`" + name.replace("`", "``") + "`"
     return F.col(f"{side}.{text}" if side else text)
 
 
 def same_key(keys: Sequence[str], left: str, right: str) -> "Column":
     """Whether two sides have the same key: null is a key like any other; without keys always true."""
-    from functools import reduce
-
-    from pyspark.sql import functions as F
-
     equal = [quoted(key, left).eqNullSafe(quoted(key, right)) for key in keys]
     return reduce(lambda a, b: a & b, equal) if equal else F.lit(True)
 
@@ -106,8 +103,6 @@ def table_rows(state: StateDescriptor, table: "DataFrame") -> "DataFrame":
 
 
 def _fields(state: StateDescriptor, frame: "DataFrame") -> list["Column"]:
-    from pyspark.sql import functions as F
-
     there = set(frame.columns)
     return [
         quoted(field.name) if field.name in there else F.lit(None).cast(field.dataType).alias(field.name)
@@ -151,8 +146,6 @@ def live_grouped(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", a
 
 def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
     """The newest log row of each key, with ``_deleted``. No rows give none, also without keys."""
-    from pyspark.sql import functions as F
-
     names = [*state.value_fields, DELETED_COLUMN]
     newest = F.max_by(F.struct(*[quoted(name) for name in names]), quoted(TXID_COLUMN)).alias(TXID_COLUMN)
     keys = [quoted(key) for key in state.keys]
@@ -163,8 +156,6 @@ def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
 
 def deleted(side: str | None = None) -> "Column":
     """Whether a log row deletes its key."""
-    from pyspark.sql import functions as F
-
     return F.coalesce(quoted(DELETED_COLUMN, side), F.lit(False))
 
 
@@ -174,8 +165,6 @@ def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
     As :func:`combined`: a filter on keys reaches both scans, and while few log
     rows wait the table is not shuffled.
     """
-    from pyspark.sql import functions as F
-
     if not state.keys:
         return _newest_of_both(state, base, rows)
     fields = [quoted(field.name) for field in state.schema.fields]
@@ -187,8 +176,6 @@ def _replaced(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "
 
 
 def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame") -> "DataFrame":
-    from pyspark.sql import functions as F
-
     fields = [quoted(field.name) for field in state.schema.fields]
     # The table has no transaction; it is older than each that waits in the log.
     old = base.select(*fields, F.lit(False).alias(DELETED_COLUMN), F.lit(0).cast("bigint").alias(TXID_COLUMN))
@@ -201,8 +188,6 @@ def _newest_of_both(state: StateDescriptor, base: "DataFrame", rows: "DataFrame"
 
 def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -> "DataFrame":
     """One row per key: the combination of log rows. No rows give none, also without keys."""
-    from pyspark.sql import functions as F
-
     kinds = {field.name: field.dataType for field in state.schema.fields}
     values = [native.merge(quoted(name)).cast(kinds[name]).alias(name) for name in state.value_fields]
     if state.keys:
@@ -227,8 +212,6 @@ def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", nativ
 def _overlaid_by_broadcast(
     state: StateDescriptor, base: "DataFrame", new: "DataFrame", native: NativeMerge
 ) -> "DataFrame":
-    from pyspark.sql import functions as F
-
     kinds = {field.name: field.dataType for field in state.schema.fields}
     keys = [quoted(key) for key in state.keys]
     # A hidden column, whose name no field has, tells a key without log rows from one whose values are null.
@@ -251,8 +234,6 @@ def _overlaid_by_broadcast(
 
 def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":
     """The frame with the hint that it be sent to every task, unless Spark knows that it is larger."""
-    from pyspark.sql import functions as F
-
     # What Spark cannot tell the size of, it says is huge beyond any disk.
     return frame if bytes_max < _size_bytes(frame) < 1 << 50 else F.broadcast(frame)
 
@@ -280,8 +261,6 @@ def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggrega
 
 def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
     """The values of all keys of either."""
-    from pyspark.sql import functions as F
-
     names = [field.name for field in state.schema.fields]
     old = base.select(*[quoted(name) for name in names], F.lit(0).cast("bigint").alias(TXID_COLUMN))
     union = old.unionByName(rows.select(*[quoted(name) for name in names], quoted(TXID_COLUMN)))
@@ -303,8 +282,6 @@ def overlaid(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggre
 
 
 def _nullable(schema: "StructType") -> "StructType":
-    from pyspark.sql.types import StructField, StructType
-
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
 
 
@@ -314,8 +291,6 @@ def _fold_of(
     """The function for mapInArrow: rows sorted by key and txid in, one row per key out."""
 
     def fold(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
         current: tuple[Any, ...] | None = None
         same: tuple[Any, ...] | None = None  # the current key, as it is compared
         value: tuple[Any, ...] = ()
@@ -360,8 +335,6 @@ def _doubled(state_name: str, key: object) -> TableError:
 def _batch(
     rows: list[tuple[Any, ...]], schema: "pa.Schema", keys: Sequence[str], values: Sequence[str]
 ) -> "pa.RecordBatch":
-    import pyarrow as pa
-
     columns = {name: [key[index] for key, _ in rows] for index, name in enumerate(keys)}
     columns.update({name: [value[index] for _, value in rows] for index, name in enumerate(values)})
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+from pyspark.sql.types import LongType, StructField, StructType
+
 from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
@@ -122,7 +124,5 @@ def as_stored(state: StateDescriptor, plain: TableSnapshot, log: TableSnapshot) 
 
 def plain_schema_json(state: StateDescriptor) -> str:
     """The plain table's schema: keys, values and the hidden ``_upto``, all nullable."""
-    from pyspark.sql.types import LongType, StructField, StructType
-
     fields = [StructField(field.name, field.dataType, True) for field in state.schema.fields]
     return StructType([*fields, StructField(UPTO_COLUMN, LongType(), True)]).json()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
+from pyspark import cloudpickle
+
 from trident.coordinators.errors import ConfigError, TopologyError
 from trident.states.core.host_bound import check_hosts
 from trident.states.core.names import check_flag, check_name
@@ -173,8 +175,6 @@ class BackedMapState:
         )
 
     def _check_pickles(self) -> None:
-        from pyspark import cloudpickle
-
         try:
             cloudpickle.dumps(self.backing)
         except Exception as problem:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
+
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
 from trident.states.core.binding import LAST, DecidedRows, StateBinding, StateKind
@@ -165,8 +167,6 @@ def memory_map(name: str) -> MemoryMap:
 
 def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[Row, Row | None]]:
     """The (key, values) of a staged file, in order; None for a key that is deleted."""
-    import pyarrow.parquet as pq
-
     table = pq.read_table(path)
     gone = table.column(DELETED_COLUMN).to_pylist() if DELETED_COLUMN in table.column_names else [None] * len(table)
     columns = {name: python_values(table.column(name)) for name in (*keys, *values)}

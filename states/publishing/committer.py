@@ -9,6 +9,7 @@ this process or another, changes nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections import deque
@@ -593,6 +594,4 @@ class DeltaCommitter:
 
 
 def _columns(schema_json: str) -> str:
-    import json
-
     return ", ".join(f"{field['name']} {field['type']}" for field in json.loads(schema_json)["fields"])

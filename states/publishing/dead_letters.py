@@ -11,9 +11,10 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.transactions import TransactionAttempt
@@ -24,9 +25,6 @@ from trident.states.delta.beside import BESIDE, DEAD_LETTERS, MESSAGES, BesideKi
 from trident.states.delta.log_entries import has_log, newest_version, read_commit
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 _LETTERS = pa.schema(
@@ -78,8 +76,6 @@ def _binding(kind: BesideKind, topology: str, part: str, schema: pa.Schema) -> S
 
 
 def _spark_schema(schema: pa.Schema) -> "StructType":
-    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
-
     kinds: dict[Any, Any] = {
         pa.int64(): LongType(),
         pa.int32(): IntegerType(),

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructField, StructType
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, nodes_above, plan
-from trident.planning.lowering import PyOp, arrow_type
 from trident.planning.nodes import SourceNode
+from trident.planning.operation import PyOp, arrow_type
 from trident.states.delta.append import DeltaAppend
 from trident.streams.run_batch import _plan_of
 from trident.streams.stream import Stream

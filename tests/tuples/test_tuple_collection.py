@@ -12,7 +12,7 @@ from tests.stream_helpers import ATTEMPT, stream_of, topology_of
 from trident import DeltaAppend, StaticMap, Stream, Sum, TupleCollectionGet, opaque, transactional
 from trident.coordinators.errors import ConfigError, OutputTypeError, TopologyError
 from trident.planning.groups import plan
-from trident.planning.lowering import PyOp
+from trident.planning.operation import PyOp
 from trident.states.maps.map_states import CachedMap, OpaqueMap, TransactionalMap
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.testing import MemoryBackingMap

@@ -19,7 +19,7 @@ from trident import Aggregator, DeltaMapState, MultiReducer, StaticMap, TridentT
 from trident.coordinators.errors import OutputTypeError
 from trident.operations.joins import MultiReduceNode
 from trident.planning.groups import plan
-from trident.planning.lowering import PyOp
+from trident.planning.operation import PyOp
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.streams.stream import Stream
 from trident.testing import MemoryBackingMap

@@ -76,7 +76,7 @@ class Batch:
         nodes = [*nodes_above([stream._node], stream._graph.nodes), result]
         sources = [node for node in nodes if isinstance(node, SourceNode)]
         lowered = lower(nodes, [result], sources)
-        plan = GroupPlan("g", {node.tx_id: node.spout for node in sources}, [], nodes, lowered)
+        plan = GroupPlan(name="g", nodes=nodes, lowered=lowered)
         ledger = BatchLedger(spark, folder, 1)
         roots = np.array([1000 + number for number in messages], np.uint64)
         ids = np.random.default_rng(7).integers(0, 2**64, len(roots), dtype=np.uint64)

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregators import kind_of
-from trident.planning.nodes import Node, field_names, require_fields
+from trident.planning.nodes import field_names, require_fields
 from trident.udf.signatures import (
     check_arity,
     check_lifecycle,
@@ -45,18 +45,10 @@ class Aggregation:
     location: str
     many: bool | None = False
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AggregateNode(Node):
-    """aggregate: one row per batch, or per group of it."""
-
-    passes_anchors = True
-
-    aggregation: Aggregation
-
     @property
-    def takes_anchors(self) -> bool:  # type: ignore[override]
-        return self.aggregation.kind != "native"
+    def reads(self) -> frozenset[str]:
+        """The fields that the rows must have."""
+        return frozenset((*self.keys, *self.inputs))
 
 
 def read_aggregation(

@@ -8,17 +8,19 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
+from trident.operations.aggregates import groups_step, lower_aggregation, partial_value
 from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
-from trident.operations.join_ops import quoted
-from trident.operations.repartitioning import AtLeastOneOp, PlaceOp, RepartitionNode
-from trident.planning.lowering import MARKER, GroupingOp, OwnOp, decides, groups_step
-from trident.planning.nodes import GroupingNode, Node, OwnNode, SourceNode, picked
+from trident.operations.repartitioning import AtLeastOneOp, PlaceOp
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import GroupingNode, Node, is_source, picked
+from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation
+from trident.planning.partition_hints import partitioner_of
+from trident.planning.session_frames import SessionFrames, Transform, column_list, quoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
-from trident.workers.chain import WithoutMarker
 from trident.workers.groups import _NOTHING, Folds
 from trident.workers.lifecycle import Several
 
@@ -33,7 +35,7 @@ _MODES = {"native": "combine", "combiner": "combine", "reducer": "reduce", "aggr
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PartitionAggregateNode(OwnNode):
+class PartitionAggregateNode(Node):
     """partition_aggregate: a result per Spark partition, or per group of each.
 
     Attributes:
@@ -42,39 +44,37 @@ class PartitionAggregateNode(OwnNode):
 
     repeatable = False
     per_partition = True
-    gathers = False  # type: ignore[assignment]
 
     aggregation: Aggregation
 
     @property
-    def calls_user(self) -> bool:  # type: ignore[override]
+    def calls_user(self) -> bool:
         return self.aggregation.kind != "native"
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        return frozenset((*self.aggregation.keys, *self.aggregation.inputs))
+        return self.aggregation.reads
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         aggregation = self.aggregation
         mode, takes = _MODES[aggregation.kind], (*aggregation.keys, *aggregation.inputs)
         if not aggregation.keys:
-            read = [field for field in maker.physical if field.name in takes] or list(maker.physical[:1])
-            maker.narrow(tuple(read))
-            above = decides(self.parents[0])
-            if not isinstance(above, RepartitionNode):
-                marked = (*read, StructField(MARKER, LongType(), False))
-                if isinstance(above, SourceNode):
-                    maker.push(AtLeastOneOp(marked, maker.spread.counts.get(above)))
+            builder.narrow(builder.narrowed(takes))
+            above = partitioner_of(self.parents[0])
+            if not above.places_rows:
+                count, marked = builder.hints.counts.get(above), (*builder.fields, MARKER_FIELD)
+                if is_source(above):
+                    builder.push(AtLeastOneOp(marked, count))
                 else:
                     # Spark may merge and drop partitions behind its own shuffles, so there are none to keep.
-                    count = 1 if above.gathers else maker.spread.counts.get(above)
-                    maker.push(PlaceOp(marked, "shuffle", (), count, marked=True))
-                maker.push_python(WithoutMarker(MARKER), tuple(read), [field.name for field in marked])
+                    count = 1 if above.gathers else count
+                    builder.push(PlaceOp(marked, "shuffle", (), count, marked=True))
+                builder.drop_marker()
         # An empty partition gives the initial value too; a group that has no row is no group.
         step = replace(
             groups_step(aggregation, self, mode, aggregation.inputs),
             always=not aggregation.keys,
         )
-        maker.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
+        builder.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
 
 
 def partition_aggregate(
@@ -226,8 +226,8 @@ class NativeChainNode(GroupingNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset((*self.keys, *(name for link in self.members for name in link.inputs)))
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        maker.push(NativeChainOp(tuple(self.schema.fields), self.keys, self.members))
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        builder.push(NativeChainOp(tuple(self.schema.fields), self.keys, self.members))
 
 
 @dataclass(frozen=True)
@@ -236,20 +236,17 @@ class NativeChainOp(GroupingOp):
 
     links: tuple[Aggregation, ...]
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         values = []
         for link in self.links:
             (output,) = link.outputs
-            value, zero = link.aggregator.partial([F.col(quoted(name)) for name in link.inputs]), link.aggregator.zero()
-            if zero is not None:
-                value = F.coalesce(value, F.lit(zero).cast(output.dataType))
-            values.append(value.alias(output.name))
-        keys = [F.col(quoted(name)) for name in self.keys]
+            values.append(partial_value(link.aggregator, column_list(link.inputs), output).alias(output.name))
+        keys = column_list(self.keys)
         return lambda frame, _: frame.groupBy(*keys).agg(*values)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         values = ", ".join(f"{link.aggregator!r} -> {link.outputs[0].name}" for link in self.links)
-        return f"{values}{' by ' if self.keys else ''}{', '.join(self.keys)}"
+        return f"{values}{self.by_keys}"
 
 
 # --- chains in Python ----------------------------------------------------------------------
@@ -265,18 +262,18 @@ class CombinerChainNode(GroupingNode):
     whole: Aggregation
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        return frozenset((*self.whole.keys, *self.whole.inputs))
+        return self.whole.reads
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         keys = tuple(self.schema[name] for name in self.whole.keys)
-        maker.aggregate(self.whole, self, (*keys, self.whole.outputs[0]))
+        lower_aggregation(builder, self.whole, self, (*keys, self.whole.outputs[0]))
         kept = tuple(field for field in self.schema.fields if field.name in live)
         values = {output: f"f{place}" for place, output in enumerate(self.names[len(keys) :])}
-        maker.push(ExpandOp(kept, values))
+        builder.push(ExpandOp(kept, values))
 
 
 @dataclass(frozen=True)
-class ExpandOp(OwnOp):
+class ExpandOp(Operation):
     """Keys, and fields of the chain's struct, as columns.
 
     Attributes:
@@ -285,12 +282,12 @@ class ExpandOp(OwnOp):
 
     values: Mapping[str, str]
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
         columns = [F.col(places.get(field.name, quoted(field.name))).alias(field.name) for field in self.fields]
         return lambda frame, _: frame.select(*columns)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"select {', '.join(field.name for field in self.fields)}"
 
 
@@ -304,10 +301,10 @@ class AnyChainNode(GroupingNode):
     whole: Aggregation
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        return frozenset((*self.whole.keys, *self.whole.inputs))
+        return self.whole.reads
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        maker.aggregate(self.whole, self, tuple(self.schema.fields))
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        lower_aggregation(builder, self.whole, self, tuple(self.schema.fields))
 
 
 class _Links(Several):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import FieldError, TopologyError, described
-from trident.operations.join_ops import quoted
-from trident.planning.lowering import ANCHORS_FIELD, GroupingOp, OwnOp
-from trident.planning.nodes import GroupingNode, Node, OwnNode, field_names, picked, require_fields
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import GroupingNode, Node, field_names, picked, require_fields
+from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
@@ -40,28 +40,26 @@ class Made:
     def reads(self) -> frozenset[str]:
         if self.expression is None:
             return frozenset((self.given,)) if self.given else frozenset()
-        found = self.expression.analysis
-        everything = found is None or found.all_fields
-        return frozenset(self.expression.schema.names) if everything else found.reads
+        return self.expression.reads
 
     @property
     def deterministic(self) -> bool:
-        return self.expression is None or bool(self.expression.analysis and self.expression.analysis.deterministic)
+        return self.expression is None or self.expression.deterministic
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SelectNode(OwnNode):
+class SelectNode(Node):
     """select, with_column, drop, rename: fields that are earlier ones or expressions."""
 
     made: tuple[Made, ...]
 
     @property
-    def passes_anchors(self) -> bool:  # type: ignore[override]
+    def passes_anchors(self) -> bool:
         # ``*`` would mean the hidden column too.
         return not any(one.expression is not None and one.expression.all_fields for one in self.made)
 
     @property
-    def repeatable(self) -> bool:  # type: ignore[override]
+    def repeatable(self) -> bool:
         return all(one.deterministic for one in self.made)
 
     def carried(self, side: int, field: str) -> str | None:
@@ -71,33 +69,33 @@ class SelectNode(OwnNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset().union(*(one.reads for one in self.made if one.name in live))
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         made = tuple(one for one in self.made if one.name in live)
         fields = tuple(self.schema[one.name] for one in made)
         if ANCHORS in live:
             made, fields = (*made, Made(ANCHORS, ANCHORS, None)), (*fields, ANCHORS_FIELD)
         if any(one.expression is not None and one.expression.all_fields for one in made):
-            maker.narrow(tuple(self.parents[0].schema.fields))
-        maker.push(SelectColumnsOp(fields, made))
+            builder.narrow(tuple(self.parents[0].schema.fields))
+        builder.push(SelectColumnsOp(fields, made))
 
 
 @dataclass(frozen=True)
-class SelectColumnsOp(OwnOp):
+class SelectColumnsOp(Operation):
     """A projection."""
 
     made: tuple[Made, ...]
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         columns = []
         for one in self.made:
             if one.expression is None:
                 assert one.given is not None
-                columns.append(F.col(quoted(one.given)).alias(one.name))
+                columns.append(column(one.given).alias(one.name))
             else:
                 columns += one.expression.columns()
         return lambda frame, _: frame.select(*columns)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         parts = []
         for one in self.made:
             source = one.given if one.expression is None else str(one.expression)
@@ -122,15 +120,15 @@ def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
     """See :meth:`trident.streams.stream.Stream.with_column`."""
     _require_names(columns, "with_columns", "{'name': a Column, …}")
     made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
-    for name, column in columns.items():
-        if not is_expression(column):
+    for name, given in columns.items():
+        if not is_expression(given):
             raise TopologyError(
                 f"with_column({name!r}) needs a Column",
-                found=repr(column),
+                found=repr(given),
                 expected="a Column or trident.expr(…)",
                 action="use each for a function",
             )
-        made[name.lower()] = _made(stream, column, "with_column", name)
+        made[name.lower()] = _made(stream, given, "with_column", name)
     return _select(stream, list(made.values()), "with_column")
 
 
@@ -218,16 +216,16 @@ class ColumnAggregateNode(GroupingNode):
     all_fields: bool
 
     @property
-    def repeatable(self) -> bool:  # type: ignore[override]
+    def repeatable(self) -> bool:
         return self.deterministic
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names) if self.all_fields else self.taken | frozenset(self.keys)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         if self.all_fields:
-            maker.narrow(tuple(self.parents[0].schema.fields))
-        maker.push(ColumnAggregateOp(tuple(self.schema.fields), self.keys, self.columns))
+            builder.narrow(tuple(self.parents[0].schema.fields))
+        builder.push(ColumnAggregateOp(tuple(self.schema.fields), self.keys, self.columns))
 
 
 @dataclass(frozen=True)
@@ -236,14 +234,14 @@ class ColumnAggregateOp(GroupingOp):
 
     columns: tuple[Any, ...]
 
-    def transform(self, compiler: Any) -> Any:
-        keys = [F.col(quoted(name)) for name in self.keys]
+    def transform(self, frames: SessionFrames) -> Transform:
+        keys = column_list(self.keys)
         made = [to_column(one).alias(field.name) for one, field in zip(self.columns, self.fields[len(keys) :])]
         return lambda frame, _: frame.groupBy(*keys).agg(*made)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         names = ", ".join(field.name for field in self.fields[len(self.keys) :])
-        return f"aggregate {names}{' by ' if self.keys else ''}{', '.join(self.keys)}"
+        return f"aggregate {names}{self.by_keys}"
 
 
 def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[Any]) -> "Stream":

@@ -9,17 +9,15 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from trident.planning.lowering import Branch, MeetOp
+from trident.planning.basic_operations import Branch
+from trident.planning.operation import MultiInputOp
+from trident.planning.session_frames import Batch, Join, SessionFrames, column, quoted
 
 _KEY, _HAS = "__trident_key", "__trident_has"
 
 
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 @dataclass(frozen=True)
-class UnionOp(MeetOp):
+class UnionOp(MultiInputOp):
     """The rows of all, one behind the other.
 
     Attributes:
@@ -28,35 +26,33 @@ class UnionOp(MeetOp):
             this is, or None where they have no anchors.
     """
 
-    spreads = True
+    spreads_rows = True
 
     sides: tuple[tuple[str, ...], ...]
     branches: tuple[Branch | None, ...] = ()
 
-    def meet(self, compiler: Any) -> Any:
+    def join(self, frames: SessionFrames) -> Join:
         names = [field.name for field in self.fields]
-        chosen = [[F.col(quoted(given)).alias(name) for given, name in zip(side, names)] for side in self.sides]
+        chosen = [[column(given).alias(name) for given, name in zip(side, names)] for side in self.sides]
         for columns, branch in zip(chosen, self.branches):
             columns.append(_anchors(self.fields[-1], branch))
 
-        def meet(frames: Sequence[Any], _: Any) -> Any:
-            return reduce(lambda a, b: a.union(b), [frame.select(*columns) for frame, columns in zip(frames, chosen)])
+        def union(sides: Sequence[Any], _: Batch) -> Any:
+            return reduce(lambda a, b: a.union(b), [frame.select(*columns) for frame, columns in zip(sides, chosen)])
 
-        return meet
+        return union
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"union -> {', '.join(field.name for field in self.fields)}"
 
 
 def _anchors(field: Any, branch: Branch | None) -> Any:
-    from trident.planning.compiled import branch_column
-
-    column = F.array().cast(field.dataType) if branch is None else branch_column(branch)
-    return column.alias(field.name)
+    anchors = F.array().cast(field.dataType) if branch is None else branch.anchors()
+    return anchors.alias(field.name)
 
 
 @dataclass(frozen=True)
-class JoinOp(MeetOp):
+class JoinOp(MultiInputOp):
     """A join of any number of frames; null is equal to null, as in a group.
 
     Attributes:
@@ -66,7 +62,7 @@ class JoinOp(MeetOp):
         outer: of each frame whether its columns may be null for a key that it does not have.
     """
 
-    spreads = True
+    spreads_rows = True
     shuffles = True
 
     names: tuple[str, ...]
@@ -74,7 +70,7 @@ class JoinOp(MeetOp):
     others: tuple[tuple[tuple[str, str], ...], ...]
     outer: tuple[bool, ...]
 
-    def meet(self, compiler: Any) -> Any:
+    def join(self, frames: SessionFrames) -> Join:
         chosen = [self._side(side) for side in range(len(self.keys))]
         inner = [side for side, outer in enumerate(self.outer) if not outer]
         # Sides that must have the key come first: what is joined to them cannot bring new keys.
@@ -83,21 +79,21 @@ class JoinOp(MeetOp):
         renamed = dict(zip(self.names, keys))
         fields = [F.col(renamed.get(field.name, quoted(field.name))).alias(field.name) for field in self.fields]
 
-        def meet(frames: Sequence[Any], _: Any) -> Any:
-            sides = [frame.select(*columns) for frame, columns in zip(frames, chosen)]
+        def join(given: Sequence[Any], _: Batch) -> Any:
+            sides = [frame.select(*columns) for frame, columns in zip(given, chosen)]
             joined = sides[order[0]]
             for side in order[1:]:
                 how = "full" if not inner else "left" if self.outer[side] else "inner"
                 joined = _joined(joined, sides[side], keys, how)
             return joined.select(*fields)
 
-        return meet
+        return join
 
     def _side(self, side: int) -> list[Any]:
-        columns = [F.col(quoted(name)).alias(f"{_KEY}{place}") for place, name in enumerate(self.keys[side])]
-        return [*columns, *(F.col(quoted(given)).alias(name) for given, name in self.others[side])]
+        columns = [column(name).alias(f"{_KEY}{place}") for place, name in enumerate(self.keys[side])]
+        return [*columns, *(column(given).alias(name) for given, name in self.others[side])]
 
-    def text(self) -> str:
+    def describe(self) -> str:
         types = ", ".join("outer" if outer else "inner" for outer in self.outer)
         return f"join by {', '.join(self.names)} ({types})"
 
@@ -118,7 +114,7 @@ def _joined(left: Any, right: Any, keys: Sequence[str], how: str) -> Any:
 
 
 @dataclass(frozen=True)
-class TaggedUnionOp(MeetOp):
+class TaggedUnionOp(MultiInputOp):
     """The rows of all: their keys, the frame's number, and a struct per frame that is null for the rows of others.
 
     Attributes:
@@ -126,27 +122,27 @@ class TaggedUnionOp(MeetOp):
         inputs: of each frame the columns of its struct.
     """
 
-    spreads = True
+    spreads_rows = True
 
     keys: tuple[tuple[str, ...], ...]
     inputs: tuple[tuple[str, ...], ...]
 
-    def meet(self, compiler: Any) -> Any:
+    def join(self, frames: SessionFrames) -> Join:
         count = len(self.keys[0])
         names, index, sides = self.fields[:count], self.fields[count], self.fields[count + 1 :]
         chosen = []
         for number, keys in enumerate(self.keys):
-            columns = [F.col(quoted(key)).alias(field.name) for key, field in zip(keys, names)]
+            columns = [column(key).alias(field.name) for key, field in zip(keys, names)]
             columns.append(F.lit(number).alias(index.name))
             for other, field in enumerate(sides):
-                own = F.struct(*[F.col(quoted(name)).alias(name) for name in self.inputs[number]])
+                own = F.struct(*[column(name).alias(name) for name in self.inputs[number]])
                 columns.append((own if other == number else F.lit(None).cast(field.dataType)).alias(field.name))
             chosen.append(columns)
 
-        def meet(frames: Sequence[Any], _: Any) -> Any:
-            return reduce(lambda a, b: a.union(b), [frame.select(*c) for frame, c in zip(frames, chosen)])
+        def union(sides: Sequence[Any], _: Batch) -> Any:
+            return reduce(lambda a, b: a.union(b), [frame.select(*c) for frame, c in zip(sides, chosen)])
 
-        return meet
+        return union
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"union of {len(self.keys)} streams"

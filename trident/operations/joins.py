@@ -7,20 +7,23 @@ transaction, never of two.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 from pyspark.sql.types import DataType, IntegerType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.operations.aggregates import lower_aggregation
 from trident.operations.aggregation import Aggregation
 from trident.operations.aggregators import is_groupable
 from trident.operations.join_ops import JoinOp, TaggedUnionOp, UnionOp
-from trident.operations.same_batch import warn_if_independent
+from trident.operations.same_batch import note_if_independent, warn_if_independent
+from trident.planning.basic_operations import ONLY_BRANCH
+from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
-from trident.planning.lowering import ANCHORS_FIELD, WHOLE
-from trident.planning.nodes import MeetNode, Node, field_names, picked, require_fields
+from trident.planning.nodes import MultiInputNode, Node, field_names, picked, require_fields
+from trident.planning.operation import ANCHORS_FIELD
 from trident.udf.signatures import (
     call_site,
     check_arity,
@@ -43,7 +46,7 @@ _SIDE = "__trident_side"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MergeNode(MeetNode):
+class MergeNode(MultiInputNode):
     """The rows of several streams.
 
     Attributes:
@@ -67,20 +70,20 @@ class MergeNode(MeetNode):
         }
         return frozenset(found)
 
-    def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         kept = [name for name in self.names if name in live]
         places = [self.names.index(name) for name in kept]
         sides = tuple(tuple(names[place] for place in places) for names in self.sides)
         fields = tuple(self.schema[name] for name in kept)
         if ANCHORS not in live:
-            maker.push(UnionOp(fields, sides))
+            builder.push(UnionOp(fields, sides))
             return
         # A side without messages of its own has rows without anchors.
         branches = tuple(
-            maker.branches.get((self, side), WHOLE) if any(field.name == ANCHORS for field in given) else None
-            for side, given in enumerate(physical)
+            builder.branches.get((self, side), ONLY_BRANCH) if any(field.name == ANCHORS for field in given) else None
+            for side, given in enumerate(builder.inputs)
         )
-        maker.push(UnionOp((*fields, ANCHORS_FIELD), sides, branches))
+        builder.push(UnionOp((*fields, ANCHORS_FIELD), sides, branches))
 
 
 def merge(graph: TopologyGraph, streams: Sequence["Stream"], outputs: Any = None) -> "Stream":
@@ -188,7 +191,7 @@ _ALIASES = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class JoinNode(MeetNode):
+class JoinNode(MultiInputNode):
     """A join within the batch.
 
     Attributes:
@@ -218,14 +221,17 @@ class JoinNode(MeetNode):
                 found.update(given for given, name in zip(self.others[side], self._outputs(side)) if name in live)
         return frozenset(found)
 
-    def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
+    def notes(self) -> Iterator[str]:
+        return note_if_independent(self)
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         others = tuple(
             tuple((given, name) for given, name in zip(self.others[side], self._outputs(side)) if name in live)
             for side in range(len(self.parents))
         )
         fields = tuple(field for field in self.schema.fields if field.name in live)
         outer = tuple(type_ is JoinType.OUTER for type_ in self.types)
-        maker.push(JoinOp(fields, self.names[: len(self.keys[0])], self.keys, others, outer))
+        builder.push(JoinOp(fields, self.names[: len(self.keys[0])], self.keys, others, outer))
 
 
 def join(
@@ -426,7 +432,7 @@ class _AsAggregator:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MultiReduceNode(MeetNode):
+class MultiReduceNode(MultiInputNode):
     """multi_reduce.
 
     Attributes:
@@ -457,15 +463,18 @@ class MultiReduceNode(MeetNode):
             for name in (*self.keys[side], *self.inputs[side])
         )
 
-    def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
+    def notes(self) -> Iterator[str]:
+        return note_if_independent(self)
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         keys = [self.parents[0].schema[name] for name in self.keys[0]]
         sides = [
             StructField(f"{_SIDE}{number}", picked(node.schema, names), True)
             for number, (node, names) in enumerate(zip(self.parents, self.inputs))
         ]
         fields = (*keys, StructField(_INDEX, IntegerType(), False), *sides)
-        maker.push(TaggedUnionOp(fields, self.keys, self.inputs))
-        maker.aggregate(self.reduces, self, tuple(self.schema.fields))
+        builder.push(TaggedUnionOp(fields, self.keys, self.inputs))
+        lower_aggregation(builder, self.reduces, self, tuple(self.schema.fields))
 
 
 def multi_reduce(

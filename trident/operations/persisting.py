@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.aggregation import AggregateNode, aggregator_name, read_aggregation
+from trident.operations.aggregates import AggregateNode
+from trident.operations.aggregation import aggregator_name, read_aggregation
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.repartitioning import check_hint
 from trident.operations.state_checks import check_fields, check_named, check_upsert
@@ -23,6 +24,7 @@ from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
+from trident.planning.operation import Fields
 from trident.states.core.binding import StateBinding, StateKind
 from trident.states.core.kinds import kind_of_state
 from trident.streams.other_names import STATE_NAMES, OtherNames
@@ -109,6 +111,13 @@ class _UpdaterNode(PersistNode):
     """A PersistNode with an updater of the user; ``new_values`` is what it emits."""
 
     new_values: StructType
+
+    @property
+    def shown_fields(self) -> Fields:
+        return tuple(self.new_values.fields)
+
+    def _map_fields(self) -> tuple[tuple[str, ...], tuple[str, ...], Fields]:
+        return (), self.binding.value_fields, self.shown_fields
 
 
 def _values_schema(node: PersistNode) -> StructType:

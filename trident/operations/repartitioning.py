@@ -13,11 +13,12 @@ from pyspark.sql.types import LongType, StructField
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.aggregators import is_groupable
-from trident.operations.join_ops import quoted
-from trident.planning.lowering import MARKER, OnePartitionOp, OwnOp
-from trident.planning.nodes import Node, OwnNode, require_fields
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node, require_fields
+from trident.planning.operation import MARKER, MARKER_FIELD, Operation
+from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list, rows_max
 from trident.udf.signatures import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
-from trident.workers.chain import Rows, WithoutMarker
+from trident.workers.chain import Rows
 from trident.workers.failures import Label
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _TARGET = "__trident_target"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PassNode(OwnNode):
+class PassNode(Node):
     """Changes nothing: a name, or a hint.
 
     Attributes:
@@ -41,12 +42,12 @@ class PassNode(OwnNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         """Nothing: hints are read before."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RepartitionNode(OwnNode):
+class RepartitionNode(Node):
     """Moves rows between Spark partitions.
 
     Attributes:
@@ -57,47 +58,46 @@ class RepartitionNode(OwnNode):
 
     row_by_row = False
     repeatable = False  # the order of rows that come from several partitions is not promised
-    repartitions = True
+    places_rows = True
+    drawn_as = "repartition"
 
     kind: str
     keys: tuple[str, ...] = ()
     function: UserFunction | None = None
 
     @property
-    def calls_user(self) -> bool:  # type: ignore[override]
+    def calls_user(self) -> bool:
         return self.function is not None
 
     @property
-    def passes_anchors(self) -> bool:  # type: ignore[override]
+    def passes_anchors(self) -> bool:
         return self.kind in ("shuffle", "partition_by", "global")
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live | frozenset(self.keys)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        hint, exact = maker.spread.counts.get(self), self in maker.spread.exact
-        fields = tuple(field for field in maker.physical if field.name in live or field.name in self.keys)
-        maker.narrow(fields)
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        hint, exact = builder.hints.counts.get(self), self in builder.hints.exact
+        fields = tuple(field for field in builder.fields if field.name in live or field.name in self.keys)
+        builder.narrow(fields)
         if self.kind == "global":
             if not exact:
-                maker.push(GatherOp(fields))
+                builder.push(GatherOp(fields))
                 return
-            marked = (*fields, StructField(MARKER, LongType(), False))
-            maker.push(OnePartitionOp(marked))
-            maker.push_python(WithoutMarker(MARKER), fields, tuple(field.name for field in marked))
+            builder.mark_one_partition()
+            builder.drop_marker()
             return
         kind, keys = self.kind, self.keys
         if self.function is not None:
-            self._choose(maker, fields)
+            self._choose(builder, fields)
             kind, keys = "chosen", (_TARGET,)
         if not exact:
-            maker.push(PlaceOp(fields, kind, keys, hint))
+            builder.push(PlaceOp(fields, kind, keys, hint))
             return
-        marked = (*fields, StructField(MARKER, LongType(), False))
-        maker.push(PlaceOp(marked, kind, keys, hint, marked=True))
-        maker.push_python(WithoutMarker(MARKER), fields, tuple(field.name for field in marked))
+        builder.push(PlaceOp((*fields, MARKER_FIELD), kind, keys, hint, marked=True))
+        builder.drop_marker()
 
-    def _choose(self, maker: Any, fields: tuple[StructField, ...]) -> None:
+    def _choose(self, builder: SegmentBuilder, fields: tuple[StructField, ...]) -> None:
         assert self.function is not None
         step = Rows(
             Label(self.operation, self.function.location),
@@ -110,7 +110,7 @@ class RepartitionNode(OwnNode):
             drop_none=True,
         )
         target = StructField(_TARGET, LongType(), True)
-        maker.push_python(step, (*fields, target), tuple(field.name for field in fields))
+        builder.push_python(step, (*fields, target), tuple(field.name for field in fields))
 
 
 class _Targets:
@@ -132,20 +132,20 @@ class _Targets:
 
 
 @dataclass(frozen=True)
-class GatherOp(OwnOp):
+class GatherOp(Operation):
     """All rows in one partition; what is above stays parallel."""
 
     shuffles = True
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         return lambda frame, _: frame.repartition(1)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return "into one partition"
 
 
 @dataclass(frozen=True)
-class PlaceOp(OwnOp):
+class PlaceOp(Operation):
     """Moves rows between partitions.
 
     Attributes:
@@ -155,7 +155,7 @@ class PlaceOp(OwnOp):
         marked: a marker row is added to every partition, so that each exists.
     """
 
-    spreads = True
+    spreads_rows = True
     shuffles = True
 
     kind: str
@@ -164,14 +164,14 @@ class PlaceOp(OwnOp):
     marked: bool = False
 
     @property
-    def fills(self) -> bool:  # type: ignore[override]
+    def gives_rows_for_none(self) -> bool:
         return self.marked
 
-    def transform(self, compiler: Any) -> Any:
-        count = self.count or compiler.context.defaultParallelism
+    def transform(self, frames: SessionFrames) -> Transform:
+        count = self.count or frames.context.defaultParallelism
         data = [field for field in self.fields if field.name != MARKER]
-        names = [F.col(quoted(field.name)) for field in data]
-        keys = [F.col(quoted(name)) for name in self.keys]
+        names = [column(field.name) for field in data]
+        keys = column_list(self.keys)
         if not self.marked and self.kind == "partition_by":
             return lambda frame, _: frame.repartition(count, *keys)
         if not self.marked and self.kind == "shuffle":
@@ -179,26 +179,26 @@ class PlaceOp(OwnOp):
         target = self._target(count).alias(_TARGET)
         if not self.marked:
             return lambda frame, _: frame.select(*names, target).repartitionById(count, _TARGET).select(*names)
-        unmarked, marker = [*names, F.lit(0).cast("long").alias(MARKER), target], self._markers(compiler, count)
+        unmarked, marker = [*names, F.lit(0).cast("long").alias(MARKER), target], self._markers(frames, count)
         kept = [*names, F.col(MARKER)]
         return lambda frame, _: frame.select(*unmarked).union(marker).repartitionById(count, _TARGET).select(*kept)
 
-    def _markers(self, compiler: Any, count: int) -> Any:
+    def _markers(self, frames: SessionFrames, count: int) -> Any:
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in self.fields if field.name != MARKER]
-        rows = compiler.session.range(0, count, 1, 1)
+        rows = frames.session.range(0, count, 1, 1)
         return rows.select(*nothing, F.lit(1).cast("long").alias(MARKER), F.col("id").cast("int").alias(_TARGET))
 
     def _target(self, count: int) -> Any:
         if self.kind == "broadcast":
             return F.explode(F.sequence(F.lit(0), F.lit(count - 1)))
         if self.kind == "partition_by":  # as Spark's own repartition by columns
-            return F.pmod(F.hash(*[F.col(quoted(name)) for name in self.keys]), F.lit(count))
+            return F.pmod(F.hash(*column_list(self.keys)), F.lit(count))
         if self.kind == "chosen":
             return F.pmod(F.col(self.keys[0]), F.lit(count)).cast("int")
         # In turn; each partition begins with another one, or few rows in each would all go to the same.
         return F.pmod(F.monotonically_increasing_id() + F.spark_partition_id(), F.lit(count)).cast("int")
 
-    def text(self) -> str:
+    def describe(self) -> str:
         by = f" by {', '.join(self.keys)}" if self.kind == "partition_by" else ""
         every = (
             ", each row in every one" if self.kind == "broadcast" else ", as chosen" if self.kind == "chosen" else ""
@@ -208,33 +208,32 @@ class PlaceOp(OwnOp):
 
 
 @dataclass(frozen=True)
-class AtLeastOneOp(OwnOp):
+class AtLeastOneOp(Operation):
     """Partitions as they are; where Spark has none as many as there must be, made by marker rows.
 
     Attributes:
         count: how many; None: not said, so one.
     """
 
-    fills = True
+    gives_rows_for_none = True
 
     count: int | None = None
 
-    def transform(self, compiler: Any) -> Any:
-        keep_empty_partitions(compiler.session)
+    def transform(self, frames: SessionFrames) -> Transform:
+        keep_empty_partitions(frames.session)
         data = [field for field in self.fields if field.name != MARKER]
-        names = [F.col(quoted(field.name)) for field in data]
+        names = [column(field.name) for field in data]
         unmarked = [*names, F.lit(0).cast("long").alias(MARKER)]
-        made = PlaceOp(self.fields, "shuffle", (), self.count or 1, marked=True).transform(compiler)
+        made = PlaceOp(self.fields, "shuffle", (), self.count or 1, marked=True).transform(frames)
 
-        def transform(frame: Any, _: Any) -> Any:
+        def transform(frame: Any, batch: Batch) -> Any:
             rows = frame.select(*unmarked)
-            greatest = rows._jdf.queryExecution().optimizedPlan().maxRows()
             # Spark drops a relation that it can see is empty, with its partitions.
-            return made(frame, None) if greatest.isDefined() and greatest.get() == 0 else rows
+            return made(frame, batch) if rows_max(rows) == 0 else rows
 
         return transform
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return "in at least one partition"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trident.operations.guarantees import sources_of
-from trident.operations.upsert import LastNode
 
 if TYPE_CHECKING:
     from trident.planning.nodes import Node
@@ -61,17 +60,11 @@ def _named(streams: frozenset[str]) -> str:
     return " and ".join(repr(name) for name in sorted(streams))
 
 
-def notes(node: "Node") -> Iterator[str]:
-    """What ``explain`` says of a node that works within one batch only."""
-    from trident.operations.joins import JoinNode, MultiReduceNode
-
-    if isinstance(node, (JoinNode, MultiReduceNode)):
-        pair = independent_sides(node)
-        if pair is not None:
-            yield f"only rows of one transaction meet: streams {pair[0]} and {pair[1]} are independent"
-    if isinstance(node, LastNode) and node.order_by:
-        wins = "between batches the later transaction wins, whatever its value"
-        yield f"ordered by {node.order_by} within a batch only: {wins}"
+def note_if_independent(node: "Node") -> Iterator[str]:
+    """For ``explain``: that rows of two batches never meet in the node, where its sides are of independent spouts."""
+    pair = independent_sides(node)
+    if pair is not None:
+        yield f"only rows of one transaction meet: streams {pair[0]} and {pair[1]} are independent"
 
 
-__all__: list[Any] = ["SameBatchOnlyWarning", "independent_sides", "notes", "warn_if_independent"]
+__all__: list[Any] = ["SameBatchOnlyWarning", "independent_sides", "note_if_independent", "warn_if_independent"]

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import DataType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.operations.state_lookups import JoinStateOp
 from trident.operations.state_writes import PersistNode
-from trident.planning.nodes import Node, appended, field_names, require_fields
+from trident.planning.basic_operations import SelectOp
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node, OutputsNode, appended, field_names, require_fields
+from trident.planning.operation import Fields, arrow_types, names_of
 from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
+from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.udf.types import parse_outputs
+from trident.workers.failures import Label
+from trident.workers.states import QueryRows
 
 if TYPE_CHECKING:
     from trident.operations.persisting import TridentState
@@ -23,7 +30,7 @@ BUILT_IN = (MapGet, SnapshotGet, TupleCollectionGet)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StateQueryNode(Node):
+class StateQueryNode(OutputsNode):
     """state_query: looks rows up in a state, as of the transaction before.
 
     Attributes:
@@ -35,16 +42,82 @@ class StateQueryNode(Node):
         many: as in PythonNode, of a user's ``execute``.
     """
 
+    repeatable = False
+    is_called_through = False
+    drawn_as = "state"
+
     state: Any
     writer: PersistNode | None
     query: Any
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     many: bool | None = None
 
     @property
     def links(self) -> tuple[Node, ...]:
         return () if self.writer is None else (self.writer,)
+
+    @property
+    def asks(self) -> "StateBinding | None":
+        return None if self.writer is None else self.writer.binding
+
+    @property
+    def late(self) -> bool:
+        return self.writer is not None
+
+    @property
+    def row_by_row(self) -> bool:
+        return self.writer is None
+
+    @property
+    def calls_user(self) -> bool:
+        return hasattr(self.query, "execute")
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return (live - set(self.outputs)) | set(self.inputs)
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        binding = self.asks
+        if binding is None:
+            self._ask_on_workers(builder, live)
+            return
+        # A field that a project dropped may be made again, so it must be gone.
+        builder.narrow(builder.narrowed(self.reads(self.parents[0], live)))
+        if binding.state_kind.users_code:
+            # The row goes where its key is, so that one partition of the state answers.
+            builder.into_partitions(self.inputs, getattr(binding.state, "partitions", 1))
+            self._ask_on_workers(builder, live, PARTITION)
+        else:
+            self._ask_by_spark(builder, live, binding)
+
+    def _ask_by_spark(self, builder: SegmentBuilder, live: frozenset[str], binding: "StateBinding") -> None:
+        every = isinstance(self.query, TupleCollectionGet)
+        stored = (*binding.keys, *binding.value_fields) if every else binding.value_fields
+        columns = tuple(zip(stored, self.outputs))
+        fields = (*builder.fields, *self._made)
+        builder.push(JoinStateOp(fields, binding, self.inputs, columns, None, every, builder.computed))
+        kept = tuple(field for field in self.schema.fields if field.name in live or field.name in self.outputs)
+        builder.push(SelectOp(kept, names_of(kept)))
+
+    def _ask_on_workers(self, builder: SegmentBuilder, live: frozenset[str], place: str = "") -> None:
+        earlier = tuple(field for field in self.schema.fields if field.name in live and field.name not in self.outputs)
+        keep = names_of(earlier)
+        step = QueryRows(
+            Label(self.operation, self.location),
+            self.state,
+            self.query,
+            self.inputs,
+            self.outputs,
+            arrow_types(self._made),
+            self.many,
+            keep,
+            place,
+        )
+        takes = (*keep, *self.inputs, *filter(None, (place,)))
+        builder.push_python(step, (*earlier, *self._made), takes, batch_id=True)
+
+    @property
+    def _made(self) -> Fields:
+        return tuple(self.schema[name] for name in self.outputs)
 
 
 def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any, outputs: Any) -> "Stream":

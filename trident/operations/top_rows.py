@@ -13,11 +13,13 @@ from pyspark.sql.types import IntegerType, StructField
 
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.aggregators import is_ordered
-from trident.operations.join_ops import quoted
-from trident.planning.lowering import OwnOp
-from trident.planning.nodes import Node, OwnNode, require_fields
+from trident.operations.repartitioning import GatherOp
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node, require_fields
+from trident.planning.operation import Operation
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list, quoted
 from trident.udf.signatures import call_site, check_arity, check_lifecycle, check_serialisable, function_location
-from trident.workers.chain import Frame, Meter
+from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
 from trident.workers.order import Ordered
 
@@ -30,7 +32,7 @@ SCOPES = ("partition", "batch")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ExtremeNode(OwnNode):
+class ExtremeNode(Node):
     """min, max, min_by, max_by: one row, of each Spark partition or of the batch.
 
     Attributes:
@@ -49,7 +51,7 @@ class ExtremeNode(OwnNode):
     defined: str
 
     @property
-    def row_by_row(self) -> bool:  # type: ignore[override]
+    def row_by_row(self) -> bool:
         return self.scope == "partition"
 
     @property
@@ -57,34 +59,32 @@ class ExtremeNode(OwnNode):
         return self.scope == "batch"
 
     @property
-    def calls_user(self) -> bool:  # type: ignore[override]
+    def calls_user(self) -> bool:
         return self.comparator is not None
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live | frozenset(self.by)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        from trident.operations.repartitioning import GatherOp
-
-        fields = tuple(field for field in maker.physical if field.name in live or field.name in self.by)
-        maker.narrow(fields)
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        fields = tuple(field for field in builder.fields if field.name in live or field.name in self.by)
+        builder.narrow(fields)
         names = tuple(field.name for field in fields)
         if self.comparator is None and self.scope == "batch":
-            maker.push(ExtremeOp(fields, self.by, self.greatest))
+            builder.push(ExtremeOp(fields, self.by, self.greatest))
             return
         label = Label(self.operation, self.defined)
         part = (_PART.name,) if self.scope == "batch" else ()
         step = BestRow(label, self.by, self.greatest, self.comparator, names, part)
-        maker.push_python(step, (*fields, *(_PART,) * len(part)), names)
+        builder.push_python(step, (*fields, *(_PART,) * len(part)), names)
         if self.scope == "batch":
             # The best row of each partition, with its number: of equal ones the last partition's wins.
-            maker.push(GatherOp(maker.physical))
+            builder.push(GatherOp(builder.fields))
             again = BestRow(label, self.by, self.greatest, self.comparator, names, (), _PART.name)
-            maker.push_python(again, fields, (*names, _PART.name))
+            builder.push_python(again, fields, (*names, _PART.name))
 
 
 @dataclass(frozen=True)
-class ExtremeOp(OwnOp):
+class ExtremeOp(Operation):
     """The row of the batch with the least or greatest fields; of equal ones the last. None for no row.
 
     Attributes:
@@ -97,15 +97,15 @@ class ExtremeOp(OwnOp):
     by: tuple[str, ...]
     greatest: bool
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         place = F.monotonically_increasing_id()
-        by = [F.col(quoted(name)) for name in self.by]
-        row = F.struct(*[F.col(quoted(field.name)) for field in self.fields]).alias("row")
+        by = column_list(self.by)
+        row = F.struct(*[column(field.name) for field in self.fields]).alias("row")
         order = F.struct(*by, place if self.greatest else -place).alias(_PLACE)
         best = (F.max_by if self.greatest else F.min_by)("row", _PLACE).alias("row")
         present = by[0].isNotNull()
-        for column in by[1:]:
-            present &= column.isNotNull()
+        for one in by[1:]:
+            present &= one.isNotNull()
         kept = [F.col(f"row.{quoted(field.name)}").alias(field.name) for field in self.fields]
 
         def transform(frame: Any, _: Any) -> Any:
@@ -115,12 +115,12 @@ class ExtremeOp(OwnOp):
 
         return transform
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"
 
 
 @dataclass(frozen=True)
-class BestRow:
+class BestRow(Step):
     """On a worker: the least or greatest row of the Spark partition, if there is one.
 
     Attributes:
@@ -269,12 +269,12 @@ class FirstN:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FirstNode(OwnNode):
+class FirstNode(Node):
     """FirstN."""
 
     row_by_row = False
     repeatable = False
-    gathers = True  # type: ignore[assignment]
+    gathers = True
 
     n: int
     by: str | None
@@ -283,14 +283,14 @@ class FirstNode(OwnNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live | ({self.by} if self.by else frozenset())
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        wanted = tuple(field for field in maker.physical if field.name in live or field.name == self.by)
-        maker.narrow(wanted)
-        maker.push(FirstOp(wanted, self.n, self.by, self.reverse))
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        wanted = tuple(field for field in builder.fields if field.name in live or field.name == self.by)
+        builder.narrow(wanted)
+        builder.push(FirstOp(wanted, self.n, self.by, self.reverse))
 
 
 @dataclass(frozen=True)
-class FirstOp(OwnOp):
+class FirstOp(Operation):
     """The first n rows, in one partition and in order."""
 
     shuffles = True
@@ -299,15 +299,15 @@ class FirstOp(OwnOp):
     by: str | None
     reverse: bool
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         place = F.monotonically_increasing_id().alias(_PLACE)
-        names = [F.col(quoted(field.name)) for field in self.fields]
+        names = [column(field.name) for field in self.fields]
         order = [F.col(_PLACE)]
         if self.by is not None:
-            by = F.col(quoted(self.by))
+            by = column(self.by)
             order.insert(0, by.desc_nulls_last() if self.reverse else by.asc_nulls_last())
         return lambda frame, _: frame.select(*names, place).orderBy(*order).limit(self.n).select(*names)
 
-    def text(self) -> str:
+    def describe(self) -> str:
         by = f" by {self.by}" if self.by else ""
         return f"the first {self.n}{by}{', the greatest first' if self.reverse else ''}"

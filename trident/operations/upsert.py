@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
 
+from pyspark.sql import functions as F
+
 from trident.coordinators.errors import FieldError
+from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
+from trident.planning.operation import Operation
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list, in_turn, quoted
+from trident.states.core.tables import DELETED_COLUMN
+
+_ROW, _PLACE = "__trident_row", "__trident_place"
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,55 @@ class LastNode(Node):
         order_by: the field whose greatest value is the last; None: the batch's own order.
     """
 
+    row_by_row = False
+
     keys: tuple[str, ...]
     values: tuple[str, ...]
     delete_when: str | None = None
     order_by: str | None = None
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return frozenset((*self.keys, *self.values, *filter(None, (self.delete_when, self.order_by))))
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        builder.push(LastOp(tuple(self.schema.fields), self.keys, self.values, self.delete_when, self.order_by))
+
+    def notes(self) -> Iterator[str]:
+        if self.order_by:
+            wins = "between batches the later transaction wins, whatever its value"
+            yield f"ordered by {self.order_by} within a batch only: {wins}"
+
+
+@dataclass(frozen=True)
+class LastOp(Operation):
+    """One row per key: the last; see LastNode."""
+
+    shuffles = True
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    delete_when: str | None
+    order_by: str | None
+
+    @property
+    def spreads_rows(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def needs_order(self) -> bool:
+        return self.order_by is None
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        gone = F.coalesce(column(self.delete_when), F.lit(False)) if self.delete_when else F.lit(False)
+        place = F.monotonically_increasing_id()
+        order = F.struct(column(self.order_by), place) if self.order_by else place
+        row = F.struct(*column_list(self.values), gone.alias(DELETED_COLUMN))
+        keys = column_list(self.keys)
+        # Positions are given before the rows move.
+        placed = frames.select([*keys, row.alias(_ROW), order.alias(_PLACE)])
+        last = frames.aggregate(self.keys, F.max_by(_ROW, _PLACE).alias(_ROW))
+        values = [F.col(f"{_ROW}.{quoted(name)}").alias(name) for name in self.values]
+        return in_turn(placed, last, frames.select([*keys, *values, F.col(f"{_ROW}.{DELETED_COLUMN}")]))
+
+    def describe(self) -> str:
+        return f"the last row of each {', '.join(self.keys)}"

@@ -7,6 +7,7 @@ found first, by one small job, and are constants in the frame's plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField
 
 from trident.operations.window_spec import Unit, WindowSpec
-from trident.planning.lowering import Fields, OwnOp
+from trident.planning.operation import Fields, Operation
+from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, is_single
 from trident.states.core.binding import StateBinding
 from trident.states.core.tables import DELETED_COLUMN
 
@@ -35,40 +37,18 @@ def window_fields(binding: StateBinding) -> Fields:
     return (*binding.log_schema.fields, start, tag)
 
 
-def lower_window(maker: Any, node: Any) -> None:
-    """Pushes the operations of a WindowNode.
-
-    Args:
-        maker: a trident.planning.late._LateMaker.
-        node: the node.
-    """
-    maker._push(WindowOp(window_fields(node.binding), node.binding, node.spec, node.clock, maker._computed))
-
-
 def of_state(frame: "DataFrame", binding: StateBinding) -> "DataFrame":
     """Of what a window gives, the rows of its log."""
     return frame.where(f"{TAG} = {STATE}").drop(START, TAG)
 
 
-class _Select:
-    """Columns as SQL text, made once per session: each call to the JVM costs.
-
-    Args:
-        compiler: a trident.planning.compiled.CompiledGroup.
-        texts: of the columns.
-    """
-
-    def __init__(self, compiler: Any, *texts: str) -> None:
-        self._chosen = compiler._seq([F.expr(text) for text in texts])
-
-    def __call__(self, frame: Any) -> "DataFrame":
-        from trident.planning.compiled import _frame
-
-        return _frame(frame, frame._jdf.select(self._chosen))
+def _select(frames: SessionFrames, *texts: str) -> Callable[[Any], "DataFrame"]:
+    """Columns as SQL text, made once per session: each call to the JVM costs."""
+    return frames.prepared_select([F.expr(text) for text in texts])
 
 
 @dataclass(frozen=True)
-class TaggedOp(OwnOp):
+class TaggedOp(Operation):
     """The rows with one tag, as the user sees them.
 
     Attributes:
@@ -79,16 +59,16 @@ class TaggedOp(OwnOp):
     tag: int
     spec: WindowSpec
 
-    def transform(self, compiler: Any) -> Any:
+    def transform(self, frames: SessionFrames) -> Transform:
         edges = (START, f"{START} + {self.spec.length}L")
         kind = "greatest({}, 0L)" if self.spec.unit is Unit.ROWS else "timestamp_micros({})"
         window = "named_struct('start', {}, 'end', {}) as window".format(*map(kind.format, edges))
         fired, condition = self.tag == FIRED, f"{TAG} = {self.tag}"
         names = [field.name for field in self.fields]
-        chosen = _Select(compiler, *[window if fired and name == "window" else _tick(name) for name in names])
+        chosen = _select(frames, *[window if fired and name == "window" else _tick(name) for name in names])
         return lambda frame, _: chosen(frame.where(condition))
 
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"{'rows of fired windows' if self.tag == FIRED else 'rows that came too late'} of {self.spec}"
 
 
@@ -129,7 +109,7 @@ class _Turn:
 
 
 @dataclass(frozen=True)
-class WindowOp(OwnOp):
+class WindowOp(Operation):
     """The new rows of a transaction and those that open windows hold become what the transaction changes and fires.
 
     Attributes:
@@ -139,27 +119,24 @@ class WindowOp(OwnOp):
         materialise: the rows must be computed once before.
     """
 
+    needs_order = True
+
     binding: StateBinding
     spec: WindowSpec
     clock: Any
     materialise: bool
 
-    @property
-    def in_order(self) -> bool:
-        """The rows are needed in the order of the batch."""
-        return True
-
-    def text(self) -> str:
+    def describe(self) -> str:
         return f"windows of {self.spec}: rows to keep, rows of fired windows, late rows"
 
-    def transform(self, compiler: Any) -> Any:
-        return _Windows(self, compiler)
+    def transform(self, frames: SessionFrames) -> Transform:
+        return _Windows(self, frames)
 
 
 class _Windows:
     """A WindowOp in one session."""
 
-    def __init__(self, op: WindowOp, compiler: Any) -> None:
+    def __init__(self, op: WindowOp, frames: SessionFrames) -> None:
         self._op, spec = op, op.spec
         names = [_tick(name) for name in op.binding.value_fields[3:]]
         none = "cast(null as bigint)"
@@ -167,17 +144,17 @@ class _Windows:
         # Null for a row without a time; the other positions are known only with the turn.
         self._position = f"unix_micros({_tick(spec.field)})" if in_events else none
         newest = f"max({self._position})" if in_events else none
-        self._place = _Select(compiler, "*", f"monotonically_increasing_id() as {_PLACE}")
-        self._of_all = _Select(compiler, "0 as part", "_position as mark", "_next as rows", "_late as late")
-        self._of_new = _Select(compiler, "1 as part", f"{newest} as mark", "count(1) as rows", "0L as late")
-        self._old = _Select(compiler, "_seq", "_position", f"false as {_NEW}", *names)
-        self._new = _Select(compiler, _PLACE, self._position, f"true as {_NEW}", *names)
+        self._place = _select(frames, "*", f"monotonically_increasing_id() as {_PLACE}")
+        self._of_all = _select(frames, "0 as part", "_position as mark", "_next as rows", "_late as late")
+        self._of_new = _select(frames, "1 as part", f"{newest} as mark", "count(1) as rows", "0L as late")
+        self._old = _select(frames, "_seq", "_position", f"false as {_NEW}", *names)
+        self._new = _select(frames, _PLACE, self._position, f"true as {_NEW}", *names)
         numbered = f"if({_NEW}, _seq + {_TURN}.first, _seq) as _seq"
         place = {Unit.ROWS: f"_seq + {_TURN}.first", Unit.PROCESSING_TIME: f"{_TURN}.now", Unit.EVENT_TIME: "_position"}
         placed = f"if({_NEW}, {place[spec.unit]}, _position) as _position"
-        self._placed = _Select(compiler, numbered, placed, _NEW, _TURN, *names)
-        self._events = _Select(
-            compiler,
+        self._placed = _select(frames, numbered, placed, _NEW, _TURN, *names)
+        self._events = _select(
+            frames,
             "_seq",
             "_position",
             f"{none} as _next",
@@ -187,13 +164,13 @@ class _Windows:
             f"explode({self._event_texts()}) as {_EVENT}",
         )
         log = [_tick(name) for name in op.binding.log_schema.names]
-        self._given = _Select(compiler, *log, f"{_EVENT}.start as {START}", f"{_EVENT}.tag as {TAG}")
+        self._given = _select(frames, *log, f"{_EVENT}.start as {START}", f"{_EVENT}.tag as {TAG}")
         late = f"{_TURN}.late"
         if in_events:
             late = f"max({_TURN}.late) + count_if({self._is_late(self._position)})"
         last = "max" if in_events else ""
-        self._about_all = _Select(
-            compiler,
+        self._about_all = _select(
+            frames,
             "-1L as _seq",
             f"{last}({_TURN}.now) as _position",
             f"{last}({_TURN}.next) as _next",
@@ -204,7 +181,7 @@ class _Windows:
             f"{STATE} as {TAG}",
         )
 
-    def __call__(self, frame: "DataFrame", batch: Any) -> "DataFrame":
+    def __call__(self, frame: "DataFrame", batch: Batch) -> "DataFrame":
         frame, rows = self._numbered(frame, batch)
         stored = batch.stored(self._op.binding, None)
         turn = self._turn(stored, frame, rows)
@@ -214,13 +191,13 @@ class _Windows:
         if turn.rows or self._op.spec.fires_between(turn.before, turn.now):
             source = frame if self._op.spec.unit is Unit.EVENT_TIME else frame.sparkSession.range(0, 1, 1, 1)
             given = given.unionAll(self._about_all(source.selectExpr("*", constants)))
-        return given.coalesce(1) if rows is None and _bytes(stored) <= _SMALL_BYTES else given
+        return given.coalesce(1) if rows is None and bytes_read(stored) <= _SMALL_BYTES else given
 
     # --- before the rows are looked at ---------------------------------------------------
 
     def _numbered(self, frame: Any, batch: Any) -> "tuple[DataFrame, int | None]":
         """The rows with their numbers from 0, without gaps, in the batch's order; how many, if that was to be known."""
-        if not self._op.materialise and _is_single(frame):
+        if not self._op.materialise and is_single(frame):
             return self._place(frame), None
         # Each Spark partition must know how many rows are before it.
         placed = batch.once(self._place(frame))
@@ -279,14 +256,3 @@ class _Windows:
 
 def _tick(name: str | None) -> str:
     return "`" + (name or "").replace("`", "``") + "`"
-
-
-def _is_single(frame: Any) -> bool:
-    """Whether the rows certainly are in one Spark partition."""
-    last = frame._jdf.queryExecution().logical()
-    return last.nodeName() in ("Repartition", "RepartitionByExpression") and last.numPartitions() == 1
-
-
-def _bytes(frame: Any) -> int:
-    """Of the files that are read, as far as Spark can tell without a job."""
-    return int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))

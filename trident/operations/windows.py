@@ -19,14 +19,18 @@ from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.state_checks import check_fields
 from trident.operations.state_writes import PersistNode
-from trident.operations.window_ops import FIRED, LATE, TaggedOp
+from trident.operations.window_ops import FIRED, LATE, TaggedOp, WindowOp, of_state, window_fields
 from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
+from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import Names, Node, OwnNode, require_fields
+from trident.planning.nodes import Names, Node, require_fields
+from trident.planning.operation import Fields
 from trident.states.core.binding import LAST, StateBinding
 from trident.udf.signatures import call_site
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from trident.operations.chained import ChainedAggregation
     from trident.streams.stream import GroupedStream, Stream
 
@@ -44,7 +48,7 @@ def now_us() -> int:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WatermarkNode(OwnNode):
+class WatermarkNode(Node):
     """Says which field is the event time; changes nothing.
 
     Attributes:
@@ -58,7 +62,7 @@ class WatermarkNode(OwnNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return live
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None: ...
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,9 +77,19 @@ class WindowNode(PersistNode):
     spec: WindowSpec
     clock: Clock = now_us
 
+    def fields_left(self, live: frozenset[str]) -> Fields:
+        return window_fields(self.binding)
+
+    def output(self, frame: "DataFrame") -> "DataFrame":
+        return of_state(frame, self.binding)
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        fields = window_fields(self.binding)
+        builder.push(WindowOp(fields, self.binding, self.spec, self.clock, builder.computed))
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WindowRowsNode(OwnNode):
+class WindowRowsNode(Node):
     """Rows that a WindowNode gives: those of fired windows, or late ones."""
 
     late = True
@@ -84,11 +98,11 @@ class WindowRowsNode(OwnNode):
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         (window,) = self.parents
         assert isinstance(window, WindowNode)
         fields = tuple(field for field in self.schema.fields if field.name in live)
-        maker._push(TaggedOp(fields, FIRED if self.fired else LATE, window.spec))
+        builder.push(TaggedOp(fields, FIRED if self.fired else LATE, window.spec))
 
 
 class WindowedStream:

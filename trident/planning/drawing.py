@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
-from trident.operations.aggregation import AggregateNode
-from trident.operations.row_nodes import PythonNode
-from trident.operations.state_queries import StateQueryNode
-from trident.operations.state_writes import NewValuesNode, PersistNode
-from trident.planning.explain import _steps
+from trident.planning.explain import described_passes
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
-from trident.planning.nodes import Node, OwnNode, SourceNode
+from trident.planning.nodes import Node
 
-# kind → (colour, shape)
+# Node.drawn_as → (colour, shape)
 _LOOK = {
     "spout": ("#cfe8cf", "cds"),
     "Python": ("#fff2b3", "box"),
@@ -30,19 +26,6 @@ _LOOK = {
 }
 _PASS = {"shape": "note", "fillcolor": "#f5f5f5", "fontname": "monospace", "fontsize": "9"}
 _LABEL_MAX = 24
-
-
-def look_of(node: Node) -> str:
-    """ "spout", "Python", "Spark", "repartition" or "state": what an operation is drawn as."""
-    if isinstance(node, SourceNode):
-        return "spout"
-    if isinstance(node, (PersistNode, NewValuesNode, StateQueryNode)):
-        return "state"
-    if getattr(node, "repartitions", False):
-        return "repartition"
-    calls = isinstance(node, PythonNode) or (isinstance(node, OwnNode) and node.calls_user)
-    folds = isinstance(node, AggregateNode) and node.aggregation.kind != "native"
-    return "Python" if calls or folds else "Spark"
 
 
 def to_dot(graph: TopologyGraph) -> str:
@@ -113,7 +96,7 @@ def _digraph(graph: TopologyGraph) -> Any:
 
 def _draw_nodes(box: Any, ids: dict[Node, str]) -> None:
     for node, own in ids.items():
-        kind = look_of(node)
+        kind = node.drawn_as
         colour, shape = _LOOK[kind]
         box.node(own, label=_escaped(node.operation), fillcolor=colour, shape=shape, tooltip=_escaped(kind))
     for node, own in ids.items():
@@ -130,7 +113,7 @@ def _draw_passes(box: Any, group: GroupPlan, ids: dict[Node, str]) -> None:
     for turn, segments in (("", lowered.segments), ("in the transaction's turn: ", lowered.late_segments)):
         for segment in segments:
             origin = " and ".join(anchor.operation for anchor in segment.anchors)
-            lines = [f"{turn}from {origin}:", *(list(_steps(segment.ops)) or ["as it is"])]
+            lines = [f"{turn}from {origin}:", *(list(described_passes(segment.ops)) or ["as it is"])]
             own = f"{ids[segment.target]}{'late' if turn else ''}passes"
             box.node(own, label="".join(_escaped(line) + r"\l" for line in lines), **_PASS)
             box.edge(own, ids[segment.target], style="dotted", arrowhead="none")

@@ -1,36 +1,29 @@
-"""From nodes to Spark: batch groups, live fields, fused passes.
+"""The batch groups of a topology, and the plan of each: what is built for every batch.
 
 Three layers, as in Trident: the user's calls made **nodes**; connected nodes
 are a **batch group**, with a coordinator of its own; a group becomes, per
 batch, DataFrames for its states. In between stands a pure description, the
-*lowering*: a list of operations per state, where consecutive Python operations
-stand side by side and become one ``mapInArrow`` pass.
+*lowering* (``trident/planning/lowering.py``): a list of operations per state,
+where consecutive Python operations stand side by side and become one
+``mapInArrow`` pass.
 
 Only fields that are read later are carried along ("live"): a word count hands
 words to the JVM and not the lines that they came from.
-
-A node that several branches use is computed once per batch and checkpointed,
-if a Python function or a non-deterministic expression lies at or above it: the
-branches must see the same rows; and if it costs a shuffle. A projection or
-filter by Spark is computed by each of them.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.operations.aggregation import AggregateNode
-from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
-from trident.operations.state_queries import StateQueryNode
-from trident.operations.state_writes import PersistNode, SpoutTableNode
+from trident.planning.compiled import BuiltBatch, LoweredPlan
 from trident.planning.graph import TopologyGraph
-from trident.planning.lowering import Lowered, lower
-from trident.planning.nodes import Node, OwnNode, SourceNode
+from trident.planning.lowering import lower
+from trident.planning.nodes import Node, above, sources
+from trident.planning.session_frames import Batch
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
@@ -39,51 +32,29 @@ from trident.states.publishing.user_tasks import BatchInfo
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.planning.compiled import CompiledGroup
-
-
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
 
-class BuiltBatch(dict):
-    """State name → DataFrame of one attempt, with what was kept in memory for it."""
-
-    def __init__(self, frames: Mapping[str, "DataFrame"], checkpoints: Sequence["DataFrame"]) -> None:
-        super().__init__(frames)
-        self.checkpoints = list(checkpoints)
-
-    def release(self) -> None:
-        """Frees the blocks of checkpoints, once the frames are no longer read. May be called again."""
-        while self.checkpoints:
-            frame = self.checkpoints.pop()
-            frame._jdf.queryExecution().analyzed().rdd().unpersist(False)
-
-
-@dataclass
-class GroupPlan:
+@dataclass(kw_only=True)
+class GroupPlan(LoweredPlan):
     """How one batch group runs on Spark.
 
     Attributes:
         name: the group's: the smallest tx_id of its streams.
-        spouts: tx_id → spout.
-        bindings: what is written to which state.
         nodes: of the group, parents first.
-        tables: of spouts that own one.
+        bindings: what is written to which state.
+        spout_tables: tx_id → the table that its spout owns.
         tracked: streams whose messages are acknowledged one by one.
         message_tables: stream → the name of the table of its messages; "" → that of the dead letters; none
             where nothing is tracked.
     """
 
     name: str
-    spouts: dict[str, Any]
-    bindings: list[StateBinding]
     nodes: list[Node]
-    _lowered: "Lowered" = field(repr=False)
-    tables: list[SpoutTableNode] = field(default_factory=list)
+    bindings: list[StateBinding] = field(default_factory=list)
+    spout_tables: dict[str, StateBinding] = field(default_factory=dict)
     tracked: frozenset[str] = frozenset()
     message_tables: dict[str, str] = field(default_factory=dict)
-    _compiled: "CompiledGroup | None" = field(default=None, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def build(
         self, inputs: Mapping[str, "DataFrame"], attempt: TransactionAttempt, info: BatchInfo | None = None
@@ -103,9 +74,9 @@ class GroupPlan:
             info: what users' own states are told; made of the attempt when None.
         """
         session = next(iter(inputs.values())).sparkSession
-        return self._compile(session).build(inputs, info or BatchInfo(attempt))
+        return self.compiled(session).build(inputs, info or BatchInfo(attempt))
 
-    def build_late(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: "Stored") -> BuiltBatch:
+    def build_late(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: Stored) -> BuiltBatch:
         """The rows to stage for states that are read in the transaction's turn, and for what is made of them.
 
         Args:
@@ -113,45 +84,29 @@ class GroupPlan:
             info: of the batch.
             stored: gives a state's keys and values as of the transaction before.
         """
-        from trident.planning.compiled import Batch
-
         session = next(iter(inputs.values())).sparkSession
-        return self._compile(session).build_late(inputs, Batch(info, stored))
+        return self.compiled(session).build_late(inputs, Batch(info, stored))
+
+    @property
+    def spouts(self) -> dict[str, Any]:
+        """tx_id → spout."""
+        return {node.tx_id: node.spout for node in sources(self.nodes)}
 
     @property
     def is_late(self) -> bool:
         """Whether there is anything to do in the transaction's turn."""
-        return bool(self._lowered.late_segments)
+        return bool(self.lowered.late_segments)
 
     @property
     def late_states(self) -> frozenset[str]:
         """The states that are staged by :meth:`build_late`."""
-        targets = (segment.target for segment in self._lowered.late_segments)
-        return frozenset(target.binding.name for target in targets if isinstance(target, PersistNode))
-
-    @property
-    def spout_tables(self) -> dict[str, StateBinding]:
-        """tx_id → the table that its spout owns."""
-        return {node.tx_id: node.binding for node in self.tables}
+        written = (segment.target.writes for segment in self.lowered.late_segments)
+        return frozenset(binding.name for binding in written if binding is not None)
 
     @property
     def anchored(self) -> frozenset[str]:
         """The tracked streams whose rows need anchors: a function behind them may fail for a row."""
-        return frozenset(node.tx_id for node in self._lowered.anchored if isinstance(node, SourceNode))
-
-    def _compile(self, session: Any) -> "CompiledGroup":
-        from trident.planning.compiled import CompiledGroup
-
-        with self._lock:
-            # What is compiled belongs to one SparkContext.
-            if self._compiled is None or self._compiled.context is not session.sparkContext:
-                self._compiled = CompiledGroup(self._lowered, session)
-            return self._compiled
-
-    @property
-    def lowered(self) -> "Lowered":
-        """The pure description, for ``explain``."""
-        return self._lowered
+        return frozenset(node.tx_id for node in self.lowered.anchored)
 
 
 def plan(graph: TopologyGraph, tracking: bool = True) -> list[GroupPlan]:
@@ -186,17 +141,13 @@ def _add_message_tables(topology: str, group: GroupPlan) -> None:
 
 def group_members(graph: TopologyGraph) -> dict[str, list[str]]:
     """Group name → the tx_ids of its streams."""
-    groups = sorted(_groups(graph).items())
-    return {name: sorted(node.tx_id for node in nodes if isinstance(node, SourceNode)) for name, nodes in groups}
+    return {name: sorted(node.tx_id for node in sources(nodes)) for name, nodes in sorted(_groups(graph).items())}
 
 
 def group_of_states(graph: TopologyGraph) -> dict[str, str]:
     """State name → the group that writes it."""
     return {
-        node.binding.name: name
-        for name, nodes in _groups(graph).items()
-        for node in nodes
-        if isinstance(node, PersistNode)
+        node.writes.name: name for name, nodes in _groups(graph).items() for node in nodes if node.writes is not None
     }
 
 
@@ -216,13 +167,13 @@ def _groups(graph: TopologyGraph) -> dict[str, list[Node]]:
     members: dict[Node, list[Node]] = {}
     for node in batched:  # in the order of creation: parents first
         members.setdefault(find(node), []).append(node)
-    return {min(node.tx_id for node in nodes if isinstance(node, SourceNode)): nodes for nodes in members.values()}
+    return {min(node.tx_id for node in sources(nodes)): nodes for nodes in members.values()}
 
 
 def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
-    tables = [node for node in nodes if isinstance(node, SpoutTableNode)]
-    sinks = [node for node in nodes if isinstance(node, PersistNode) and node not in tables]
-    targets = sinks + _dangling(nodes)
+    tables = {node.table_of: node.writes for node in nodes if node.table_of is not None and node.writes is not None}
+    sinks = {node: node.writes for node in nodes if node.writes is not None and node.table_of is None}
+    targets = [*sinks, *_dangling(nodes)]
     if not targets:
         raise TopologyError(
             f"stream {name!r} leads nowhere",
@@ -230,52 +181,41 @@ def _group_plan(name: str, nodes: list[Node], tracking: bool) -> GroupPlan:
             expected="partition_persist or persistent_aggregate",
         )
     used = list(nodes_above(targets, nodes))
-    lonely = [node.tx_id for node in nodes if isinstance(node, SourceNode) and node not in used]
+    lonely = [node.tx_id for node in sources(nodes) if node not in used]
     if lonely:
         raise TopologyError(f"stream {lonely[0]!r} leads nowhere", expected="an operation that uses it")
-    spouts = {node.tx_id: node.spout for node in used if isinstance(node, SourceNode)}
-    tracked = [node for node in used if isinstance(node, SourceNode) and tracking and is_rich_spout(node.spout)]
-    lowered = lower(used, targets, tracked)
-    bindings = [sink.binding for sink in [*sinks, *tables]]
-    return GroupPlan(name, spouts, bindings, used, lowered, tables, frozenset(node.tx_id for node in tracked))
+    tracked = [node for node in sources(used) if tracking and is_rich_spout(node.spout)]
+    return GroupPlan(
+        name=name,
+        nodes=used,
+        bindings=[*sinks.values(), *tables.values()],
+        lowered=lower(used, targets, tracked),
+        spout_tables=tables,
+        tracked=frozenset(node.tx_id for node in tracked),
+    )
 
 
-def _dangling(nodes: list[Node]) -> list[Node]:
+def _dangling(nodes: Collection[Node]) -> list[Node]:
     """Ends of streams that no state takes, but whose Python functions are to be called all the same."""
     parents = {parent for node in nodes for parent in node.parents}
-    ends = [node for node in nodes if node not in parents and not isinstance(node, (PersistNode, SourceNode))]
-    return [node for node in ends if calls_python(node)]
+    return [node for node in nodes if node not in parents and node.writes is None and _calls_python(node)]
 
 
-def calls_python(node: Node) -> bool:
+def _calls_python(end: Node) -> bool:
     """Whether the node itself or one between it and the last shared node calls a user's function."""
-    seen, waiting = {node}, [node]
+    seen, waiting = {end}, [end]
     while waiting:
-        one = waiting.pop()
-        if _calls_itself(one):
+        node = waiting.pop()
+        if node.calls_user:
             return True
-        if isinstance(one, (OwnNode, NativeNode, ProjectNode, AggregateNode)):
-            fresh = set(one.parents) - seen
+        if node.is_called_through:
+            fresh = set(node.parents) - seen
             seen |= fresh
             waiting += fresh
     return False
 
 
-def _calls_itself(node: Node) -> bool:
-    if isinstance(node, OwnNode):
-        return node.calls_user
-    if isinstance(node, StateQueryNode):
-        return hasattr(node.query, "execute")
-    return isinstance(node, PythonNode) or (isinstance(node, AggregateNode) and node.aggregation.kind != "native")
-
-
-def nodes_above(targets: list[Node], nodes: list[Node]) -> Iterator[Node]:
+def nodes_above(targets: Sequence[Node], nodes: Sequence[Node]) -> Iterator[Node]:
     """The nodes that the targets need, parents first."""
-    needed: set[Node] = set()
-    waiting = list(targets)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting.extend(node.parents)
+    needed = {node for target in targets for node in above(target)}
     return (node for node in nodes if node in needed)

@@ -1,38 +1,44 @@
-"""The nodes of a topology: what the user's calls become, before anything is planned.
+"""The one kind of node: what a user's call becomes, before anything is planned.
 
 A node knows its parents and its fields and never changes, so a stream may be
-used by several branches. The planner reads nodes; it never asks a stream.
+used by several branches. It says itself what it reads and which operations it
+becomes; the planner treats all nodes alike, and never asks a stream. The nodes
+of each family of operations stand in trident/operations/.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import FieldError
+from trident.planning.builder import SegmentBuilder
+from trident.planning.operation import ANCHORS_FIELD, Fields
+from trident.states.core.binding import StateBinding
 from trident.udf.types import check_distinct, did_you_mean
+from trident.workers.anchors import ANCHORS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
     """A step of a stream.
 
+    A new operation is a subclass with ``reads`` and ``lower``. The properties
+    have the values of an operation that looks at each row alone and calls no
+    function of the user's; a subclass says where it differs.
+
     Attributes:
         parents: the nodes whose rows it takes.
         schema: its fields; every one nullable.
         operation: its name in plans and messages.
         location: "file:line" of the call that made it.
-
-    Class attributes:
-        passes_anchors: its rows can have the anchors of those that they are made of (trident.workers.anchors).
-        takes_anchors: it calls a function that may fail for a row, so it needs the anchors of its rows.
     """
-
-    passes_anchors = False
-    takes_anchors = False
 
     parents: tuple["Node", ...]
     schema: StructType
@@ -53,23 +59,143 @@ class Node:
     def names(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
+    # --- how it becomes operations -------------------------------------------------------
+
+    def reads(self, parent: "Node", live: frozenset[str]) -> frozenset[str]:
+        """The parent's fields that it needs when only its live fields are read behind it."""
+        raise AssertionError(f"{type(self).__name__} has no reads")
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        """Pushes its operations.
+
+        Args:
+            builder: of the segment.
+            live: of its fields, those that are read behind it.
+        """
+        raise AssertionError(f"{type(self).__name__} has no lower")
+
+    def fields_left(self, live: frozenset[str]) -> Fields:
+        """The columns of a segment that ends at the node."""
+        return tuple(field for field in (*self.schema.fields, ANCHORS_FIELD) if field.name in live)
+
+    def fields_begun(self, live: frozenset[str]) -> Fields:
+        """The columns of a segment that begins at the node."""
+        return self.fields_left(live)
+
+    # --- what the planner must know ------------------------------------------------------
+
     @property
     def links(self) -> tuple["Node", ...]:
         """Nodes that it belongs together with although no rows come from them."""
         return ()
 
     @property
+    def late(self) -> bool:
+        """Whether it reads a state of its batch group, so that it runs in the transaction's turn."""
+        return False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether computing it again on the same rows gives the same rows, in the same order."""
+        return True
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether it calls a function of the user's: then it is computed even when no state takes its rows."""
+        return False
+
+    @property
+    def is_called_through(self) -> bool:
+        """Whether an end behind it is computed for the sake of a user's function above it."""
+        return True
+
+    @property
+    def joins(self) -> bool:
+        """Whether it may have several parents: then the first of its operations is a MultiInputOp."""
+        return False
+
+    @property
+    def keeps_all_fields(self) -> bool:
+        """Whether all of its fields are needed, whatever is read behind it."""
+        return False
+
+    @property
+    def passes_anchors(self) -> bool:
+        """Whether its rows can have the anchors of those that they are made of (trident.workers.anchors)."""
+        return False
+
+    @property
+    def takes_anchors(self) -> bool:
+        """Whether it calls a function that may fail for a row, so that it needs the anchors of its rows."""
+        return False
+
+    # --- what it does to Spark partitions ------------------------------------------------
+
+    @property
+    def row_by_row(self) -> bool:
+        """Whether its rows are in the Spark partitions of those that they are made of."""
+        return True
+
+    @property
     def gathers(self) -> bool:
         """Whether its rows are all in one Spark partition."""
-        aggregation = getattr(self, "aggregation", None)
-        return aggregation is not None and not aggregation.keys
+        return False
+
+    @property
+    def places_rows(self) -> bool:
+        """Whether it follows a hint about Spark partitions by itself."""
+        return False
+
+    @property
+    def parallelism(self) -> int | None:
+        """The number of Spark partitions that it wants its rows to be in; None: not said."""
+        return None
+
+    @property
+    def per_partition(self) -> bool:
+        """Whether every Spark partition of its rows must exist, also an empty one."""
+        return False
+
+    # --- where its rows go ---------------------------------------------------------------
+
+    @property
+    def writes(self) -> StateBinding | None:
+        """The state that it writes to."""
+        return None
+
+    @property
+    def table_of(self) -> str | None:
+        """The tx_id of the spout whose emitter gives the rows that it writes; None: the stream does."""
+        return None
+
+    @property
+    def asks(self) -> StateBinding | None:
+        """The state of the topology that it looks rows up in."""
+        return None
+
+    @property
+    def output_name(self) -> str | None:
+        """The name under which a batch gives its rows to the caller; None: no caller takes them."""
+        return None if self.writes is None else self.writes.name
+
+    def output(self, frame: "DataFrame") -> "DataFrame":
+        """Of the columns of its segment, those that the caller takes."""
+        return frame
+
+    # --- for checks and plans ------------------------------------------------------------
 
     def carried(self, side: int, field: str) -> str | None:
         """The name under which a field of its parent ``side`` goes on; None when it ends here."""
-        aggregation = getattr(self, "aggregation", None)
-        if aggregation is not None:
-            return field if field in aggregation.keys else None
-        return field if field in self.names and field not in getattr(self, "outputs", ()) else None
+        return field if field in self.names else None
+
+    @property
+    def drawn_as(self) -> str:
+        """ "spout", "Python", "Spark", "repartition" or "state": what it looks like in a picture of the plan."""
+        return "Python" if self.calls_user else "Spark"
+
+    def notes(self) -> Iterator[str]:
+        """What ``explain`` says to the user about it."""
+        return iter(())
 
 
 def above(node: Node) -> Iterator[Node]:
@@ -85,37 +211,46 @@ def above(node: Node) -> Iterator[Node]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OwnNode(Node):
-    """An operation that knows itself what it becomes: for modules beside the planner's.
+class SourceNode(Node):
+    """A stream's spout."""
 
-    Class attributes:
-        repeatable: computing it again on the same rows gives the same rows, in the same order.
-        late: it runs in the transaction's turn.
-        calls_user: it calls a function of the user's, so it is computed even when no state takes its rows.
-        row_by_row: its rows are in the Spark partitions of those that they are made of.
-    """
+    row_by_row = False
+    is_called_through = False
+    drawn_as = "spout"
 
-    repeatable = True
-    late = False
-    calls_user = False
-    row_by_row = True
+    tx_id: str
+    spout: Any
 
-    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        """The parent's fields that it needs when only its live fields are read behind it."""
-        raise AssertionError(f"{type(self).__name__} has no reads")
+    def fields_begun(self, live: frozenset[str]) -> Fields:
+        """All fields of the spout; of a stream whose messages are tracked the anchors too."""
+        return (*self.schema.fields, ANCHORS_FIELD) if ANCHORS in live else tuple(self.schema.fields)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
-        """Pushes its operations.
 
-        Args:
-            maker: a trident.planning.lowering._Maker.
-            live: of its fields, those that are read behind it.
-        """
-        raise AssertionError(f"{type(self).__name__} has no lower")
+def is_source(node: Node) -> TypeGuard[SourceNode]:
+    return isinstance(node, SourceNode)
+
+
+def sources(nodes: Iterable[Node]) -> list[SourceNode]:
+    """Those of the nodes that are spouts."""
+    return [node for node in nodes if is_source(node)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GroupingNode(OwnNode):
+class OutputsNode(Node):
+    """A node that makes fields, behind those of its parent or in their place.
+
+    Attributes:
+        outputs: the fields that it makes.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.names and field not in self.outputs else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupingNode(Node):
     """An aggregate of the batch, or of each group of it.
 
     Attributes:
@@ -135,28 +270,16 @@ class GroupingNode(OwnNode):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MeetNode(OwnNode):
-    """An operation with several parents."""
+class MultiInputNode(Node):
+    """An operation with several parents: the first of its operations is a MultiInputOp."""
 
+    joins = True
     row_by_row = False
 
-    def meet(self, maker: Any, live: frozenset[str], physical: Sequence[Sequence[StructField]]) -> None:
-        """Pushes its operations, the first of which is a trident.planning.lowering.MeetOp.
 
-        Args:
-            maker: a trident.planning.lowering._Maker.
-            live: of its fields, those that are read behind it.
-            physical: the columns of each parent.
-        """
-        raise AssertionError(f"{type(self).__name__} has no meet")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SourceNode(Node):
-    """A stream's spout."""
-
-    tx_id: str
-    spout: Any
+def joined(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes whose rows meet others in an operation with several parents."""
+    return {parent for node in nodes if node.joins for parent in node.parents}
 
 
 # --- fields ------------------------------------------------------------------------------

@@ -6,35 +6,30 @@ batch and its turn is handed on directly: a request has no turn to wait for.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.state_queries import StateQueryNode
+from trident.planning.compiled import BuiltBatch, LoweredPlan
 from trident.planning.graph import TopologyGraph
-from trident.planning.groups import BuiltBatch, group_of_states
-from trident.planning.lowering import JoinStateOp, Lowered, _repeatable, lower
+from trident.planning.groups import Stored, group_of_states
+from trident.planning.lowering import lower, repeatable
 from trident.planning.nodes import Node
 from trident.planning.request_nodes import DrpcNode
 from trident.planning.results import result_of
+from trident.planning.session_frames import Batch, compute_once
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.planning.compiled import CompiledGroup
 
-Stored = Callable[[StateBinding, Any], "DataFrame"]
-
-
-@dataclass
-class DrpcPlan:
+@dataclass(kw_only=True)
+class DrpcPlan(LoweredPlan):
     """How the requests of one function run on Spark.
 
     Attributes:
@@ -43,7 +38,6 @@ class DrpcPlan:
         result: the fields of its answers.
         nodes: of its stream, parents first.
         states: that it asks, with the batch group that writes each.
-        lowered: the pure description, for ``explain``.
     """
 
     function: str
@@ -51,9 +45,6 @@ class DrpcPlan:
     result: StructType
     nodes: list[Node]
     states: dict[str, tuple[StateBinding, str]]
-    lowered: Lowered = field(repr=False)
-    _compiled: "CompiledGroup | None" = field(default=None, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def groups(self) -> list[str]:
@@ -68,18 +59,14 @@ class DrpcPlan:
             info: of the request.
             stored: gives a state's keys and values as of the transaction that the request reads.
         """
-        from trident.planning.compiled import Batch
-
-        compiled = self._compile(arguments.sparkSession)
+        compiled = self.compiled(arguments.sparkSession)
         early = compiled.build({self.function: arguments}, info)
         if not self.lowered.late_segments:
             return early
         try:
-            once = self._needed_once()
-            inputs = {
-                boundary.name: compiled._once(early[boundary.name], early) if node in once else early[boundary.name]
-                for node, boundary in self.lowered.boundaries.items()
-            }
+            inputs = dict(early)
+            for name in self._needed_once():
+                inputs[name] = compute_once(early[name], early.checkpoints)
             late = compiled.build_late(inputs, Batch(info, stored))
         except BaseException:
             early.release()
@@ -87,24 +74,16 @@ class DrpcPlan:
         late.checkpoints += early.checkpoints
         return late
 
-    def _needed_once(self) -> set[Node]:
+    def _needed_once(self) -> list[str]:
         """The boundaries that must be computed before they are used twice: a staged file gives the same rows again."""
         uses: Counter[Node] = Counter()
         for segment in self.lowered.late_segments:
             # What is looked up is read twice: as keys, and as the rows beside which the values are put.
-            weight = 2 if any(isinstance(op, JoinStateOp) for op in segment.ops) else 1
+            weight = 2 if any(op.reads_state for op in segment.ops) else 1
             for anchor in segment.anchors:
                 uses[anchor] += weight
-        return {node for node in self.lowered.boundaries if uses[node] > 1 and not _repeatable(node)}
-
-    def _compile(self, session: Any) -> "CompiledGroup":
-        from trident.planning.compiled import CompiledGroup
-
-        with self._lock:
-            # What is compiled belongs to one SparkContext.
-            if self._compiled is None or self._compiled.context is not session.sparkContext:
-                self._compiled = CompiledGroup(self.lowered, session)
-            return self._compiled
+        boundaries = self.lowered.boundaries.items()
+        return [boundary.name for node, boundary in boundaries if uses[node] > 1 and not repeatable(node)]
 
 
 def drpc_plans(graph: TopologyGraph) -> dict[str, DrpcPlan]:
@@ -129,6 +108,12 @@ def _plan(graph: TopologyGraph, source: DrpcNode, groups: dict[str, str]) -> Drp
             action="merge or join them, or leave the others out",
         )
     result = result_of(ends[0])
-    asked = [node.state for node in nodes if isinstance(node, StateQueryNode) and node.writer is not None]
-    states = {binding.name: (binding, groups[binding.name]) for binding in asked}
-    return DrpcPlan(source.function, source.schema, result.schema, nodes, states, lower([*nodes, result], [result]))
+    asked = [node.asks for node in nodes if node.asks is not None]
+    return DrpcPlan(
+        function=source.function,
+        arguments=source.schema,
+        result=result.schema,
+        nodes=nodes,
+        states={binding.name: (binding, groups[binding.name]) for binding in asked},
+        lowered=lower([*nodes, result], [result]),
+    )

@@ -8,22 +8,25 @@ topology; who wants the rows plans the nodes above a stream with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from trident.planning.nodes import Node, OwnNode
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node
 
 # What the rows are called among a batch's frames; no state can have this name.
 RESULT = "__trident_result"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ResultNode(OwnNode):
+class ResultNode(Node):
     """The end of a stream whose rows are given back: all fields, in their order."""
+
+    keeps_all_fields = True
+    output_name = RESULT
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return frozenset(parent.names)
 
-    def lower(self, maker: Any, live: frozenset[str]) -> None:
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         """Nothing to do: the segment ends here, with the fields in order."""
 
 

@@ -21,10 +21,9 @@ from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.batches import TrackedBatches
 from trident.operations.window_spec import Unit
-from trident.planning.compiled import KEEP
-from trident.planning.groups import BuiltBatch
-from trident.planning.late import boundaries_of
-from trident.planning.lowering import ANCHORS_FIELD
+from trident.planning.compiled import BuiltBatch
+from trident.planning.operation import ANCHORS_FIELD
+from trident.planning.session_frames import KEEP
 from trident.spark.jobs import cancel_group, has_tasks
 from trident.spark.rows import parquet_reader, to_dataframe
 from trident.spouts.contracts import Emitted, Json, SpoutKind
@@ -104,7 +103,9 @@ class SparkBatchRunner:
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
-        self._boundaries = [StagingTarget(name, folder / "boundaries" / name) for name in boundaries_of(plan.lowered)]
+        self._boundaries = [
+            StagingTarget(name, folder / "boundaries" / name) for name in plan.lowered.staged_boundaries
+        ]
         beside = set(plan.message_tables.values())
         self._late = [target for target in targets if target.name in plan.late_states]
         self._early = [
@@ -304,7 +305,7 @@ class SparkBatchRunner:
 
     def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
         """Whether late segments would have nothing to do: an aggregate without groups always has."""
-        if any(staged[name] for name in boundaries) or self._plan.lowered.late_fills:
+        if any(staged[name] for name in boundaries) or self._plan.lowered.late_gives_rows_for_none:
             return False
         if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
             return False  # windows may be due

@@ -39,8 +39,7 @@ from trident.coordinators import faults
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.repartitioning import keep_empty_partitions
 from trident.planning.groups import GroupPlan
-from trident.planning.late import boundaries_of
-from trident.planning.lowering import ANCHORS_FIELD
+from trident.planning.operation import ANCHORS_FIELD
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import parquet_reader, to_dataframe
 from trident.states.core import storage
@@ -194,7 +193,7 @@ class WarmUp:
                 for binding in plan.bindings
                 if binding.name not in (*plan.late_states, *own) and not binding.state_kind.only_with_rows
             ]
-            boundaries = [StagingTarget(name, self._folder) for name in boundaries_of(plan.lowered)]
+            boundaries = [StagingTarget(name, self._folder) for name in plan.lowered.staged_boundaries]
             stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
         finally:
             frames.release()

@@ -102,8 +102,7 @@ def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:
             action="test the stream in front of it, and the rest with start() and a MemoryMapState",
         )
     sources = {node.tx_id: node for node in nodes if isinstance(node, SourceNode)}
-    spouts = {tx_id: node.spout for tx_id, node in sources.items()}
-    return GroupPlan("run_batch", spouts, [], nodes, lower(nodes, [result])), sources
+    return GroupPlan(name="run_batch", nodes=nodes, lowered=lower(nodes, [result])), sources
 
 
 def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Rows]:

@@ -16,7 +16,8 @@ from pyspark.sql.types import StructType
 from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.operations import columns
 from trident.operations import joins as meetings
-from trident.operations.aggregation import AggregateNode, aggregator_name, read_aggregation
+from trident.operations.aggregates import AggregateNode
+from trident.operations.aggregation import aggregator_name, read_aggregation
 from trident.operations.aggregators import is_groupable
 from trident.operations.builtins import as_expression, native_form
 from trident.operations.chained import ChainedAggregation, partition_aggregate

@@ -82,6 +82,17 @@ class Expression:
             return not isinstance(given, DeferredColumn) or any("*" in text for text in texts(given))
         return self.analysis.all_fields
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields that it refers to; all, as long as that is not known."""
+        everything = self.analysis is None or self.analysis.all_fields
+        return frozenset(self.schema.names) if everything else self.analysis.reads  # type: ignore[union-attr]
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether computing it again certainly gives the same."""
+        return self.analysis is not None and self.analysis.deterministic
+
     def columns(self) -> list["Column"]:
         """The Columns to select: the outputs with their names and types."""
         column, found = to_column(self.source), self.analysed()

@@ -245,8 +245,22 @@ def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence
 # --- steps -------------------------------------------------------------------------------
 
 
+class Step:
+    """What a pass does with frames, in order: ``run``; some are told their batch or their task before it."""
+
+    label: Label
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        raise AssertionError(f"{type(self).__name__} has no run")
+
+    @property
+    def text(self) -> str:
+        """For ``explain``; "" for nothing to say."""
+        return self.label.operation
+
+
 @dataclass(frozen=True)
-class Rows:
+class Rows(Step):
     """each, map and flat_map: new columns from a function, the kept ones repeated beside them.
 
     Attributes:
@@ -302,7 +316,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(Step):
     """filter: the rows for which a function returns something true."""
 
     label: Label
@@ -331,7 +345,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Peek:
+class Peek(Step):
     """peek: calls a function for each row; what it returns does not matter."""
 
     label: Label
@@ -350,8 +364,10 @@ class Peek:
 
 
 @dataclass(frozen=True)
-class WithoutMarker:
+class WithoutMarker(Step):
     """Drops the row that was added so that even an empty batch has a Spark partition."""
+
+    text = ""
 
     marker: str
 
@@ -363,7 +379,7 @@ class WithoutMarker:
 
 
 @dataclass(frozen=True)
-class CountRows:
+class CountRows(Step):
     """Count, done before the rows leave Python: fewer of them then go to the JVM.
 
     The counts are partial: a key may come more than once.
@@ -375,6 +391,10 @@ class CountRows:
 
     keys: tuple[str, ...]
     output: str
+
+    @property
+    def text(self) -> str:
+        return f"count by {', '.join(self.keys)}"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         held: pa.Table | None = None

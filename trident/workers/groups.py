@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from trident.states.core.plain_values import Row, frozen
-from trident.workers.chain import Frame, Meter, call_rows, not_one_row, output_arrays
+from trident.workers.chain import Frame, Meter, Step, call_rows, not_one_row, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.values import Values
 
@@ -65,7 +65,7 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Step):
     """Folds the rows of a partition by key; gives one result per group, or those of ``complete``.
 
     Attributes:
@@ -98,6 +98,10 @@ class Groups:
     found: str = ""
     marker: str = ""
     batch_id: Any = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.label.operation}: {self.mode}{' by ' if self.keys else ''}{', '.join(self.keys)}"
 
     @property
     def user(self) -> Any:

@@ -29,7 +29,7 @@ from trident.states.publishing.user_tasks import (
     open_backing,
     plain_key,
 )
-from trident.workers.chain import Frame, Meter, call_rows, one_row, output_arrays
+from trident.workers.chain import Frame, Meter, Step, call_rows, one_row, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.groups import _NOTHING, Folds
 
@@ -41,7 +41,7 @@ SHOWN = "__trident_shown"
 
 
 @dataclass(frozen=True)
-class QueryRows:
+class QueryRows(Step):
     """state_query of a state of the user's: one retrieval per piece of a batch.
 
     Attributes:
@@ -233,7 +233,7 @@ class MapAsOf:
 
 
 @dataclass(frozen=True)
-class UpdateMap:
+class UpdateMap(Step):
     """The new values of a map, found but not put yet.
 
     Attributes:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trident.states.core.plain_values import Row
 from trident.workers.anchors import ANCHORS, children_of, make_anchors, mixed, read_anchors
-from trident.workers.chain import Frame, Meter, call_rows, output_arrays
+from trident.workers.chain import Frame, Meter, Step, call_rows, output_arrays
 from trident.workers.failures import Label, UserCodeFailed, fail
 from trident.workers.groups import _NOTHING, Fold, Folds, Groups
 from trident.workers.ledger import Ledger, report_of
@@ -25,7 +25,7 @@ ROW = "__trident_row"
 
 
 @dataclass(frozen=True)
-class Tracked:
+class Tracked(Step):
     """A step row by row: what raises fails the messages of its row alone.
 
     The function is called for pieces of a batch; when one raises, its halves are
@@ -43,8 +43,12 @@ class Tracked:
     ledger: Ledger | None = None
 
     @property
-    def label(self) -> Label:
+    def label(self) -> Label:  # type: ignore[override]
         return self.step.label
+
+    @property
+    def text(self) -> str:
+        return f"{self.step.text} (tracked)"
 
     @property
     def user(self) -> Any:
@@ -99,8 +103,10 @@ class Tracked:
 
 
 @dataclass(frozen=True)
-class EndTrees:
+class EndTrees(Step):
     """The rows end here; their anchors go on, only to say which messages they belong to."""
+
+    text = "end trees"
 
     label: Label
     ledger: Ledger | None = None
@@ -118,8 +124,10 @@ class EndTrees:
 
 
 @dataclass(frozen=True)
-class BeginTrees:
+class BeginTrees(Step):
     """Rows that Spark has dropped or multiplied get ids of their own, which are told to the ledger."""
+
+    text = "begin trees"
 
     label: Label
     ledger: Ledger | None = None
@@ -154,6 +162,10 @@ class TrackedGroups(Groups):
 
     keeps: bool = False
     ledger: Ledger | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{super().text} (tracked)"
 
     def for_task(self, ledger: Ledger) -> "TrackedGroups":
         return replace(self, ledger=ledger)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trident.workers.chain import Frame
+from trident.workers.chain import Frame, Step
 from trident.workers.failures import Label, fail
 from trident.workers.values import WrongValue, _type_text, cut_repr
 
@@ -83,7 +83,7 @@ def _to_pandas(array: pa.Array, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _OfColumns:
+class _OfColumns(Step):
     """A step with a function over columns.
 
     Attributes:
@@ -93,7 +93,7 @@ class _OfColumns:
     call: Call
 
     @property
-    def label(self) -> Label:
+    def label(self) -> Label:  # type: ignore[override]
         return self.call.label
 
     @property

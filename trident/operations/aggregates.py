@@ -1,0 +1,256 @@
+"""aggregate: what it becomes: an aggregate of Spark, parts that are combined, or a fold row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructField, StructType
+
+from trident.operations.aggregation import Aggregation
+from trident.operations.aggregators import is_plain
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node
+from trident.planning.operation import ANCHORS_FIELD, Fields, GroupingOp, Operation, arrow_type, arrow_types, names_of
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.workers.anchors import ANCHORS
+from trident.workers.chain import CountRows, Rows
+from trident.workers.failures import Label
+from trident.workers.groups import Folded, Groups
+from trident.workers.tracking import ROW, TrackedGroups
+
+_PARTIAL, _PARTIALS = "__trident_partial", "__trident_partials"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AggregateNode(Node):
+    """aggregate: one row per batch, or per group of it."""
+
+    row_by_row = False
+    passes_anchors = True
+
+    aggregation: Aggregation
+
+    @property
+    def calls_user(self) -> bool:
+        return self.aggregation.kind != "native"
+
+    @property
+    def takes_anchors(self) -> bool:
+        return self.calls_user
+
+    @property
+    def repeatable(self) -> bool:
+        return not self.calls_user
+
+    @property
+    def gathers(self) -> bool:
+        return not self.aggregation.keys
+
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.aggregation.keys else None
+
+    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
+        return self.aggregation.reads
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        fields = tuple(self.schema.fields)
+        lower_aggregation(builder, self.aggregation, self, (*fields, ANCHORS_FIELD) if ANCHORS in live else fields)
+
+
+# --- what it becomes ---------------------------------------------------------------------
+
+
+def lower_aggregation(
+    builder: SegmentBuilder, aggregation: Aggregation, node: Node, fields: Fields, persists: bool = False
+) -> None:
+    """Pushes an aggregate over the batch, or per group of it.
+
+    Args:
+        builder: of the segment.
+        aggregation: which.
+        node: that it belongs to, for messages.
+        fields: the columns behind it; the anchors among them, where they are wanted there.
+        persists: a state takes the result, and combines partial values itself.
+    """
+    _AggregateLowering(builder, aggregation, node, fields, persists).lower()
+
+
+@dataclass(frozen=True)
+class _AggregateLowering:
+    builder: SegmentBuilder
+    aggregation: Aggregation
+    node: Node
+    fields: Fields
+    persists: bool
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the anchors are wanted behind it."""
+        return self.fields[-1].name == ANCHORS
+
+    def lower(self) -> None:
+        builder = self.builder
+        if not self.node.takes_anchors and not self._goes_on and builder.anchored:
+            # Nothing fails here: the trees have ended, or the anchors are another branch's.
+            builder.narrow(tuple(field for field in builder.fields if field.name != ANCHORS))
+        if self.aggregation.kind == "native":
+            self._in_spark()
+        elif self.aggregation.kind == "combiner":
+            self._combine()
+        else:
+            self._fold()
+
+    def _in_spark(self) -> None:
+        builder, aggregation, merges = self.builder, self.aggregation, False
+        keys, outputs = aggregation.keys, names_of(aggregation.outputs)
+        if (
+            builder.ends_in_python
+            and keys
+            and aggregation.aggregator.native_name == "count"
+            and not builder.anchored
+            and all(is_plain(field.dataType) for field in self.fields)
+        ):
+            builder.push_python(CountRows(keys, outputs[0]), self.fields, keys)
+            merges = True
+        inputs = outputs if merges else aggregation.inputs
+        parts_suffice = self.persists and merges
+        builder.push(NativeAggregateOp(self.fields, keys, inputs, aggregation.aggregator, merges, parts_suffice))
+
+    def _combine(self) -> None:
+        builder, aggregation = self.builder, self.aggregation
+        keys, output = aggregation.keys, aggregation.outputs[0]
+        if keys:
+            self._groups("combine", aggregation.inputs, self.fields, output.name, merged=not self.persists)
+            if not self.persists:  # a state combines the parts itself
+                builder.by_key(keys)
+                self._groups("merge", (output.name,), self.fields, output.name)
+            return
+        part = StructField(_PARTIAL, output.dataType, True)
+        self._groups("combine", aggregation.inputs, (part,), _PARTIAL, merged=True)
+        parts = ArrayType(StructType([StructField("value", output.dataType, True)]), False)
+        anchors = (ANCHORS_FIELD,) if builder.anchored else ()
+        builder.push(CollectOp((StructField(_PARTIALS, parts, False), *anchors), _PARTIAL))
+        step = Rows(
+            Label(self.node.operation, aggregation.location),
+            Folded(aggregation.aggregator),
+            (_PARTIALS,),
+            (output.name,),
+            (arrow_type(output.dataType),),
+            False,
+            (ROW,) if self._goes_on else (),
+            drop_none=False,
+        )
+        builder.push_rows(step, (output,), (_PARTIALS,), self._goes_on)
+
+    def _fold(self) -> None:
+        builder, aggregation = self.builder, self.aggregation
+        if aggregation.keys:
+            builder.by_key(aggregation.keys)
+        else:
+            builder.narrow(builder.narrowed({*aggregation.inputs, ANCHORS}))
+            builder.mark_one_partition()
+            builder.drop_marker()
+        self._groups("reduce" if aggregation.kind == "reducer" else "aggregate", aggregation.inputs, self.fields)
+
+    def _groups(
+        self, mode: str, inputs: tuple[str, ...], fields: Fields, output: str | None = None, merged: bool = False
+    ) -> None:
+        """Folds rows by key; where they have anchors, a group has those of its rows.
+
+        Args:
+            fields: behind the aggregate; with the anchors, where they are wanted there.
+            merged: the groups are parts, which are merged next: their anchors are wanted in any case.
+        """
+        step = groups_step(self.aggregation, self.node, mode, inputs, output)
+        takes, batch_id = (*self.aggregation.keys, *inputs), mode == "aggregate"
+        fields = tuple(field for field in fields if field.name != ANCHORS or not merged)
+        if self.builder.anchored:
+            goes_on = merged or fields[-1].name == ANCHORS
+            own = {one.name: getattr(step, one.name) for one in dataclass_fields(step)}
+            step, takes = TrackedGroups(**own, keeps=goes_on), (*takes, ANCHORS)
+            fields = (*fields, ANCHORS_FIELD) if merged else fields
+        self.builder.push_python(step, fields, takes, batch_id)
+
+
+def groups_step(
+    aggregation: Aggregation, node: Node, mode: str, inputs: tuple[str, ...], output: str | None = None
+) -> Groups:
+    """The step on the worker that folds rows by key; see Groups for the modes."""
+    return Groups(
+        label=Label(node.operation, aggregation.location),
+        aggregator=aggregation.aggregator,
+        mode=mode,
+        keys=aggregation.keys,
+        inputs=inputs,
+        outputs=(output,) if output else names_of(aggregation.outputs),
+        types=arrow_types(aggregation.outputs),
+        many=aggregation.many,
+        always=mode in ("reduce", "aggregate") and not aggregation.keys,
+    )
+
+
+@dataclass(frozen=True)
+class NativeAggregateOp(GroupingOp):
+    """An aggregate by Spark.
+
+    Attributes:
+        inputs: of the aggregator.
+        aggregator: a native one.
+        merges: its input is partial values already.
+        parts_suffice: the partial values can go on as they are: a state combines
+            them, so this only saves rows where they come from several partitions.
+    """
+
+    inputs: tuple[str, ...]
+    aggregator: Any
+    merges: bool
+    parts_suffice: bool = False
+
+    @property
+    def no_op_on_one_partition(self) -> bool:
+        return self.parts_suffice
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        inputs = column_list(self.inputs)
+        output = next(field for field in reversed(self.fields) if field.name != ANCHORS)
+        value = self.aggregator.merge(inputs[0]) if self.merges else partial_value(self.aggregator, inputs, output)
+        # A group has the anchors of all of its rows.
+        anchors = [_all_anchors()] if self.fields[-1].name == ANCHORS else []
+        return frames.aggregate(self.keys, value.alias(output.name), *anchors)
+
+    def describe(self) -> str:
+        verb = "merge" if self.merges else "partial"
+        return f"{verb} {self.aggregator!r}{self.by_keys} -> {self.fields[-1].name}"
+
+
+def partial_value(aggregator: Any, inputs: Sequence[Any], output: StructField) -> Any:
+    """The Column of a native aggregate over rows; its zero for no row, where it has one."""
+    value, zero = aggregator.partial(inputs), aggregator.zero()
+    return value if zero is None else F.coalesce(value, F.lit(zero).cast(output.dataType))
+
+
+@dataclass(frozen=True)
+class CollectOp(Operation):
+    """All values of one column as one row with one list, also when there is none; and all anchors, where there are."""
+
+    shuffles = True
+    gives_rows_for_none = True
+
+    column: str
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        value = F.struct(column(self.column).alias("value"))
+        anchors = [_all_anchors()] if self.fields[-1].name == ANCHORS else []
+        return frames.aggregate((), F.collect_list(value).alias(self.fields[0].name), *anchors)
+
+    def describe(self) -> str:
+        return "gather the partial values"
+
+
+def _all_anchors() -> Any:
+    """The anchors of all rows of a group."""
+    return F.flatten(F.collect_list(F.col(ANCHORS))).alias(ANCHORS)

@@ -1,0 +1,142 @@
+"""Puts beside rows what a state has for them, as of the transaction before; what is found is gone on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructField
+
+from trident.operations.aggregates import groups_step
+from trident.operations.aggregation import Aggregation
+from trident.planning.builder import SegmentBuilder
+from trident.planning.nodes import Node
+from trident.planning.operation import MARKER, Operation
+from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list
+from trident.states.core.binding import StateBinding
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FOUND = "__trident_found"
+_STORED_PREFIX = "__trident_stored_"
+
+
+@dataclass(frozen=True)
+class JoinStateOp(Operation):
+    """Puts beside each row what a state has for its key, as of the transaction before.
+
+    Attributes:
+        binding: the state.
+        inputs: the fields that are looked up, in the order of the state's keys; none: a state without keys.
+        columns: (the state's field, its new name), in order.
+        found: the name of a boolean field that is true where the state has the key; None: not needed.
+        every: all entries of the state beside each row, instead of those of its key.
+        materialise: the rows must be computed once before.
+    """
+
+    reads_state = True
+
+    binding: StateBinding
+    inputs: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    found: str | None
+    every: bool
+    materialise: bool
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        keys = [] if self.every else list(zip(self.inputs, self.binding.keys))
+        added = [new for _, new in self.columns] + ([self.found] if self.found else [])
+        carried = [field.name for field in self.fields if field.name not in added]
+
+        def transform(frame: "DataFrame", batch: Batch) -> "DataFrame":
+            assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
+            if self.materialise:
+                # The keys that are asked and the rows beside which the answers are put must be the same.
+                frame = batch.once(frame)
+            asked = None
+            if keys:
+                asked = frame.select(*[column(name).alias(key) for name, key in keys]).distinct()
+            stored = batch.stored(self.binding, asked)
+            columns = [column(key).alias(f"__trident_k{n}") for n, (_, key) in enumerate(keys)]
+            columns += [column(name).alias(new) for name, new in self.columns]
+            if self.found:
+                columns.append(F.lit(True).alias(self.found))
+            right = F.broadcast(stored.select(*columns))
+            same = [column(name).eqNullSafe(F.col(f"__trident_k{n}")) for n, (name, _) in enumerate(keys)]
+            condition = reduce(lambda a, b: a & b, same) if same else F.lit(True)
+            joined = frame.join(right, condition, "inner" if self.every else "left")
+            return joined.select(*column_list((*carried, *added)))
+
+        return transform
+
+    def describe(self) -> str:
+        return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}"
+
+
+def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ...]:
+    """Puts the stored values beside each row, and into FOUND whether there are any; returns their names."""
+    fields = tuple(
+        StructField(_STORED_PREFIX + str(number), binding.schema[name].dataType, True)
+        for number, name in enumerate(binding.value_fields)
+    )
+    names = tuple(field.name for field in fields)
+    columns = tuple(zip(binding.value_fields, names))
+    made = (*builder.fields, *fields, StructField(FOUND, BooleanType(), True))
+    builder.push(JoinStateOp(made, binding, binding.keys, columns, FOUND, False, builder.computed))
+    return names
+
+
+def fold_on(
+    builder: SegmentBuilder,
+    node: Node,
+    binding: StateBinding,
+    aggregation: Aggregation,
+    mode: str,
+    inputs: tuple[str, ...],
+) -> None:
+    """Looks up the stored values, and folds the batch's rows or partial values on from them, on the worker.
+
+    Args:
+        builder: of the segment.
+        node: that it belongs to, for messages.
+        binding: the state.
+        aggregation: the state's.
+        mode: "merge", "reduce" or "aggregate"; see Groups.
+        inputs: the fields that are folded.
+    """
+    stored, keys = join_stored(builder, binding), binding.keys
+    marker = "" if keys or mode == "merge" else MARKER
+    if keys:
+        builder.by_key(keys)
+    step = groups_step(aggregation, node, mode, inputs)
+    step = replace(step, stored=stored, found=FOUND, marker=marker, always=not keys)
+    takes = (*keys, *inputs, *stored, FOUND, *filter(None, (marker,)))
+    builder.push_python(step, tuple(binding.schema.fields), takes, batch_id=mode == "aggregate")
+
+
+@dataclass(frozen=True)
+class CombineStoredOp(Operation):
+    """A native aggregate's stored value and the batch's partial value of it become one.
+
+    Attributes:
+        keys: carried on.
+        value, stored: the partial and the stored value by name; the result has the first name.
+        aggregator: a native one.
+    """
+
+    keys: tuple[str, ...]
+    value: str
+    stored: str
+    aggregator: Any
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        (kind,) = (field.dataType for field in self.fields if field.name == self.value)
+        value, stored = column(self.value), column(self.stored)
+        both = self.aggregator.combine_columns(stored, value).cast(kind)
+        return frames.select([*column_list(self.keys), F.when(F.col(FOUND), both).otherwise(value).alias(self.value)])
+
+    def describe(self) -> str:
+        return f"{self.aggregator!r} of the stored value and the batch's"

@@ -1,0 +1,169 @@
+"""The one kind of operation: a step of a segment, by Spark or on a Python worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType
+
+from trident.coordinators.errors import OutputTypeError
+from trident.planning.session_frames import Join, SessionFrames, Transform
+from trident.workers.anchors import ANCHORS
+from trident.workers.chain import Step
+
+# Marks a row that is none, added so that a Spark partition exists.
+MARKER = "__trident_marker"
+MARKER_FIELD = StructField(MARKER, LongType(), False)
+_PAIR = StructType([StructField("root", LongType(), True), StructField("id", LongType(), True)])
+ANCHORS_FIELD = StructField(ANCHORS, ArrayType(_PAIR, True), True)
+
+Fields = tuple[StructField, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A step of a segment, which transforms itself.
+
+    A new operation is a subclass with ``transform`` and ``describe``. The
+    properties have the values of an operation that looks at each row alone.
+
+    Attributes:
+        fields: the columns behind it.
+    """
+
+    fields: Fields
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        """(DataFrame, Batch) → DataFrame; what is made of the session may be kept."""
+        raise AssertionError(f"{type(self).__name__} has no transform")
+
+    def describe(self) -> str:
+        """For ``explain``; "" for nothing to say."""
+        raise AssertionError(f"{type(self).__name__} has no describe")
+
+    @property
+    def in_python(self) -> bool:
+        """Whether it runs on a Python worker, in one pass with its neighbours that do."""
+        return False
+
+    @property
+    def spreads_rows(self) -> bool:
+        """Whether a batch in one Spark partition may be in several behind it."""
+        return False
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether all rows are in one Spark partition behind it."""
+        return False
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether it moves rows, so that a Spark stage ends with it."""
+        return False
+
+    @property
+    def gives_rows_for_none(self) -> bool:
+        """Whether it emits rows for an empty batch."""
+        return False
+
+    @property
+    def no_op_on_one_partition(self) -> bool:
+        """Whether it is a no-op on a single-partition batch."""
+        return False
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether its result depends on the order of the batch's rows."""
+        return False
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether it asks a state for the keys of its rows, so that it reads them twice."""
+        return False
+
+    @property
+    def cheap_to_repeat(self) -> bool:
+        """Whether it is a projection or a filter that gives the same rows each time."""
+        return False
+
+
+@dataclass(frozen=True)
+class PyOp(Operation):
+    """A step on the worker; neighbours become one pass.
+
+    Attributes:
+        step: see trident.workers.chain and trident.workers.groups.
+        takes: the columns that it reads or carries on.
+        uses_batch_id: whether user code is given the attempt.
+    """
+
+    in_python = True
+
+    step: Step
+    takes: frozenset[str]
+    uses_batch_id: bool = False
+
+    def describe(self) -> str:
+        return self.step.text
+
+
+@dataclass(frozen=True)
+class GroupingOp(Operation):
+    """An aggregate by Spark over the batch, or over each group of it.
+
+    Attributes:
+        keys: the grouping columns; none: one row, also for no input.
+    """
+
+    shuffles = True
+
+    keys: tuple[str, ...]
+
+    @property
+    def gives_rows_for_none(self) -> bool:
+        return not self.keys
+
+    @property
+    def spreads_rows(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def by_keys(self) -> str:
+        """The keys as a part of ``describe``."""
+        return f" by {', '.join(self.keys)}" if self.keys else ""
+
+
+@dataclass(frozen=True)
+class MultiInputOp(Operation):
+    """Makes one frame of several: always the first operation of its segment."""
+
+    spreads_rows = True
+
+    def join(self, frames: SessionFrames) -> Join:
+        """(DataFrames, one per anchor; Batch) → DataFrame."""
+        raise AssertionError(f"{type(self).__name__} has no join")
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """The Arrow type in which a worker gives values of a Spark type.
+
+    Raises:
+        OutputTypeError: there is none.
+    """
+    try:
+        return to_arrow_type(kind, timezone="UTC")
+    except PySparkException as error:
+        raise OutputTypeError(
+            f"values of type {kind.simpleString()} cannot come from Python", expected="a type that Arrow has"
+        ) from error
+
+
+def arrow_types(fields: Fields) -> tuple[pa.DataType, ...]:
+    return tuple(arrow_type(field.dataType) for field in fields)
+
+
+def names_of(fields: Fields) -> tuple[str, ...]:
+    return tuple(field.name for field in fields)

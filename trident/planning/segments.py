@@ -1,0 +1,101 @@
+"""A lowered group: segments of operations between anchors and targets, pure and without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trident.planning.nodes import Node, SourceNode, is_source
+from trident.planning.operation import Fields, Operation
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The operations from an anchor to a target.
+
+    Attributes:
+        anchor: a source, a shared node or one that meets others.
+        target: a state's node, a shared node, one that meets others or a dangling end.
+        ops: in order.
+        fields: of the result.
+        others: further anchors, where the first operation makes one frame of several.
+    """
+
+    anchor: Node
+    target: Node
+    ops: tuple[Operation, ...]
+    fields: Fields
+    others: tuple[Node, ...] = ()
+
+    @property
+    def anchors(self) -> tuple[Node, ...]:
+        return (self.anchor, *self.others)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Rows that are staged early and read late.
+
+    Attributes:
+        name: what they are staged under; of a state's own rows the state's name.
+        fields: of the rows.
+        own: whether a folder of its own is needed: not for a state's own rows.
+    """
+
+    name: str
+    fields: Fields
+    own: bool
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A group's segments; those of shared nodes come before what uses them.
+
+    Attributes:
+        segments: in the order in which they are built.
+        shared: nodes that several branches use.
+        checkpointed: those of them that must be computed once.
+        boundaries: nodes whose rows are staged for late segments, with the name they are staged under.
+        late_segments: what runs in the transaction's turn, in order.
+        single_use: nodes that one operation with several parents uses.
+        source_partitions: source → the Spark partitions that its batches are given, where a hint says so.
+        anchored: sources whose batches must have anchors: something behind them may fail for a row.
+    """
+
+    segments: tuple[Segment, ...]
+    shared: frozenset[Node] = frozenset()
+    checkpointed: frozenset[Node] = frozenset()
+    boundaries: Mapping[Node, Boundary] = field(default_factory=dict)
+    late_segments: tuple[Segment, ...] = ()
+    single_use: frozenset[Node] = frozenset()
+    source_partitions: Mapping[Node, int] = field(default_factory=dict)
+    anchored: frozenset[SourceNode] = frozenset()
+
+    @property
+    def late_order(self) -> bool:
+        """Whether something late depends on the order of the batch's rows."""
+        return any(op.needs_order for op in self._late_ops)
+
+    @property
+    def late_gives_rows_for_none(self) -> bool:
+        """Whether something late emits rows for an empty batch, as an aggregate over the batch does."""
+        return any(op.gives_rows_for_none for op in self._late_ops)
+
+    @property
+    def depends_on_partitions(self) -> bool:
+        """Whether less needs to be done for a batch in one Spark partition."""
+        return any(op.no_op_on_one_partition for segment in self.segments for op in segment.ops)
+
+    @property
+    def sources(self) -> Iterator[SourceNode]:
+        """Where early segments begin; one that several begin at as often."""
+        return (anchor for segment in self.segments for anchor in segment.anchors if is_source(anchor))
+
+    @property
+    def staged_boundaries(self) -> dict[str, Fields]:
+        """The boundaries that have a folder of their own: name → fields."""
+        return {boundary.name: boundary.fields for boundary in self.boundaries.values() if boundary.own}
+
+    @property
+    def _late_ops(self) -> Iterator[Operation]:
+        return (op for segment in self.late_segments for op in segment.ops)

@@ -49,12 +49,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
+
+from msgspec import Meta
 
 from trident.coordinators import processes
 from trident.coordinators.environment import without_secrets
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, ZooKeeperUnreachable
-from trident.coordinators.stored_json import parse_stored, read_stored
+from trident.coordinators.stored_json import as_record, parse_stored, read_stored
 
 JAVA_MAJOR_MIN = 17
 IDLE_SECS = 600.0
@@ -129,10 +131,10 @@ def _leave_supervisors() -> None:
 class Endpoint:
     """``endpoint.json``: where the server is and which two processes run it."""
 
-    port: int
-    supervisor_pid: int
+    port: Annotated[int, Meta(gt=1, lt=65536)]
+    supervisor_pid: Annotated[int, Meta(gt=1)]
     supervisor_started: str
-    server_pid: int
+    server_pid: Annotated[int, Meta(gt=1)]
     server_started: str
 
 
@@ -318,13 +320,8 @@ def _signal(pid: int, start: str, number: int) -> None:
 
 def _read_endpoint(folder: Path) -> Endpoint | None:
     try:
-        found = Endpoint(**parse_stored(read_stored(folder / "endpoint.json")))
-        # It says where to connect and which processes to end.
-        numbers = (found.port, found.supervisor_pid, found.server_pid)
-        texts = (found.supervisor_started, found.server_started)
-        good = all(type(one) is int and one > 1 for one in numbers) and all(isinstance(one, str) for one in texts)
-        return found if good and found.port < 65536 else None
-    except (OSError, ValueError, TypeError):
+        return as_record(parse_stored(read_stored(folder / "endpoint.json")), Endpoint)
+    except (OSError, ValueError):
         # It only says where to look; without a readable one the owner lock
         # still keeps a second server away.
         return None

@@ -13,20 +13,17 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from trident.coordinators.errors import ConfigError, CorruptZnode
-from trident.coordinators.stored_json import Unreadable, parse_stored
+from trident.coordinators.stored_json import MAY_BE_MISSING, Record, Unreadable, as_record, parse_stored, plain
 from trident.coordinators.transactions import TransactionAttempt
 
 SCHEMA = 1
 # The framework's own znodes beside those of a topology's batch groups and streams.
 RESERVED_NAMES = frozenset({"identity", "incarnation", "live"})
-# Of a field that a version before this one did not write: a stored record may be without it.
-MAY_BE_MISSING = "may be missing"
 _MAY_BE_MISSING = {MAY_BE_MISSING: True}
 
 Txid = Annotated[int, Meta(ge=1)]
@@ -185,13 +182,6 @@ class Holder:
     token: Name
 
 
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-Record = TypeVar("Record", bound=_Dataclass)
-
-
 def encode(record: Any) -> bytes:
     """The record as stored.
 
@@ -199,7 +189,7 @@ def encode(record: Any) -> bytes:
         ValueError: the record contradicts itself or has a value of a wrong
             type: a defect of the caller, which must not reach ZooKeeper.
     """
-    fields = msgspec.to_builtins(record, str_keys=True, enc_hook=_plain)
+    fields = plain(record)
     for known in dataclasses.fields(record):
         if known.metadata.get(MAY_BE_MISSING) and fields[known.name] is None:
             del fields[known.name]
@@ -220,26 +210,10 @@ def decode(path: str, data: bytes, kind: type[Record]) -> Record:
     """
     what = kind.__name__
     _refuse_a_streams(path, data, what)
-    fields = _fields(path, data, what)
-    # The defaults of a record are for Python code; stored, every key is there.
-    missing = [
-        known.name
-        for known in dataclasses.fields(kind)
-        if known.name not in fields and not known.metadata.get(MAY_BE_MISSING)
-    ]
-    if missing:
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} with the key `{missing[0]}`")
     try:
-        record = msgspec.convert(fields, kind, strict=True, str_keys=True)
-    except msgspec.ValidationError as problem:
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what}: {problem}") from problem
-    unknown = _unknown_keys(fields, msgspec.to_builtins(record, str_keys=True))
-    if unknown:
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} without the unknown key {unknown}")
-    problem_text = record.problem() if hasattr(record, "problem") else None
-    if problem_text:
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what}: {problem_text}")
-    return record
+        return as_record(parse_stored(data), kind, SCHEMA)
+    except Unreadable as problem:
+        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} of schema {SCHEMA} ({problem})") from problem
 
 
 def _refuse_a_streams(path: str, data: bytes, what: str) -> None:
@@ -282,9 +256,14 @@ def decode_value(path: str, data: bytes) -> Any:
     Raises:
         CorruptZnode: it is not such a value.
     """
-    fields = _fields(path, data, "JSON value", halves=True)
-    if fields.keys() != {"value"}:
-        raise CorruptZnode(path, found=_shown(data), expected='{"schema":1,"value":…}')
+    expected = f'{{"schema":{SCHEMA},"value":…}}'
+    try:
+        fields = parse_stored(data, halves=True)
+    except Unreadable as problem:
+        raise CorruptZnode(path, found=_shown(data), expected=f"{expected} ({problem})") from problem
+    good = isinstance(fields, dict) and fields.keys() == {"schema", "value"}
+    if not good or type(fields["schema"]) is not int or fields["schema"] != SCHEMA:
+        raise CorruptZnode(path, found=_shown(data), expected=expected)
     return fields["value"]
 
 
@@ -297,39 +276,6 @@ def decode_txid(path: str, name: str) -> int:
     if not (name.isascii() and name.isdecimal() and name[0] != "0"):
         raise CorruptZnode(f"{path}/{name}", found=repr(name), expected="a name that is a txid from 1")
     return int(name)
-
-
-def _plain(value: Any) -> Any:
-    # A read-only view of a dict (MappingProxyType) is a Mapping that msgspec
-    # does not know.
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} cannot be stored")
-
-
-def _fields(path: str, data: bytes, what: str, halves: bool = False) -> dict[str, Any]:
-    try:
-        fields = parse_stored(data, halves=halves)
-    except Unreadable as problem:
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as JSON ({problem})") from problem
-    if not isinstance(fields, dict):
-        raise CorruptZnode(path, found=_shown(data), expected=f"a {what} as a JSON object")
-    schema = fields.pop("schema", None)
-    if type(schema) is not int or schema != SCHEMA:
-        raise CorruptZnode(path, found=f"schema {schema!r}", expected=f'a {what} with "schema": {SCHEMA}')
-    return fields
-
-
-def _unknown_keys(given: Any, known: Any, where: str = "$") -> str | None:
-    if isinstance(given, dict) and isinstance(known, dict):
-        for key, value in given.items():
-            deeper = f"{where}.{key}"
-            if key not in known:
-                return deeper
-            found = _unknown_keys(value, known[key], deeper)
-            if found:
-                return found
-    return None
 
 
 def _shown(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The one strict reader of JSON that this framework has stored: in files, in znodes, in a table's log.
+"""The one strict reader of JSON that this framework has stored: in files, in znodes, in a table's log, in metadata.
 
 What is stored may have been damaged: by a disk, an editor, a program that took
 the folder for its own. Whatever is there, the outcome is a value or one kind of
@@ -8,10 +8,24 @@ Python's own, or a value that cannot be written down again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+# In the metadata of a field that versions before this one did not write: what is stored may be without it.
+MAY_BE_MISSING = "may be missing"
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Record = TypeVar("Record", bound=_Dataclass)
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -88,6 +102,72 @@ def parse_stored(data: bytes | str, *, halves: bool = False) -> Any:
     except ValueError as error:
         raise Unreadable(str(error), shown(data)) from error
     return value
+
+
+def as_record(value: Any, kind: type[Record], schema: int | None = None) -> Record:
+    """The record that a stored JSON object stands for, strictly: every key is there and no other, each of its type.
+
+    The defaults of a record are for Python code; stored, every key is there, but one that is ``MAY_BE_MISSING``. A
+    record that has a ``problem()`` is asked what contradicts itself.
+
+    Args:
+        value: as :func:`parse_stored` gives it.
+        kind: a dataclass; its fields may be dataclasses, NamedTuples, tuples and mappings.
+        schema: what the key "schema" beside the fields must be; None where there is none.
+
+    Raises:
+        Unreadable: something about it is not exactly as expected.
+    """
+    if not isinstance(value, dict):
+        raise Unreadable("it is no JSON object", shown(repr(value)))
+    found = dict(value)
+    if schema is not None:
+        given = found.pop("schema", None)
+        if type(given) is not int or given != schema:
+            raise Unreadable(f'"schema" is {given!r}, not {schema}', f"schema {given!r}")
+    try:
+        record = msgspec.convert(found, kind, strict=True, str_keys=True)
+    except msgspec.ValidationError as problem:
+        raise Unreadable(str(problem), shown(repr(value))) from None
+    difference = _difference(found, record, "$")
+    contradiction = record.problem() if hasattr(record, "problem") else None
+    wrong: str | None = difference or contradiction
+    if wrong:
+        raise Unreadable(wrong, shown(repr(value)))
+    for known in dataclasses.fields(kind):
+        if known.name not in found:  # msgspec leaves the default to the class, where plain() would not see it
+            object.__setattr__(record, known.name, getattr(record, known.name))
+    return record
+
+
+def plain(record: Any) -> Any:
+    """A record as values that JSON has."""
+    return msgspec.to_builtins(record, str_keys=True, enc_hook=_as_dict)
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    # A read-only view of a dict (MappingProxyType) is a Mapping that msgspec does not know.
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} cannot be stored")
+
+
+def _difference(given: Any, record: Any, where: str) -> str | None:
+    """The first key that only one of a JSON value and the record made of it has."""
+    pairs: Iterable[tuple[str, Any, Any]] = ()
+    if dataclasses.is_dataclass(record):
+        fields = {known.name: known for known in dataclasses.fields(record)}
+        for key in sorted(given.keys() ^ fields.keys()):
+            if key in given:
+                return f"the key `{where}.{key}` is unknown"
+            if not fields[key].metadata.get(MAY_BE_MISSING):
+                return f"the key `{where}.{key}` is missing"
+        pairs = ((f"{where}.{key}", one, getattr(record, key)) for key, one in given.items())
+    elif isinstance(record, Mapping):
+        pairs = ((f"{where}.{key}", given[key], of) for key, of in zip(given, record.values()))
+    elif isinstance(record, (list, tuple)):
+        pairs = ((f"{where}[{at}]", one, of) for at, (one, of) in enumerate(zip(given, record)))
+    return next((found for place, one, of in pairs if (found := _difference(one, of, place))), None)
 
 
 def shown(data: bytes | str) -> str:

@@ -12,22 +12,10 @@ from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import ForeignTable
 from trident.coordinators.records import TableMark
-from trident.coordinators.stored_json import Unreadable, parse_stored, shown
+from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, shown
 
 DOMAIN = "trident"
 _SCHEMA = 1
-_KEYS = {
-    "schema": int,
-    "topology": str,
-    "group": str,
-    "incarnation": str,
-    "txid": int,
-    "attempt_id": int,
-    "epoch": int,
-    "digest": str,
-    "starts_at": int,
-    "floor": int,
-}
 
 
 @dataclass(frozen=True)
@@ -79,22 +67,12 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
             "DeltaAppend(name, adopt=True), a keyed one cannot be",
         )
     try:
-        value = parse_stored(text)
-        good = (
-            isinstance(value, dict)
-            and set(value) == set(_KEYS)
-            and all(type(value[key]) is kind for key, kind in _KEYS.items())
-            and value["schema"] == _SCHEMA
-        )
-    except Unreadable:
-        good = False
-    if not good:
+        return as_record(parse_stored(text), ControlRecord, _SCHEMA)
+    except Unreadable as problem:
         raise ForeignTable(
             f"the control record of {path} cannot be read",
             found=shown(text),
-            expected=f"the keys {sorted(_KEYS)}",
+            expected=f"a control record of schema {_SCHEMA} ({problem})",
             action="somebody else has written the domain metadata of the table, or another version of this framework "
             "has: bring the table back from a back-up",
-        )
-    del value["schema"]
-    return ControlRecord(**value)
+        ) from None

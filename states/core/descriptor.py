@@ -9,16 +9,15 @@ how their rows combine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import TableError
-from trident.coordinators.stored_json import Unreadable, parse_stored, shown
+from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.states.core import storage
 from trident.states.core.binding import COMBINE, LAST, StateKind
 from trident.states.core.kinds import all_kinds, stored_kind
@@ -64,7 +63,7 @@ class StateDescriptor:
     aggregator: str | None = None
     starts_at: int = 1
     ends_at: int | None = None
-    merging: str = COMBINE
+    merging: str = field(default=COMBINE, metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -193,16 +192,8 @@ def _file(warehouse: Path | str, name: str) -> Path:
 
 
 def _read(path: Path) -> StateDescriptor:
-    names = {field.name for field in fields(StateDescriptor)}
     try:
-        value: Any = parse_stored(storage.read(path))
-        if isinstance(value, dict):
-            value.setdefault("merging", COMBINE)  # files from before there was another
-        if not isinstance(value, dict) or set(value) != names | {"schema"} or value["schema"] != SCHEMA:
-            raise Unreadable(f"expected schema {SCHEMA} with the keys {sorted(names)}", shown(repr(value)))
-        _check_types(value)
-        del value["schema"]
-        found = StateDescriptor(**value)
+        found = as_record(parse_stored(storage.read(path)), StateDescriptor, SCHEMA)
         found.schema  # noqa: B018 (to know now that it can be read)
         return found
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, TableError) as error:
@@ -213,16 +204,3 @@ def _read(path: Path) -> StateDescriptor:
             action="bring the file back from a back-up of the warehouse; or move it away and start the topology that "
             "has the state: it writes the file again",
         ) from error
-
-
-def _check_types(value: Mapping[str, Any]) -> None:
-    for name in ("name", "kind", "topology", "group", "incarnation", "schema_json", "merging"):
-        if not isinstance(value[name], str):
-            raise ValueError(f"{name} must be text")
-    for name in ("keys", "value_fields"):
-        if not isinstance(value[name], list) or not all(isinstance(item, str) for item in value[name]):
-            raise ValueError(f"{name} must be a list of names")
-    if not isinstance(value["aggregator"], (str, type(None))):
-        raise ValueError("aggregator must be text or null")
-    if type(value["starts_at"]) is not int or type(value["ends_at"]) not in (int, type(None)):
-        raise ValueError("starts_at and ends_at must be whole numbers, ends_at may be null")

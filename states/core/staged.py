@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trident.coordinators.errors import TableError
+from trident.coordinators.stored_json import Unreadable, as_record, plain
 from trident.states.core.names import check_inside
-
-_FIELDS = {"path": str, "size": int, "mtime_ms": int, "num_records": int, "stats": str, "partition_values": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,7 @@ class StagedFile:
 
     def to_json(self) -> dict[str, object]:
         """The file as plain JSON values, in a fixed order of keys."""
-        return {
-            "path": self.path,
-            "size": self.size,
-            "mtime_ms": self.mtime_ms,
-            "num_records": self.num_records,
-            "stats": self.stats,
-            "partition_values": dict(self.partition_values),
-        }
+        return plain(self)  # type: ignore[no-any-return]
 
     @classmethod
     def from_json(cls, value: object) -> StagedFile:
@@ -56,13 +48,9 @@ class StagedFile:
             TableError: a key is missing, unknown or of another type; a manifest
                 is never read half.
         """
-        if not isinstance(value, dict) or set(value) != set(_FIELDS):
-            raise TableError("a staged file cannot be read", found=value, expected=f"the keys {sorted(_FIELDS)}")
-        for name, kind in _FIELDS.items():
-            if not isinstance(value[name], kind) or isinstance(value[name], bool):
-                raise TableError(f"a staged file's {name} cannot be read", found=value[name], expected=kind.__name__)
-        check_inside("the path of a staged file", value["path"])
-        for column, text in value["partition_values"].items():
-            if text is not None and not isinstance(text, str):
-                raise TableError(f"the partition value of {column} cannot be read", found=text, expected="text or null")
-        return cls(**value)
+        try:
+            found = as_record(value, cls)
+        except Unreadable as problem:
+            raise TableError(f"a staged file cannot be read: {problem}", found=problem.found) from None
+        check_inside("the path of a staged file", found.path)
+        return found

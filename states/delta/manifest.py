@@ -13,14 +13,14 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted, TableError
 from trident.coordinators.records import Decision
-from trident.coordinators.stored_json import Unreadable, parse_stored, shown
+from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, shown
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.binding import StateKind
@@ -66,33 +66,25 @@ class ManifestTable:
         return sum(file.num_records for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "kind": self.kind,
-            "path": self.path,
-            "table_id": self.table_id,
-            "schema_hash": self.schema_hash,
-            "rows": self.rows,
-            "details": dict(self.details),
-            "files": [file.to_json() for file in self.files],
-        }
+        files = [file.to_json() for file in self.files]
+        return {**vars(self), "rows": self.rows, "details": dict(self.details), "files": files}
 
     @classmethod
     def from_json(cls, value: Any) -> ManifestTable:
-        path = check_inside("the folder of a table", value["path"])
-        texts = [value[key] for key in ("state", "kind", "table_id", "schema_hash")]
-        if not all(isinstance(one, str) for one in texts) or not isinstance(value["details"], dict):
-            raise TypeError("state, kind, table_id and schema_hash are texts, details an object")
-        stored_kind(value["kind"], value["state"])
-        return cls(
-            value["state"],
-            value["kind"],
-            path,
-            value["table_id"],
-            value["schema_hash"],
-            tuple(StagedFile.from_json(file) for file in value["files"]),
-            value["details"],
-        )
+        """Reads what to_json() gave.
+
+        Raises:
+            TableError: it is something else.
+        """
+        try:
+            files = tuple(StagedFile.from_json(file) for file in value["files"])
+            known = {key: item for key, item in value.items() if key != "rows"}  # which follows from the files
+            table = replace(as_record({**known, "files": []}, cls), files=files)
+        except (Unreadable, TypeError, KeyError, AttributeError) as error:
+            raise TableError(f"a table of a manifest cannot be read: {error}", found=shown(repr(value))) from None
+        check_inside("the folder of a table", table.path)
+        stored_kind(table.kind, table.state)
+        return table
 
 
 @dataclass(frozen=True)
@@ -116,16 +108,8 @@ class Manifest:
     spouts: Mapping[str, Mapping[str, Any]]
 
     def encode(self) -> bytes:
-        value = {
-            "schema": _SCHEMA,
-            "topology": self.topology,
-            "group": self.group,
-            "incarnation": self.incarnation,
-            "attempt": list(self.attempt),
-            "parent": list(self.parent) if self.parent else None,
-            "tables": [table.to_json() for table in self.tables],
-            "spouts": {tx_id: dict(spout) for tx_id, spout in self.spouts.items()},
-        }
+        value = {"schema": _SCHEMA, **vars(self), "tables": [table.to_json() for table in self.tables]}
+        value["spouts"] = {tx_id: dict(spout) for tx_id, spout in self.spouts.items()}
         return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -137,20 +121,9 @@ class Manifest:
         """
         try:
             value = parse_stored(data)
-            if value["schema"] != _SCHEMA:
-                raise TableError("the manifest is of another schema", found=value["schema"], expected=_SCHEMA)
-            topology, group, incarnation = named = [value[key] for key in ("topology", "group", "incarnation")]
-            attempts = [TransactionAttempt(*one) for one in (value["attempt"], value["parent"] or (1, 0))]
-            spouts = value["spouts"]
-            objects = all(isinstance(one, dict) for one in spouts.values())
-            if not objects or not all(isinstance(one, str) for one in named):
-                raise TypeError("topology, group and incarnation are texts, spouts are objects")
-            if not all(type(number) is int for attempt in attempts for number in attempt):
-                raise TypeError("attempts are whole numbers")
             tables = tuple(ManifestTable.from_json(table) for table in value["tables"])
-            parent = attempts[1] if value["parent"] else None
-            return cls(topology, group, incarnation, attempts[0], parent, tables, spouts)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return replace(as_record({**value, "tables": []}, cls, _SCHEMA), tables=tables)
+        except (Unreadable, TableError, KeyError, TypeError, AttributeError) as error:
             raise TableError(
                 f"the manifest cannot be read: {error!r}", found=shown(data), expected=f"a manifest of schema {_SCHEMA}"
             ) from error

@@ -18,15 +18,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
-from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored, shown
+from trident.coordinators.stored_json import as_record, parse_stored, read_stored
 from trident.running.progress import describe_backlog
 
 STATUS_SCHEMA = 1
@@ -114,18 +112,7 @@ class TopologyStatus:
     @classmethod
     def from_json(cls, value: object) -> TopologyStatus:
         """Reads what :meth:`to_json` gave; ValueError says what does not fit."""
-        if not isinstance(value, dict) or type(value.get("schema")) is not int or value["schema"] != STATUS_SCHEMA:
-            raise Unreadable(f"expected schema {STATUS_SCHEMA}", shown(repr(value)))
-        try:
-            read = msgspec.convert({key: item for key, item in value.items() if key != "schema"}, cls, strict=True)
-            _require_all(cls, value)
-            for group in value["groups"]:
-                _require_all(GroupStatus, group)
-                for attempt in group["attempts"]:
-                    _require_all(AttemptStatus, attempt)
-        except msgspec.ValidationError as problem:
-            raise Unreadable(str(problem), shown(repr(value))) from None
-        return read
+        return as_record(value, cls, STATUS_SCHEMA)
 
     def process_is_alive(self) -> bool | None:
         """Whether the writing process still runs; None when this process cannot see it."""
@@ -136,13 +123,6 @@ class TopologyStatus:
             same_namespace = self.boot_id.partition(" ")[2] == processes.boot_id().partition(" ")[2]
             return False if same_namespace else None
         return not processes.is_gone(self.pid, self.process_started)
-
-
-def _require_all(kind: type, value: dict[str, Any]) -> None:
-    """The defaults are for Python code; stored, every key is there, and no other."""
-    names = {one.name for one in fields(kind)}
-    for name in sorted(names ^ (value.keys() - {"schema"})):
-        raise Unreadable(f"{name} is {'missing' if name in names else 'unknown'}", shown(repr(value)))
 
 
 # --- the file -----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.data_source_protocol import ReadLimits, as_source, copy_of, overrides, schema_of
+from trident.spouts.metadata import foreign_metadata
 from trident.spouts.row_tasks import arrow_batches, read_partitions
 
 if TYPE_CHECKING:
@@ -359,12 +360,7 @@ def _key(start: dict[str, Any], end: dict[str, Any]) -> str:
 def _range(metadata: Json) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(metadata, dict) and isinstance(metadata.get("start"), dict) and isinstance(metadata.get("end"), dict):
         return metadata["start"], metadata["end"]
-    raise SourceError(
-        "the metadata of a batch was not written by a DataSourceSpout",
-        found=repr(metadata)[:200],
-        expected='{"start": offset, "end": offset}',
-        action="give the stream another tx_id, or begin again with `trident reset NAME`",
-    )
+    raise foreign_metadata(metadata, "a DataSourceSpout", '{"start": offset, "end": offset}')
 
 
 __all__ = ["DataSourceSpout"]

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.metadata import index_after, index_of
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+_SPOUT = "a FixedBatchSpout"
 
 
 class FixedBatchSpout:
@@ -90,7 +93,7 @@ class FixedBatchCoordinator:
         if curr_metadata is not None:
             self._remember(txid, curr_metadata)
             return curr_metadata
-        index = 0 if prev_metadata is None else _after(prev_metadata)
+        index = 0 if prev_metadata is None else index_after(prev_metadata, _SPOUT)
         if self._cycle and self._rows:
             index %= len(self._rows)
         # Another stream of the group began this transaction, and there was no batch for it.
@@ -101,7 +104,7 @@ class FixedBatchCoordinator:
 
     def _remember(self, txid: int, metadata: Json) -> None:
         self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = _after(metadata)
+        self._next[txid] = index_after(metadata, _SPOUT)
 
     def is_ready(self, txid: int) -> bool:
         if self._cycle:
@@ -128,7 +131,7 @@ class FixedBatchEmitter:
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         empty = isinstance(metadata, dict) and metadata.get("empty")
-        index = _index(metadata)
+        index = index_of(metadata, _SPOUT)
         if not empty and index >= len(self._batches):
             raise SourceError(
                 "a FixedBatchSpout has fewer batches than when the transaction began",
@@ -142,21 +145,3 @@ class FixedBatchEmitter:
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _after(metadata: Json) -> int:
-    """The index of the batch after that of a transaction; an empty one took none."""
-    index = _index(metadata)
-    return index if isinstance(metadata, dict) and metadata.get("empty") else index + 1
-
-
-def _index(metadata: Json) -> int:
-    value = metadata.get("batch") if isinstance(metadata, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise SourceError(
-        "the metadata of a batch was not written by a FixedBatchSpout",
-        found=repr(metadata)[:200],
-        expected='{"batch": index}',
-        action="give the stream another tx_id, or begin again with `trident reset NAME`",
-    )

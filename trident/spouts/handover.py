@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import SourceError
+from trident.coordinators.stored_json import Unreadable, as_record
 from trident.spouts.contracts import Json
+from trident.spouts.metadata import foreign_metadata
 
 # An exception with this in its text Spark takes for the interruption that its own stop() causes.
 # Without it each stop would be logged as a failure, with a page of stack trace.
@@ -37,16 +39,15 @@ class Pin:
 
     @classmethod
     def read(cls, metadata: Json) -> "Pin":
-        if isinstance(metadata, dict) and set(metadata) == {"batch", "new", "query", "offsets"}:
-            pin = cls(**metadata)
-            if type(pin.batch) is int and type(pin.new) is bool and pin.batch >= (0 if pin.new else -1):
-                return pin
-        raise SourceError(
-            "the metadata of a batch was not written by a StructuredStreamSpout",
-            found=repr(metadata)[:200],
-            expected=repr(cls().to_json()),
-            action="give the stream another tx_id, or begin again with `trident reset NAME`",
-        )
+        try:
+            return as_record(metadata, cls)
+        except Unreadable:
+            expected = repr(cls().to_json())
+            raise foreign_metadata(metadata, "a StructuredStreamSpout", expected) from None
+
+    def problem(self) -> str | None:
+        """What contradicts itself in this pin, or None."""
+        return None if self.batch >= (0 if self.new else -1) else "`batch` is too small"
 
     def same_batch(self, other: "Pin") -> bool:
         return (self.batch, self.query, self.offsets) == (other.batch, other.query, other.offsets)

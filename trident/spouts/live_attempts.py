@@ -30,6 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from trident.coordinators.errors import SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Json
+from trident.spouts.metadata import whole_of
 
 Taken = TypeVar("Taken")
 
@@ -204,12 +205,4 @@ def limit_of(metadata: Json, limit: str | None, most: int) -> int:
     """
     if limit is None:
         return most
-    value = metadata.get(limit) if isinstance(metadata, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    raise SourceError(
-        "the metadata of a batch was not written by this kind of spout",
-        found=repr(metadata)[:200],
-        expected=f'{{"{limit}": n}}',
-        action="give the stream another tx_id, or begin again with `trident reset NAME`",
-    )
+    return whole_of(metadata, limit, 1, "this kind of spout", f'{{"{limit}": n}}')

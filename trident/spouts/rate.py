@@ -16,16 +16,18 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.metadata import foreign_metadata, index_after, index_of, is_whole
 from trident.spouts.row_tasks import arrow_batches, generated
 from trident.udf.schemas import as_schema
 
 _RATE_MAX = 1_000_000_000  # above it the time of a row, in microseconds, cannot be computed in 64 bits
 # Rows are made by native expressions, some 10 million a second and core.
 _ROWS_PER_PARTITION = 1_000_000
+_GENERATOR = "a GeneratorSpout"
 
 
 class RateSpout:
@@ -52,13 +54,13 @@ class RateSpout:
     kind = SpoutKind.TRANSACTIONAL
 
     def __init__(self, rows_per_second: int, rows_per_batch: int | None = None, max_rows: int = 1_000_000) -> None:
-        if not _is_count(rows_per_second) or rows_per_second > _RATE_MAX:
+        if not is_whole(rows_per_second) or rows_per_second > _RATE_MAX:
             raise TopologyError(
                 "rows_per_second cannot be used",
                 found=repr(rows_per_second),
                 expected=f"a whole number, 1 to {_RATE_MAX}",
             )
-        if rows_per_batch is not None and not _is_count(rows_per_batch):
+        if rows_per_batch is not None and not is_whole(rows_per_batch):
             raise TopologyError(
                 "rows_per_batch cannot be used",
                 found=repr(rows_per_batch),
@@ -112,7 +114,7 @@ class RateRange(NamedTuple):
         values: list[Any] = [metadata.get(name) for name in names] if isinstance(metadata, dict) else []
         whole = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
         if not values or not whole or not values[0] <= values[1] or values[4] < 1:
-            raise _foreign(metadata, "a RateSpout", f"whole numbers for {', '.join(names)}")
+            raise foreign_metadata(metadata, "a RateSpout", f"whole numbers for {', '.join(names)}")
         return cls(*values)
 
 
@@ -238,7 +240,7 @@ class GeneratorSpout:
             raise TopologyError(
                 "a GeneratorSpout needs a function", found=repr(generate), expected="generate(index) -> rows"
             )
-        if max_batches is not None and not _is_count(max_batches, least=0):
+        if max_batches is not None and not is_whole(max_batches, least=0):
             raise TopologyError(
                 "max_batches cannot be used", found=repr(max_batches), expected="a whole number, or None"
             )
@@ -273,7 +275,7 @@ class GeneratorCoordinator:
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         if curr_metadata is not None:
             return self._remember(txid, curr_metadata)
-        index = 0 if prev_metadata is None else _following(prev_metadata)
+        index = 0 if prev_metadata is None else index_after(prev_metadata, _GENERATOR)
         return self._remember(txid, {"batch": index, "empty": True} if self._ends_at(index) else {"batch": index})
 
     def _ends_at(self, index: int) -> bool:
@@ -281,7 +283,7 @@ class GeneratorCoordinator:
 
     def _remember(self, txid: int, metadata: Json) -> Json:
         self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = _following(metadata)
+        self._next[txid] = index_after(metadata, _GENERATOR)
         return metadata
 
     def success(self, txid: int) -> None: ...
@@ -304,8 +306,8 @@ class GeneratorEmitter:
             self._picklable = False
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
-        index, schema = _index(metadata), self._spout.output_schema
-        if _following(metadata) == index:
+        index, schema = index_of(metadata, _GENERATOR), self._spout.output_schema
+        if index_after(metadata, _GENERATOR) == index:
             return Emitted([], partitions=1)
         if self._picklable:
             task = functools.partial(generated, self._spout.generate, index, schema, self._what)
@@ -318,32 +320,6 @@ class GeneratorEmitter:
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _is_count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _index(metadata: Json) -> int:
-    value: Any = metadata.get("batch") if isinstance(metadata, dict) else None
-    if _is_count(value, least=0):
-        return value
-    raise _foreign(metadata, "a GeneratorSpout", '{"batch": index}')
-
-
-def _following(metadata: Json) -> int:
-    """The index of the batch after this one."""
-    index = _index(metadata)
-    return index if isinstance(metadata, dict) and metadata.get("empty") else index + 1
-
-
-def _foreign(metadata: Json, spout: str, expected: str) -> SourceError:
-    return SourceError(
-        f"the metadata of a batch was not written by {spout}",
-        found=repr(metadata)[:200],
-        expected=expected,
-        action="give the stream another tx_id, or begin again with `trident reset NAME`",
-    )
 
 
 __all__ = ["GeneratorSpout", "RateSpout"]

@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trident.coordinators.errors import SourceError
+from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Json
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
+from trident.spouts.metadata import foreign_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,7 +51,8 @@ class Place(NamedTuple):
     file: int
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True)
+class Range:
     """A batch: the files from one place to another.
 
     Attributes:
@@ -68,10 +72,10 @@ class Range(NamedTuple):
     ignore_changes: bool
     files: int = 0
     bytes: int = 0
-    rows: int = 0
+    rows: int = field(default=-1, metadata={MAY_BE_MISSING: True})
 
     def to_json(self) -> dict[str, Any]:
-        values = {**self._asdict(), "begin": list(self.begin), "end": list(self.end)}
+        values: dict[str, Any] = {**vars(self), "begin": list(self.begin), "end": list(self.end)}
         if self.rows < 0:
             del values["rows"]
         return values
@@ -79,17 +83,10 @@ class Range(NamedTuple):
     @classmethod
     def read(cls, metadata: Json) -> "Range":
         try:
-            if not isinstance(metadata, dict):
-                raise TypeError
-            values = {"rows": -1, **metadata}
-            return cls(**{**values, "begin": Place(*values["begin"]), "end": Place(*values["end"])})
-        except (TypeError, KeyError):
-            raise SourceError(
-                "the metadata of a batch was not written by a DeltaSpout",
-                found=repr(metadata)[:200],
-                expected=f"an object with {', '.join(cls._fields)}",
-                action="give the stream another tx_id, or begin again with `trident reset NAME`",
-            ) from None
+            return as_record(metadata, cls)
+        except Unreadable as problem:
+            expected = f"an object with {', '.join(one.name for one in fields(cls))} ({problem})"
+            raise foreign_metadata(metadata, "a DeltaSpout", expected) from None
 
 
 class DeltaCoordinator:
@@ -232,7 +229,7 @@ class DeltaCoordinator:
             found = Range.read(curr_metadata)
             files = self._adaptive.timed_out(max(1, found.files))
             self._together = 0  # from now on only the number of files counts
-            before = found._replace(end=found.begin, ignore_changes=self._spout.ignore_changes)
+            before = replace(found, end=found.begin, ignore_changes=self._spout.ignore_changes)
             shrunk = self._cut(before, files)
             self._planned_at[txid] = time.monotonic()
             return self._remember(txid, shrunk if shrunk.end <= found.end else found)
@@ -278,7 +275,8 @@ class DeltaCoordinator:
                 version, file = version + 1, 0
         known = [one.rows for one in taken if one.rows is not None]
         rows = sum(known) if len(known) == len(taken) else -1
-        return before._replace(
+        return replace(
+            before,
             begin=before.end,
             end=Place(version, file),
             read_at=read_at,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from trident.coordinators.errors import SourceError
 from trident.spouts.contracts import Json
 from trident.spouts.files.ledger import LedgerBook, LedgerEntry
+from trident.spouts.metadata import foreign_metadata
 
 # Up to this much over the target is taken to end at a file's end: rows are
 # estimated, and files of about the target's size should not leave crumbs.
@@ -118,9 +118,4 @@ def read_position(metadata: Json, key: str) -> Position:
     value = metadata.get(key) if isinstance(metadata, dict) else None
     if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int) for part in value):
         return Position(*value)
-    raise SourceError(
-        "the metadata of a batch was not written by a FileSpout",
-        found=repr(metadata)[:200],
-        expected='{"from": [file number, offset], "to": [file number, offset], …}',
-        action="give the stream another tx_id, or begin again with `trident reset NAME`",
-    )
+    raise foreign_metadata(metadata, "a FileSpout", '{"from": [file number, offset], "to": [file number, offset], …}')

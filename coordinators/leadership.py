@@ -279,6 +279,16 @@ class Lease:
         self._watcher = threads.thread(self._watch, "trident-lease")
         self._watcher.start()
 
+    def verify(self) -> None:
+        """Ask now whether this is still the leader of every group.
+
+        Raises:
+            Deposed: it is not.
+            ZooKeeperUnreachable: it is not known.
+        """
+        for fence in self.fences.values():
+            fence.verify(self._zk)
+
     def release(self) -> None:
         """Let another lead at once; the caller's work under this lease must have ended.
 

@@ -99,13 +99,18 @@ class Recovery:
         store = GroupStore(self.zk, self.topology.name, name, list(self.topology.groups[name]), fence, self.threads)
         opening = self.site.opening(name, self.term, fence.epoch, lambda: fence.verify(self.zk))
         record, decision, _ = store.load()
+        try:
+            if record is None:
+                opening.check_new()
+            elif record.incarnation != self.term.incarnation:
+                raise self._other_life(name, record.incarnation)
+            else:
+                opening.check_stored(store)
+        except Halted:
+            self.lease.verify()  # a leader that was deposed since it read sees its successor's tables: no halt
+            raise
         if record is None:
-            opening.check_new()
             store.create(GroupRecord(incarnation=self.term.incarnation, current_txid=1))
-        elif record.incarnation != self.term.incarnation:
-            raise self._other_life(name, record.incarnation)
-        else:
-            opening.check_stored(store)
         if decision is not None:
             self._finish_decision(store, opening)
         opening.committer.open(store.record)

@@ -27,6 +27,7 @@ from trident.coordinators.errors import (
     SessionEnded,
     StagedFileMissing,
     TableError,
+    TridentError,
     ZooKeeperUnreachable,
 )
 from trident.coordinators.leadership import Leadership, Lease, Successor, holder_is_here
@@ -227,7 +228,11 @@ class Supervisor:
         registration = Registration(self._zk, self.topology.name)
         if registration.read() is None:
             # Before ZooKeeper is told of a new life: tables of an old one would be adopted and counted twice.
-            self._site.check_first_life()
+            try:
+                self._site.check_first_life()
+            except TridentError:
+                lease.verify()  # a leader that was deposed since it read sees its successor's tables: no halt
+                raise
         incarnation = registration.ensure(self.topology.identity, fences=lease.fences.values())
         self.term = Term(incarnation, max((fence.epoch for fence in lease.fences.values()), default=0))
         self._listener.leads(self.term)

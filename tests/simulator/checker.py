@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ROOT = "/trident/wc"
+_LIVE = f"{ROOT}/live"
 TABLES = ("counts", "lines")
 Attempt = tuple[int, int]
 
@@ -43,6 +44,7 @@ class Checker:
         self.advanced_now = False  # by the last write
         self._group = f"{ROOT}/{group}"
         self.leader: Any = None  # the process that acquired last
+        self._epochs: dict[Any, set[int]] = {}  # of each process that has led
         self.record: dict[str, Any] | None = None
         self.decided: dict[str, Any] | None = None
         self._decided_by: Any = None
@@ -78,6 +80,9 @@ class Checker:
         self.advanced_now = False
         if f"{self._group}/leader" in changes:
             self.leader = writer
+            self._epochs.setdefault(writer, set()).add(self._parsed(changes, f"{self._group}/leader", None)["epoch"])
+        if writer is not None and changes.get(_LIVE, b"") is None:
+            self._claim(not writer.working, f"{writer} gives its lease back, and {writer.working} of its threads work")
         own = {path: data for path, data in changes.items() if self._is_state(path)}
         # Making an empty parent is not a write of the group's state.
         if not any(own.values()) and None not in own.values():
@@ -264,6 +269,8 @@ class Checker:
             self._decided[txid] == (attempt, stored["digest"]),
             f"{table} publishes {attempt}, decided is {self._decided[txid]}",
         )
+        epochs = self._epochs[process]
+        self._claim(stored["epoch"] in epochs, f"{table} has epoch {stored['epoch']} of {process}, which had {epochs}")
         # A deposed coordinator may bring an older copy up to where the table was.
         current = self.record["current_txid"]
         self._claim(current == txid or of_copy and txid < current, f"{table} publishes {txid} at {current}")
@@ -299,6 +306,20 @@ class Checker:
 
     def _untold(self, txid: int) -> list[str]:
         return [name for name in self._sources if not self._told[txid, name]]
+
+    def on_open(self, process: Any) -> None:
+        """A coordinator opens the spouts of its group, to begin transactions."""
+        pending = self.leads(process) and self.decided is not None
+        self._claim(not pending, f"{process} opens its spouts while a decision is pending: {self.decided}")
+
+    def on_serves(self, process: Any) -> None:
+        """A coordinator answers requests from now on; it may have decided something by then."""
+        pending = self.leads(process) and self.decided is not None and self._decided_by is not process
+        self._claim(not pending, f"{process} answers requests while a decision is pending: {self.decided}")
+
+    def on_upkeep(self, txid: int) -> None:
+        """A coordinator lets a transaction be merged into the plain tables."""
+        self._claim(txid in self._advanced, f"{txid} is merged, advanced are {sorted(self._advanced)}")
 
     def on_stopped(self, process: Any) -> None:
         """A coordinator has stopped, as it was asked to."""

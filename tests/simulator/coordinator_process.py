@@ -1,15 +1,15 @@
-"""One simulated coordinator process, as ``trident.running.query.TopologyQuery`` runs one.
+"""One simulated coordinator process: the production supervisor, with a simulated site and listener.
 
-Production code in it: ZooKeeper, Leadership, Lease, Registration, GroupStore,
+Production code in it: Supervisor and Recovery (lead, finish the decision, open,
+drive, watch, hand over), ZooKeeper, Leadership, Lease, Registration, GroupStore,
 GroupDriver, the pure coordinator, TridentSpoutHost, RecoverySpouts and the
-committer's publishing. What is written here again is TopologyQuery's order of
-calls (lead, finish the decision, open the tables, drive, watch), which is
-bound to Spark.
+committer's publishing. Simulated are the ports: spouts, runner, tables, upkeep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from tests.simulator.checker import Checker
@@ -22,17 +22,16 @@ from tests.simulator.zookeeper_client import SimKazooClient
 from tests.simulator.zookeeper_server import Ensemble
 from trident.coordinators import master
 from trident.coordinators.driver import GroupDriver
-from trident.coordinators.errors import Deposed, OutcomeUnknown, ZooKeeperUnreachable
-from trident.coordinators.group_store import GroupStore
-from trident.coordinators.leadership import Leadership, Lease
+from trident.coordinators.errors import Halted, ZooKeeperUnreachable
 from trident.coordinators.master import Limits, Mode
-from trident.coordinators.records import GroupRecord, Holder
-from trident.coordinators.registration import Registration
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.ports import GroupParts, StoredGroup, Term
+from trident.coordinators.records import Holder
+from trident.coordinators.recovery import RunningGroup, Settings, Supervised
+from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.zookeeper import ConnectionState, ZooKeeper, ZooKeeperConfig
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 
 TOPOLOGY = "wc"
-LEFT = (Deposed, OutcomeUnknown, ZooKeeperUnreachable)
 _WATCH_SECS = 1.0
 
 
@@ -54,41 +53,67 @@ class Shared:
         self.group = min(sources)
         self.session_timeout_secs = world.rng.choice((4.0, 10.0, 20.0))
         self.message_timeout_secs = world.rng.choice((None, 1.0, 1.0, 6.0))
+        self.merge_at_stop_secs = world.rng.choice((0.0, 5.0))
 
+    def supervised(self) -> Supervised:
+        names = sorted(self.sources)
+        streams = {name: "Simulated" for name in names}
+        identity = {"streams": streams, "states": {}, "groups": {self.group: names}}
+        return Supervised(TOPOLOGY, identity, {self.group: list(self.sources)})
 
-class _NoRunner:
-    def cancel(self, attempt: Any) -> None:
-        pass
-
-
-class _LeaseLost(Exception):
-    """Contend again."""
+    def settings(self) -> Settings:
+        return Settings(
+            self.limits,
+            self.message_timeout_secs,
+            self.merge_at_stop_secs,
+            keeps_for_creator=False,
+            poll_secs=_WATCH_SECS,
+        )
 
 
 class CoordinatorProcess:
-    """From the start of one process to its end.
+    """From the start of one process to its end; the supervisor's listener, too.
 
     Attributes:
         error: why it ended, None after a stop.
         ended: whether it has.
+        leading: from the lease to the close of the groups.
+        leases: how many it has had.
     """
 
     def __init__(
         self, shared: Shared, process: Process, host: str, on_end: Callable[[CoordinatorProcess], None]
     ) -> None:
-        self.shared, self.process, self.host_name = shared, process, host
+        self.shared, self.process = shared, process
         self.world, self.faults = shared.world, shared.faults
         self.threads = SimThreads(process)
-        self.stopping = self.threads.event()
-        self.driver: GroupDriver | None = None
-        self.leading = self.waiting = False
+        self.leading = self.ended = False
+        self.leases = 0
         self.error: BaseException | None = None
-        self.ended = False
         self._on_end = on_end
         self.client: SimKazooClient | None = None
         config = ZooKeeperConfig("simulated", session_timeout_secs=shared.session_timeout_secs)
         self.zk = ZooKeeper(config, self.threads, self._make_client)
+        self.zk.add_listener(self._on_state)
+        holder = Holder(host, "boot", process.life, f"{process}", "token")
+        site = SimSite(shared, process, self.threads)
+        self.supervisor = Supervisor(self.zk, shared.supervised(), site, self, shared.settings(), holder, self.threads)
         self.task = process.spawn(self._main)
+
+    @property
+    def driver(self) -> GroupDriver | None:
+        groups = self.supervisor.groups
+        return groups[0].driver if groups else None
+
+    @property
+    def waiting(self) -> bool:
+        return self.supervisor.mode == "standby" and not self.leading
+
+    def stop(self) -> None:
+        driver = self.driver
+        if driver is not None and driver.state.live and driver.state.live[0].stage >= master.Stage.DECIDING:
+            self.world.reached("stop finishes what is decided")
+        self.supervisor.request_stop()
 
     def _make_client(self, **options: Any) -> SimKazooClient:
         self.client = SimKazooClient(self.shared.ensemble, self.process, self.faults, **options)
@@ -99,15 +124,17 @@ class CoordinatorProcess:
         live = self.driver.state.live if self.driver is not None and self.leading else ()
         self.world.reached("session lost " + (f"while {live[0].stage.name}" if live else "with nothing live"))
 
-    # --- the process's main thread -------------------------------------------------------------
+    def _on_state(self, state: ConnectionState) -> None:
+        if self.driver is not None:
+            self.world.reached("reconnected" if state is ConnectionState.CONNECTED else "suspended")
 
     def _main(self) -> None:
+        """The process's main thread."""
         try:
             self.zk.connect()
-            self._supervise()
+            self.supervisor.run()
+            self.error = self.supervisor.error
         except ZooKeeperUnreachable as error:
-            self.error = error
-        except Exception as error:
             self.error = error
         finally:
             if not self.process.dead:
@@ -115,152 +142,148 @@ class CoordinatorProcess:
                 self.ended = True
                 self._on_end(self)
 
-    def _supervise(self) -> None:
-        leases = 0
-        while not self.stopping.is_set():
-            self.waiting = True
-            lease = self._leadership().acquire(self.stopping, on_waiting=self._on_waiting)
-            self.waiting = False
-            if lease is None:
-                return
-            leases += 1
-            if leases > 1:
-                self.world.reached("a process leads again")
-            try:
-                self._lead(lease)
-            except (_LeaseLost, *LEFT) as lost:
-                self.world.tell("not the leader any more:", type(lost).__name__)
-            finally:
-                lease.release()
+    # --- what the supervisor tells ---------------------------------------------------------------
 
-    def _leadership(self) -> Leadership:
-        holder = Holder(self.host_name, "boot", self.process.life, f"{self.process}", "token")
-        return Leadership(self.zk, TOPOLOGY, [self.shared.group], holder, self.threads)
+    def event(self, text: str) -> None:
+        self.world.tell("says:", text)
 
-    def _on_waiting(self, holder: Holder) -> None:
+    def notice(self, text: str) -> None:
+        self.world.tell("says:", text)
+
+    def waits(self, holder: Holder) -> None:
         self.world.tell("waits for", holder.started)
 
-    def _lead(self, lease: Lease) -> None:
+    def waits_no_more(self) -> None:
+        pass
+
+    def leads(self, term: Term) -> None:
         self.leading = True
-        shared, world = self.shared, self.world
-        try:
-            incarnation = Registration(self.zk, TOPOLOGY).ensure(self._identity(), fences=lease.fences.values())
-            fence = lease.fences[shared.group]
-            world.tell("leads, epoch", fence.epoch)
-            store = GroupStore(self.zk, TOPOLOGY, shared.group, list(shared.sources), fence, self.threads)
-            record, decision, _ = store.load()
-            if record is None:
-                store.create(GroupRecord(incarnation=incarnation, current_txid=1))
-            engine = Engine(self.process, self.faults, shared.warehouse, shared.checker)
-            committer = SimCommitter(
-                engine,
-                self.process,
-                self.faults,
-                shared.warehouse,
-                (TOPOLOGY, shared.group, incarnation),
-                fence.epoch,
-                lambda: fence.verify(self.zk),
-            )
-            if decision is not None:
-                self._finish_decision(store, committer, lease)
-            committer.open(store.record)
-            self._drive(store, committer, lease)
-        finally:
-            self.leading = False
+        self.leases += 1
+        if self.leases > 1:
+            self.world.reached("a process leads again")
 
-    def _identity(self) -> dict[str, Any]:
-        names = sorted(self.shared.sources)
-        return {"streams": {name: "Simulated" for name in names}, "states": {}, "groups": {names[0]: names}}
+    def recovery_waits(self, cause: str) -> None:
+        self.world.reached("a recovery waits for what has failed")
 
-    def _finish_decision(self, store: GroupStore, committer: SimCommitter, lease: Lease) -> None:
-        self.world.tell("finishes", *store.decision.attempt)
-        spouts = RecoverySpouts(self._make_executor, self.shared.sources, store.decision.txid)
-        driver = self.driver = GroupDriver(
-            store,
-            spouts,
-            _NoRunner(),
-            committer,
-            _Observer(),
-            self.shared.limits,
-            None,
-            threads=self.threads,  # type: ignore[arg-type]
+    def serves(self, advanced: Mapping[str, Callable[[], int]]) -> None:
+        self.shared.checker.on_serves(self.process)
+        for group in self.supervisor.groups:
+            self._watch_late_reports(group)
+
+    def _watch_late_reports(self, group: RunningGroup) -> None:
+        runner: Any = group.parts.runner
+        runner.is_live = lambda attempt: group.driver.state.live_attempt(attempt) is not None
+
+    def stops_serving(self) -> None:
+        pass
+
+    def closes(self) -> None:
+        self.leading = False
+        driver = self.driver
+        if driver is not None and driver.state.mode is Mode.STOPPED and not self.process.dead:
+            self.world.reached("stopped as asked")
+            self.shared.checker.on_stopped(self.process)
+
+    def advanced(self, group: str, attempt: Any, info: Any) -> None:
+        pass
+
+    def failed(self, group: str, attempt: Any, error: BaseException) -> None:
+        pass
+
+
+class SimSite:
+    """``trident.coordinators.ports.Site`` of one process."""
+
+    def __init__(self, shared: Shared, process: Process, threads: SimThreads) -> None:
+        self.shared, self.process, self.threads = shared, process, threads
+
+    def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> SimOpening:
+        return SimOpening(self, group, term, epoch, check_fence)
+
+    def check_first_life(self) -> None:
+        if any(table.versions for table in self.shared.warehouse.tables.values()):
+            raise Halted("there are tables, and ZooKeeper knows of no life")
+
+    def lost_place(self, sure: bool) -> Exception | None:
+        return None
+
+    def session_end(self) -> Exception | None:
+        return None
+
+    def explain(self, error: BaseException) -> BaseException:
+        return error
+
+
+class SimOpening:
+    """``trident.coordinators.ports.GroupOpening`` under one lease of one process."""
+
+    def __init__(self, site: SimSite, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> None:
+        self._shared, self._process, self._threads = site.shared, site.process, site.threads
+        self._names, self._epoch, self._check_fence = (TOPOLOGY, group, term.incarnation), epoch, check_fence
+        self._site = site
+
+    @cached_property
+    def committer(self) -> SimCommitter:
+        shared, process = self._shared, self._process
+        engine = Engine(process, shared.faults, shared.warehouse, shared.checker)
+        return SimCommitter(
+            engine, process, shared.faults, shared.warehouse, self._names, self._epoch, self._check_fence
         )
-        driver.start()
-        driver.stop()
-        while not driver.wait(_WATCH_SECS):
-            if lease.lost.is_set():
-                driver.abandon()
-        driver.close()
-        if driver.error is not None:
-            raise driver.error
-        if lease.lost.is_set() or driver.state.mode is not Mode.STOPPED:
-            raise _LeaseLost
-        store.load()
 
-    def _make_executor(self, name: str) -> Any:
-        return SimExecutor(self.process, self.faults, self.shared.sources[name], self.shared.checker)
+    def check_new(self) -> None:
+        self._site.check_first_life()
 
-    def _make_host(self, store: GroupStore) -> TridentSpoutHost:
-        executors = {}
-        for name in self.shared.sources:
-            executor = executors[name] = self._make_executor(name)
+    def check_stored(self, store: StoredGroup) -> None:
+        """No manifest contradicts the positions here: tests/repair/test_contradictions.py has those that do."""
+
+    def recovery_spouts(self, finishing: int) -> RecoverySpouts:
+        self._shared.world.tell("finishes", finishing)
+        return RecoverySpouts(self._executor, self._shared.sources, finishing)
+
+    def parts(self, store: StoredGroup) -> GroupParts:
+        shared, process = self._shared, self._process
+        shared.checker.on_open(process)
+        executors = {name: self._executor(name) for name in shared.sources}
+        for name, executor in executors.items():
             pins, committed = store.pins.get(name, {}), store.opaque_metadata.get(name, {})
             if pins:
                 executor.resume(max(pins), pins[max(pins)])
             elif committed:
                 positions = {partition: metadata for partition, (_, metadata) in committed.items()}
                 executor.resume(max(txid for txid, _ in committed.values()), positions)
-        return TridentSpoutHost(executors)
+        runner = SimRunner(process, self._threads, shared.faults, shared.sources, shared.checker)
+        return GroupParts(TridentSpoutHost(executors), runner, SimUpkeep(shared, process))
 
-    def _drive(self, store: GroupStore, committer: SimCommitter, lease: Lease) -> None:
-        shared = self.shared
-        runner = SimRunner(self.process, self.threads, self.faults, shared.sources, shared.checker)
-        driver = self.driver = GroupDriver(
-            store,
-            self._make_host(store),
-            runner,
-            committer,
-            _Observer(),
-            shared.limits,
-            shared.message_timeout_secs,
-            threads=self.threads,
-        )
-        runner.is_live = lambda attempt: driver.state.live_attempt(attempt) is not None
-        driver.start()
-        try:
-            self._watch(driver, lease)
-        finally:
-            if not self.process.dead:
-                driver.abandon()
-                runner.close()
-                driver.wait()
-                driver.close()
-
-    def _watch(self, driver: GroupDriver, lease: Lease) -> None:
-        suspended = False
-        while True:
-            if lease.lost.is_set():
-                raise _LeaseLost
-            if driver.wait(_WATCH_SECS):
-                if driver.error is not None:
-                    raise driver.error
-                if driver.state.mode is Mode.STOPPED:
-                    self.world.reached("stopped as asked")
-                    self.shared.checker.on_stopped(self.process)
-                return
-            if self.stopping.is_set():
-                if driver.state.live and driver.state.live[0].stage >= master.Stage.DECIDING:
-                    self.world.reached("stop finishes what is decided")
-                driver.stop()
-            if self.zk.connected == suspended:
-                suspended = not self.zk.connected
-                self.world.reached("suspended" if suspended else "reconnected")
-                driver.tell(master.Suspended() if suspended else master.Reconnected())
+    def _executor(self, name: str) -> Any:
+        return SimExecutor(self._process, self._shared.faults, self._shared.sources[name], self._shared.checker)
 
 
-class _Observer:
-    def advanced(self, attempt: Any, info: Any) -> None:
+class SimUpkeep:
+    """``trident.coordinators.ports.Upkeep``: a last merge that takes a while."""
+
+    def __init__(self, shared: Shared, process: Process) -> None:
+        self._shared, self._process = shared, process
+
+    def start(self, advanced: int) -> None:
         pass
 
-    def failed(self, attempt: Any, error: BaseException) -> None:
-        pass
+    def advanced(self, txid: int) -> None:
+        self._shared.checker.on_upkeep(txid)
+
+    def stop(
+        self, compact: bool = True, timeout_secs: float = 60.0, give_up: Callable[[], bool] = lambda: False
+    ) -> bool:
+        world, left = self._shared.world, timeout_secs
+        if not compact:
+            return True
+        needs = world.rng.random() * 8.0
+        while needs > 0 and left > 0:
+            if give_up():
+                world.reached("the last merge is left to the successor")
+                return False
+            world.sleep(0.5)
+            needs, left = needs - 0.5, left - 0.5
+        return needs <= 0
+
+    def behind(self, topology: str) -> list[str]:
+        return ["a table is behind"]

@@ -14,8 +14,8 @@ from typing import Any
 from tests.simulator.world import Process, World
 
 
-class SimulatedFailure(Exception):
-    """An ordinary error of a simulated source, job or table."""
+class SimulatedFailure(OSError):
+    """An ordinary error of a simulated source, job or table: one that may pass."""
 
 
 # What may go wrong at one piece of I/O. "after": it was done, and nobody hears of it.
@@ -152,8 +152,23 @@ class Faults:
 
     def io(self, process: Process, name: str, effect: Callable[[], Any], failure: Callable[[str], Exception]) -> Any:
         """One blocking piece of I/O of the running task: its way there, the effect, the way back."""
-        world, kind = self.world, name.partition(" of ")[0]
-        fault = self.draw("io", name)
+        kind, fault = name.partition(" of ")[0], self.draw("io", name)
+        process.working += 1
+        try:
+            return self._io(process, name, kind, fault, effect, failure)
+        finally:
+            process.working -= 1
+
+    def _io(
+        self,
+        process: Process,
+        name: str,
+        kind: str,
+        fault: str | None,
+        effect: Callable[[], Any],
+        failure: Callable[[str], Exception],
+    ) -> Any:
+        world = self.world
         if fault:
             world.tell("fault", fault, "at", name)
         if fault == "crash before":

@@ -25,6 +25,8 @@ class Edit(NamedTuple):
 
 STORE = "trident.coordinators.group_store:GroupStore."
 DRIVER = "trident.coordinators.driver:GroupDriver."
+SUPERVISOR = "trident.coordinators.supervisor:Supervisor."
+RECOVERY = "trident.coordinators.recovery:Recovery."
 ZOOKEEPER = "trident.coordinators.zookeeper:ZooKeeper."
 
 PLANTED: dict[str, tuple[Edit, ...]] = {
@@ -165,6 +167,50 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "old pins stay": (Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),),
+    # The supervisor's order of calls.
+    "a group is driven with its decision pending": (Edit(RECOVERY + "open", "if decision is not None:", "if False:"),),
+    "the tables are opened before the decision is finished": (
+        Edit(
+            RECOVERY + "open",
+            "if decision is not None:\n        self._finish_decision(store, opening)\n"
+            "    opening.committer.open(store.record)",
+            "opening.committer.open(store.record)\n"
+            "    if decision is not None:\n        self._finish_decision(store, opening)",
+        ),
+    ),
+    "a recovery goes on although its lease was lost": (
+        Edit(
+            RECOVERY + "_finish_decision",
+            "if self.lease.lost.is_set() or driver.state.mode is not Mode.STOPPED:",
+            "if False:",
+        ),
+    ),
+    "a deposed coordinator that sees its successor's tables halts": (
+        Edit(RECOVERY + "open", "self.lease.verify()", "pass"),
+    ),
+    "tables are published under the first epoch": (
+        Edit(RECOVERY + "open", "self.term, fence.epoch,", "self.term, 1,"),
+    ),
+    "requests are answered before the groups are open": (
+        Edit(SUPERVISOR + "_lead", "recovery = Recovery(", "self._listener.serves({})\n    recovery = Recovery("),
+    ),
+    "the watch does not notice that the lease is lost": (
+        Edit(SUPERVISOR + "_watch", "if lease.lost.is_set():", "if False:"),
+    ),
+    "a group is not told that the connection is back": (
+        Edit(
+            SUPERVISOR + "_watch",
+            "self._post(master.Suspended() if suspended else master.Reconnected())",
+            "suspended and self._post(master.Suspended())",
+        ),
+    ),
+    "the lease is given back while its threads work": (
+        Edit(SUPERVISOR + "_close", "group.driver.wait()\n        group.driver.close()", "pass"),
+    ),
+    "the lease is not given back": (Edit(SUPERVISOR + "_hold", "lease.release()", "pass"),),
+    "a deposed coordinator ends instead of contending again": (
+        Edit(SUPERVISOR + "_hold", "except _DEPOSING as lost", "except LeaseLost as lost"),
+    ),
 }
 
 

@@ -31,6 +31,8 @@ from trident.coordinators.master import Limits
 # Enough for a session to expire, eight back-offs and a restart or two; a run that needs more is stuck.
 LIVENESS_SECS = 400.0
 STOP_SECS = 200.0
+# Longer than any pause, and than any answer on its way.
+SETTLE_SECS = 90.0
 
 
 class Simulation:
@@ -83,6 +85,8 @@ class Simulation:
                 self._heal()
                 if not world.run(world.now + LIVENESS_SECS):
                     raise Violation(f"not everything has committed {LIVENESS_SECS} s after the faults: {self._state()}")
+                self.world.finished = False
+                self._check_leases()
                 self._stop_all()
                 self.checker.at_the_end(self.shared.warehouse.tables, self.shared.ensemble.paths())
             finally:
@@ -99,15 +103,33 @@ class Simulation:
         for table in self.shared.warehouse.tables.values():
             table.repair()
         for current in self._now.values():
-            if current.driver is not None:
-                current.driver.tell(master.Resumed())
+            current.supervisor.resume()
+
+    def _check_leases(self) -> None:
+        """Where a process takes itself for the leader without the live znode, it must find that out."""
+        doubtful = [
+            (current, current.leases)
+            for current in self._now.values()
+            if current.supervisor.leading.is_set() and not self._has_lease(current)
+        ]
+        until = self.world.now + SETTLE_SECS
+        while doubtful and self.world.now < until and self.world.run(until):
+            self.world.finished = False
+        for current, leases in doubtful:
+            if current.supervisor.leading.is_set() and current.leases == leases and not current.process.dead:
+                raise Violation(f"{current.process} has lost its lease, and serves for {SETTLE_SECS} s without it")
+
+    def _has_lease(self, current: CoordinatorProcess) -> bool:
+        session = current.client.session if current.client is not None else None
+        owner = self.shared.ensemble.now(f"{ROOT}/live").owner
+        return current.process.dead or (session is not None and owner == session.number)
 
     def _stop_all(self) -> None:
         self.world.finished = False
         self._ends = True
         self.world.tell("everybody is asked to stop")
         for current in self._now.values():
-            current.stopping.set()
+            current.stop()
         self._end_if_all_ended()
         if not self.world.run(self.world.now + STOP_SECS):
             raise Violation(f"a process does not stop: {self._state()}")
@@ -264,17 +286,17 @@ class Simulation:
 
     def _restart(self, current: CoordinatorProcess) -> None:
         self.world.tell("asked to stop:", str(current.process))
-        current.stopping.set()
+        current.stop()
 
     def _hold(self, current: CoordinatorProcess) -> None:
         if current.driver is not None and current.leading:
             self.world.reached("paused by the user")
-            current.driver.tell(master.Paused())
+            current.supervisor.pause()
             self.world.later(self.world.rng.random() * 10.0, self._resume, current)
 
     def _resume(self, current: CoordinatorProcess) -> None:
-        if current.driver is not None and not current.process.dead:
-            current.driver.tell(master.Resumed())
+        if not current.process.dead:
+            current.supervisor.resume()
 
     def _jump(self, current: CoordinatorProcess) -> None:
         self.faults.jump(current.process, self.world.rng.choice(("wall clock", "monotonic clock")))

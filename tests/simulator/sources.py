@@ -187,6 +187,7 @@ class SimRunner:
     ) -> ProcessedBatch:
         rng, cancelled = self._world.rng, self._threads.event()
         self._running[attempt] = cancelled
+        self._process.working += 1
         if self._closed:
             cancelled.set()
         try:
@@ -216,6 +217,7 @@ class SimRunner:
                 self._world.reached("late report on an attempt that does not live any more")
             return ProcessedBatch(rows, self._spouts(metadata), len(rows))
         finally:
+            self._process.working -= 1
             if self._running.get(attempt) is cancelled:
                 del self._running[attempt]
 

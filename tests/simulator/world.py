@@ -51,6 +51,7 @@ class Process:
         self.label = f"{name}{life}"
         self.dead = False
         self.paused_until = 0.0
+        self.working = 0  # jobs and pieces of I/O that are under way
         self.tasks: dict[Task, None] = {}
         self.rate = world.rng.choice((1.0, 1.0, 0.9, 1.1))
         self.leap = world.rng.uniform(0.0, 1e6)

@@ -142,7 +142,7 @@ class LocalStorage:
         is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
         return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, found.st_ino)
 
-    def delete(self, path: AnyPath) -> None:
+    def delete(self, path: AnyPath) -> bool:
         path = local(path)
         try:
             if os.path.isdir(path) and not os.path.islink(path):
@@ -150,7 +150,8 @@ class LocalStorage:
             else:
                 os.unlink(path)  # what a link leads to lies elsewhere
         except FileNotFoundError:
-            pass
+            return False
+        return True
 
     def _delete_folder(self, path: str) -> None:
         problems: list[OSError] = []
@@ -160,6 +161,8 @@ class LocalStorage:
                 problems.append(error[1] if error[1].filename else OSError(error[1].errno, error[1].strerror, where))
 
         shutil.rmtree(path, onerror=left)
+        if not problems and os.path.lexists(path):
+            problems.append(OSError(errno.ENOTEMPTY, "another process writes to it", path))
         if problems:
             raise NotAllDeleted(problems)
 

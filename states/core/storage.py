@@ -71,8 +71,11 @@ class Storage(Protocol):
     def stat(self, path: AnyPath) -> Stat | None:
         """Kind, size and time of what is there, of a link what it leads to; None where nothing is."""
 
-    def delete(self, path: AnyPath) -> None:
-        """Removes a file, or a folder with all that is in it; of a link the link. Nothing there: nothing done.
+    def delete(self, path: AnyPath) -> bool:
+        """Removes a file, or a folder with all that is in it; of a link the link.
+
+        Returns:
+            whether there was something.
 
         Raises:
             NotAllDeleted: of a folder something is left; as much as could be is deleted.
@@ -138,8 +141,8 @@ def stat(path: AnyPath) -> Stat | None:
     return storage_for(path).stat(path)
 
 
-def delete(path: AnyPath) -> None:
-    storage_for(path).delete(path)
+def delete(path: AnyPath) -> bool:
+    return storage_for(path).delete(path)
 
 
 def make_folder(folder: AnyPath, anchor: AnyPath) -> None:
@@ -157,6 +160,11 @@ def try_delete(path: AnyPath) -> None:
     """Removes what nobody needs any more as far as it can: what stays costs space, nothing else."""
     with suppress(OSError):
         delete(path)
+
+
+def make_warehouse(warehouse: AnyPath) -> None:
+    """Makes the folder of the framework's own in a warehouse, and all above it; only a start may."""
+    make_folder(join(warehouse, "_trident"), "/")
 
 
 def exists(path: AnyPath) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from trident.coordinators.errors import ForeignTable, TableError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.staged import StagedFile
@@ -125,8 +127,9 @@ def tables_beside(warehouse: Path, topology: str, kinds: Collection[BesideKind] 
     Their names alone do not say whose they are: a topology's name may begin with another's.
     """
     found = []
+    names = storage.list_names(warehouse)
     for kind in kinds:
-        for path in sorted(warehouse.glob(kind.table_name(topology, "*"))):
+        for path in sorted(warehouse / name for name in names if fnmatchcase(name, kind.table_name(topology, "*"))):
             owner = _owner(path)
             if owner is not None and owner[0] == topology:
                 found.append((path, owner[1]))

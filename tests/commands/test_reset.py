@@ -65,9 +65,9 @@ def top(config: TridentConfig, zk, tmp_path: Path) -> Path:
     lease = Leadership(zk, "top", ["lines"]).acquire()
     incarnation = Registration(zk, "top").ensure(IDENTITY, fences=lease.fences.values())
     lease.release()
+    (tmp_path / "w" / "_trident" / "top" / "streams").mkdir(parents=True)
     state(tmp_path / "w", "counts", "keyed", incarnation)
     state(tmp_path / "w", "words", "append", incarnation)
-    (tmp_path / "w" / "_trident" / "top" / "streams").mkdir(parents=True)
     return tmp_path / "w"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import shutil
 import sys
 import time
 from collections import Counter, defaultdict
@@ -241,7 +242,9 @@ def test_a_reset_timeout_on_a_worker_reaches_the_drivers_watch(start, tmp_path: 
             self.collector.ack(tuple)
 
     ends = []
-    monkeypatch.setattr(RoundResets, "end", lambda self, path: ends.append(path.stat().st_size) or path.unlink())
+    monkeypatch.setattr(
+        RoundResets, "end", lambda self, path: ends.append(len(list(path.iterdir()))) or shutil.rmtree(path)
+    )
     topology, spout = TupleTopology("works"), Listed([(1, ["a"])])
     topology.set_spout("texts", spout)
     topology.set_bolt("works", Works()).shuffle_grouping("texts")

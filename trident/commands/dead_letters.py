@@ -16,6 +16,7 @@ from trident.coordinators.errors import TopologyError
 from trident.messages.replays import ReplayRequests, request_replay
 from trident.running.own_zookeeper import own_zookeeper
 from trident.spark.session import make_session, spark_settings
+from trident.states.core import storage
 from trident.states.core.names import check_name
 from trident.states.delta.beside import DEAD_LETTERS, MESSAGES
 from trident.states.delta.whole_files import require_whole_log
@@ -175,7 +176,7 @@ def replay(
 def _warehouse(name: str, config: TridentConfig) -> Path:
     check_name("topology", name)
     warehouse = Path(config.warehouse).resolve()
-    if not (warehouse / "_trident" / name).is_dir():
+    if not storage.is_folder(warehouse / "_trident" / name):
         raise TopologyError(
             f"the warehouse {warehouse} has no topology {name!r}",
             action="check the name, or name the warehouse with --set warehouse=…",
@@ -191,13 +192,14 @@ def _read(spark: "SparkSession", path: Path) -> "DataFrame":
 def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[str, str], list[tuple[float, str]]]:
     """(stream, message) → its replays: in which transaction one ended, and how; the last of them may be asked for."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for folder in (warehouse / "_trident" / name / "streams").glob("*"):
-        path = warehouse / MESSAGES.table_name(name, folder.name)
+    streams = warehouse / "_trident" / name / "streams"
+    for stream in storage.list_names(streams):
+        path = warehouse / MESSAGES.table_name(name, stream)
         # By its name alone it may be another topology's: see check_names_apart.
         if belongs_to(path, name):
             rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
             for row in rows:
-                found.setdefault((folder.name, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
-        for message in ReplayRequests.asked(folder):
-            found.setdefault((folder.name, message), []).append((math.inf, "asked for"))
+                found.setdefault((stream, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
+        for message in ReplayRequests.asked(streams / stream):
+            found.setdefault((stream, message), []).append((math.inf, "asked for"))
     return found

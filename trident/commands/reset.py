@@ -6,14 +6,13 @@ until it has ended ZooKeeper has a mark of it, and nobody starts the topology.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from trident.config import TridentConfig, as_config
 from trident.coordinators.errors import TableError, TopologyError
 from trident.coordinators.resetting import delete_topology, finish_reset
 from trident.running.own_zookeeper import own_zookeeper
+from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
 from trident.states.delta.beside import BESIDE, MESSAGES
@@ -50,7 +49,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
         # What was settled before says nothing of what comes now; what was given up is kept like any table.
         beside = [path for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else (MESSAGES,))]
-        is_here = bool(descriptors or beside) or os.path.lexists(folder)
+        is_here = bool(descriptors or beside) or storage.exists(folder)
         lives = {one.incarnation for one in lives_in(warehouse, name)} if is_here else None
         known = delete_topology(zk, name, lives)
         if not known and not is_here:
@@ -98,19 +97,12 @@ class _Removed:
 
     def folder(self, path: Path) -> bool:
         """Deletes a folder with all that is in it; True when it is not there afterwards."""
-        if not os.path.lexists(path):
-            return True
-        problems: list[str] = []
         try:
-            if path.is_symlink() or not path.is_dir():
-                path.unlink()  # what a link leads to lies elsewhere, and is not ours to delete
-            else:
-                shutil.rmtree(path, onerror=lambda _, where, error: problems.append(f"{where}: {error[1]}"))
-        except OSError as error:
-            problems.append(str(error))
-        if not os.path.lexists(path):
-            self.gone.append(path.name)
+            if storage.delete(path):
+                self.gone.append(path.name)
             return True
-        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        self.failed.append(f"{path} is left ({problems[0] if problems else 'somebody writes to it'}{more})")
-        return False
+        except OSError as error:
+            others = len(getattr(error, "problems", ())) - 1
+            more = f" and {others} more" if others > 0 else ""
+            self.failed.append(f"{path} is left ({error}{more})")
+            return False

@@ -19,6 +19,7 @@ from trident.coordinators.errors import FailedException, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor
 from trident.messages.ledger import BatchLedger, Failure, drop_old
+from trident.states.core import storage
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.dead_letters import stage_ends, stage_letters
 from trident.udf.signatures import translate_failure
@@ -259,7 +260,7 @@ class TrackedBatches:
         """Files of a run that does not count; what stays goes with the attempt's folder."""
         for name, files in staged.items():
             for file in files:
-                (self._roots[name] / file.path).unlink(missing_ok=True)
+                storage.delete(self._roots[name] / file.path)
 
 
 def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:

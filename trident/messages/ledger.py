@@ -8,7 +8,7 @@ here: planning and running a Spark job for it takes 50 times as long.
 
 from __future__ import annotations
 
-import shutil
+import io
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ from trident.spark.rows import parquet_reader
 from trident.states.core import storage
 from trident.states.core.local_properties import local_properties
 from trident.workers.anchors import sums_by_root
-from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA
+from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ class BatchLedger:
         columns.append(pa.repeat(pa.scalar(False), len(roots)))
         columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
         table = pa.table(columns, schema=LEDGER_SCHEMA)
-        pq.write_table(table, self._folder / f"init-{uuid.uuid4().hex}.parquet", compression="none")
+        write_table(table, self._folder / f"init-{uuid.uuid4().hex}.parquet")
 
     def failures(self, small_bytes: int = SMALL_BYTES) -> dict[int, Failure]:
         """Root → why it failed; of several failures one.
@@ -102,8 +102,10 @@ class BatchLedger:
         """
         newest, others = self._files()
         with faults.fault_point(LEDGER):
-            small = sum(path.stat().st_size for path in [*newest, *others]) <= small_bytes
-            return (_added_up if small else self._by_spark)(newest, others)
+            sizes = [_size(path) for path in [*newest, *others]]
+            if sum(sizes) <= small_bytes:
+                return _added_up(newest, others)
+            return self._by_spark(newest, others)
 
     def _files(self) -> tuple[list[Path], list[Path]]:
         """The files that count, and those of tries that a later one has replaced: only their failures do.
@@ -113,16 +115,16 @@ class BatchLedger:
         """
         newest: dict[str, Path] = {}
         others = []
-        for path in sorted(self._folder.iterdir()):
-            if not path.name.startswith("_"):
-                place = path.name.split("@", 1)[0]
+        for name in sorted(storage.list_names(self._folder)):
+            if name[0] not in "_.":  # a draft
+                place = name.split("@", 1)[0]
                 others += [newest[place]] if place in newest else []
-                newest[place] = path
+                newest[place] = self._folder / name
         return list(newest.values()), others
 
     def _by_spark(self, newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
         for path in [*newest, *others]:
-            if not path.is_file() or not path.stat().st_size:  # Spark would leave it out, and acknowledge what it tells
+            if not _size(path):  # Spark would leave it out, and acknowledge what it tells
                 raise TableError(
                     f"a file of the ledger of a tracked batch is not what was written: {path}",
                     found="no file with anything in it",
@@ -143,16 +145,25 @@ class BatchLedger:
 
     def drop(self) -> None:
         """Removes the folder; leftovers cost space, nothing else."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        storage.try_delete(self._folder)
+
+
+def _size(path: Path) -> int:
+    found = storage.stat(path)
+    return found.size if found is not None and found.is_file else 0
+
+
+def _read(path: Path) -> pa.Table:
+    return pq.read_table(io.BytesIO(storage.read(path)), schema=LEDGER_SCHEMA)
 
 
 def _added_up(newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
-    table = pa.concat_tables([pq.read_table(path, schema=LEDGER_SCHEMA) for path in newest])
+    table = pa.concat_tables([_read(path) for path in newest])
     roots, values = (table.column(name).to_numpy().view(np.uint64) for name in ("root", "value"))
     roots, sums = sums_by_root(roots, values)
     found = {int(root): _failure(None) for root in roots[sums != 0]}
     told = [name for name, _ in LEDGER_FIELDS[3:]]
-    table = pa.concat_tables([table, *(pq.read_table(path, schema=LEDGER_SCHEMA) for path in others)])
+    table = pa.concat_tables([table, *(_read(path) for path in others)])
     for row in table.filter(table.column("failed")).to_pylist():
         found[row["root"] & _ALL] = _failure({name: row[name] for name in told})
     return found
@@ -164,6 +175,6 @@ def _failure(told: Mapping[str, Any] | None) -> Failure:
 
 def drop_old(folder: Path, kept: Iterable[str] = ()) -> None:
     """Removes ledgers that a process which is gone has left."""
-    for entry in folder.glob("*"):
-        if str(entry) not in kept:
-            shutil.rmtree(entry, ignore_errors=True)
+    for name in storage.list_names(folder):
+        if str(folder / name) not in kept:
+            storage.try_delete(folder / name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import TridentError
-from trident.coordinators.stored_json import parse_stored, read_stored
+from trident.coordinators.stored_json import parse_stored
 from trident.spouts.rich import Message
 from trident.states.core import storage
 from trident.states.core.stored_values import loads
@@ -42,13 +41,13 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
     folder = state_folder / _FOLDER
     storage.make_folder(folder, storage.anchor_of(folder))
     text = json.dumps([{"message": one["message"], "tuples": one["tuples"]} for one in letters])
-    written = folder / f"_{name}"
-    with open(written, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(written, folder / f"{name}.json")
+    storage.write(folder / f"{name}.json", text.encode())
     return name
+
+
+def _requests_in(folder: Path) -> list[str]:
+    names = storage.list_names(folder)
+    return [name.removesuffix(".json") for name in names if name.endswith(".json") and name[0] != "."]
 
 
 class ReplayRequests:
@@ -65,15 +64,15 @@ class ReplayRequests:
 
     def unfinished(self) -> list[str]:
         """The names of the requests that there are."""
-        return sorted(path.stem for path in self._folder.glob("*.json")) if self._folder.is_dir() else []
+        return sorted(_requests_in(self._folder))
 
     @staticmethod
     def asked(state_folder: Path) -> list[str]:
         """The ids, as JSON, of the messages of requests that are not finished."""
         found = []
-        for path in (state_folder / _FOLDER).glob("*.json"):
+        for path in (state_folder / _FOLDER / f"{name}.json" for name in _requests_in(state_folder / _FOLDER)):
             try:
-                found += [letter["message"] for letter in parse_stored(read_stored(path))]
+                found += [letter["message"] for letter in parse_stored(storage.read(path))]
             except FileNotFoundError:
                 pass  # finished meanwhile
             except (ValueError, KeyError, TypeError) as error:
@@ -93,7 +92,7 @@ class ReplayRequests:
     def _read(self, name: str) -> list[Message]:
         path = self._folder / f"{name}.json"
         try:
-            letters = parse_stored(read_stored(path))
+            letters = parse_stored(storage.read(path))
             messages = [
                 Message(json.loads(letter["message"]), tuple(tuple(row) for row in loads(letter["tuples"])))
                 for letter in letters
@@ -111,5 +110,5 @@ class ReplayRequests:
     def done(self) -> None:
         """Removes the requests all of whose messages are settled."""
         for name in [name for name, left in self._left.items() if not left]:
-            (self._folder / f"{name}.json").unlink(missing_ok=True)
+            storage.delete(self._folder / f"{name}.json")
             del self._left[name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from trident.repair.facts import (
 from trident.repair.file_ledger import look_at_ledger
 from trident.running.positions_check import misplaced_by_manifest
 from trident.running.status import read_status
+from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.staged import StagedFile
@@ -182,11 +182,11 @@ class _Look:
     def _folders(self, tables: tuple[TableFacts, ...]) -> Iterator[tuple[int, int]]:
         own = self.warehouse / "_trident" / self.topology / self.group
         roots = [self.warehouse / table.path for table in tables]
-        roots += [path for kind in ("states", "boundaries") for path in (own / kind).glob("*")]
+        roots += [own / kind / name for kind in ("states", "boundaries") for name in storage.list_names(own / kind)]
         for root in roots:
-            for folder in (root / "data").glob("*"):
-                for entry in os.scandir(folder) if folder.is_dir() else ():
-                    parts = entry.name.split("-")
+            for life in storage.list_names(root / "data"):
+                for name in storage.list_names(root / "data" / life):
+                    parts = name.split("-")
                     if len(parts) >= 3 and parts[0].isdigit() and parts[1].isdigit():
                         yield int(parts[0]), int(parts[1])
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -24,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from trident.coordinators.errors import ClusterProblem
+from trident.coordinators.stored_json import Unreadable
 from trident.spark.cluster_files import send_framework, send_user_modules
+from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 from trident.states.core.local_properties import local_properties
 
@@ -59,8 +60,8 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
     nonce = uuid.uuid4().hex
     try:
         if folder is not None:
-            folder.mkdir(parents=True)
-            (folder / _DRIVERS).write_text(nonce, encoding="utf-8")
+            storage.make_folder(folder, folder.parent)
+            storage.write(folder / _DRIVERS, nonce.encode())
         found = _ask(
             spark,
             {
@@ -77,14 +78,13 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
             _check_files(found, folder, nonce, warehouse)
     finally:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # a few bytes in a hidden folder
+            storage.try_delete(folder)  # a few bytes in a hidden folder
 
 
 def look(task: Mapping[str, Any], tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Tells, on an executor, what is there: a plain dict for each task number."""
     # The function is sent by value: an executor that lacks the framework runs it too.
     import importlib
-    import os
     import socket
     import sys
     import time
@@ -192,14 +192,14 @@ def _check_files(found: Sequence[Mapping[str, Any]], folder: Path, nonce: str, w
         while not _holds(folder / one["wrote"], nonce):
             if time.monotonic() > deadline:
                 raise _not_shared(warehouse, one["host"], "what it wrote there is not here")
-            os.listdir(folder)  # NFS: asks the server again
+            storage.list_names(folder)  # NFS: asks the server again
             time.sleep(0.1)
 
 
 def _holds(path: Path, text: str) -> bool:
     try:
-        return path.read_text(encoding="utf-8") == text
-    except OSError:
+        return storage.read(path) == text.encode()
+    except (OSError, Unreadable):
         return False
 
 

@@ -30,6 +30,7 @@ from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import kind_of
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
+from trident.states.core import storage
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.delta.whole_files import require_whole
 from trident.states.publishing.user_tasks import BatchInfo
@@ -299,7 +300,7 @@ class SparkBatchRunner:
                 frames.release()
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
-                (boundary.root / file.path).unlink(missing_ok=True)
+                storage.delete(boundary.root / file.path)
         duration = {"resolve": (time.monotonic() - started) * 1000}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
 

@@ -33,6 +33,7 @@ from trident.running.reporting import Reporter
 from trident.running.site import SparkSite
 from trident.running.status import StatusWriter, status_path
 from trident.spark.session import check_session, make_session, spark_settings
+from trident.states.core import storage
 from trident.states.publishing.dead_letters import check_names_apart
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def start_topology(
     check_names_apart(warehouse, topology.name, [binding for plan_ in plans for binding in plan_.bindings])
     place = place_of(topology.name, config, warehouse)
     make_room(place, replace=replace, standby=standby)
-    (warehouse / "_trident").mkdir(parents=True, exist_ok=True)
+    storage.make_warehouse(warehouse)
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)

@@ -11,7 +11,6 @@ look, and the reader can work it out.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -24,8 +23,9 @@ from typing import Any
 
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
-from trident.coordinators.stored_json import as_record, parse_stored, read_stored
+from trident.coordinators.stored_json import as_record, parse_stored
 from trident.running.progress import describe_backlog
+from trident.states.core import storage
 
 STATUS_SCHEMA = 1
 _log = logging.getLogger(__name__)
@@ -202,19 +202,15 @@ class StatusWriter:
         assert self._wanted is not None
         self._last_written = time.monotonic()
         text = json.dumps({**self._wanted.to_json(), "written_at": round(self._clock(), 3)}, indent=1)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             if self._on_disk is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                storage.make_folder(self._path.parent, self._path.parents[2])
             self._sweep()
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self._path)
+            storage.write(self._path, text.encode(), durable=False)
         except OSError as error:  # a full or read-only disk: the topology goes on without a status
             if not self._warned:
                 _log.warning("the status cannot be written to %s: %s", self._path, error)
             self._warned = True
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             return
         self._on_disk = self._wanted
 
@@ -223,10 +219,11 @@ class StatusWriter:
         if self._swept:
             return
         self._swept = True
-        for draft in self._path.parent.glob(f".{self._path.name}.*"):
-            pid = draft.name.rpartition(".")[2]
-            if pid.isdigit() and processes.started(int(pid)) is None:
-                draft.unlink(missing_ok=True)
+        folder, prefix = self._path.parent, f".{self._path.name}."
+        for draft in storage.list_names(folder):
+            pid = draft.removeprefix(prefix).partition(".")[0]
+            if draft.startswith(prefix) and pid.isdigit() and processes.started(int(pid)) is None:
+                storage.delete(folder / draft)
 
 
 def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologyStatus:
@@ -238,7 +235,7 @@ def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologySta
     """
     path = status_path(warehouse, topology)
     try:
-        return TopologyStatus.from_json(parse_stored(read_stored(path)))
+        return TopologyStatus.from_json(parse_stored(storage.read(path)))
     except (FileNotFoundError, NotADirectoryError):
         known = topologies_with_status(warehouse)
         raise TridentError(
@@ -259,7 +256,8 @@ def read_status(warehouse: str | os.PathLike[str], topology: str) -> TopologySta
 
 def topologies_with_status(warehouse: str | os.PathLike[str]) -> list[str]:
     """The names of the topologies of a warehouse that have ever written a status."""
-    return sorted(path.parent.name for path in (Path(warehouse) / "_trident").glob("*/status.json"))
+    names = storage.list_names(Path(warehouse) / "_trident")
+    return sorted(name for name in names if storage.exists(status_path(warehouse, name)))
 
 
 # --- for people ----------------------------------------------------------------------------

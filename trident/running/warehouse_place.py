@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from trident.coordinators.errors import Halted
+from trident.states.core import storage
 
 _LOOK_SECS = 0.5
 
@@ -38,7 +39,7 @@ class WarehousePlace:
 
     def _is_there(self) -> bool:
         try:
-            return self._folder.is_dir()
+            return storage.is_folder(self._folder)
         except OSError:
             return True
 

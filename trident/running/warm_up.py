@@ -19,7 +19,6 @@ A rehearsal that fails costs the warmth, nothing else.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 import uuid
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from trident.states.delta.kernel import KernelEngine
 
 log = logging.getLogger("trident.warm_up")
+_FOLDER = ".warm-up"
 STAGE = faults.register("standby.stage", "what a standby's rehearsal stages")
 
 # At first several times: the JVM compiles what it has done often. Then within the minute for which Spark keeps a
@@ -96,9 +96,8 @@ class WarmUp:
     ) -> None:
         self._given, self._engine, self._warehouse, self._plans = spark, engine, warehouse, plans
         self._on_warm = on_warm
-        self._root = warehouse / "_trident" / ".warm-up"
         self._job_group = f"trident-{topology}-warm-up-{uuid.uuid4().hex[:8]}"
-        self._folder = self._root / self._job_group
+        self._folder = warehouse / "_trident" / f"{_FOLDER}-{self._job_group}"
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -146,16 +145,17 @@ class WarmUp:
             self._clean()
 
     def _clean(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        with suppress(OSError):  # another standby's is in it
-            self._root.rmdir()
+        storage.try_delete(self._folder)
 
     def _drop_left_over(self) -> None:
         """Folders of standbys that were killed."""
-        for folder in self._root.glob("*"):
-            with suppress(OSError):
-                if time.time() - folder.stat().st_mtime > _LEFT_OVER_SECS:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for name in storage.list_names(self._folder.parent):
+            if name.startswith(_FOLDER):
+                folder = self._folder.parent / name
+                with suppress(OSError):
+                    found = storage.stat(folder)
+                    if found is not None and time.time() - found.mtime_ns / 1e9 > _LEFT_OVER_SECS:
+                        storage.try_delete(folder)
 
     def _rehearse(self) -> None:
         context = self._given.sparkContext

@@ -27,6 +27,7 @@ from trident.running.shown import short
 from trident.running.stuck_calls import stuck_calls
 from trident.spark.session import check_session, make_session, spark_settings
 from trident.spouts.contracts import SpoutContext
+from trident.states.core import storage
 from trident.states.core.host_bound import check_hosts
 from trident.streams.other_names import QUERY_NAMES, OtherNames
 from trident.streams.shown import Facts, as_html, as_line
@@ -113,6 +114,7 @@ class TupleQuery(OtherNames):
         self._plan, self._spark, self._config, self._ackers = plan, spark, config, ackers
         self._run_id = uuid.uuid4().hex
         resets = Path(config.warehouse).resolve() / "_trident" / plan.topology / "resets"
+        storage.make_warehouse(resets.parent.parent.parent)
         self._runner = RoundRunner(spark, plan, config.message_timeout_secs, resets)
         self._tracker = Tracker(make_tasks(plan.spouts, self._spout_context), ackers, config.max_pending_messages)
         self._rounds = 0
@@ -362,7 +364,7 @@ class TupleQuery(OtherNames):
     def _spout_context(self, spout: str, task: int, tasks: int) -> SpoutContext:
         tx_id = spout if tasks == 1 else f"{spout}-{task}"
         folder = Path(self._config.warehouse).resolve() / "_trident" / self.name / "streams" / tx_id
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.make_folder(folder, storage.anchor_of(folder))
         # There is no registration, so no reset: the topology has one life.
         return SpoutContext(self._spark, self.name, tx_id, folder, self.name, {"task": task, "tasks": tasks})
 

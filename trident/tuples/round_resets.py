@@ -1,9 +1,8 @@
 """How ``reset_timeout`` of a bolt moves the time limit of the round that is running.
 
 A task tells Spark's driver nothing before it ends, so a worker says "begin the
-time anew" through a file of the warehouse: the round's own, named after its
-Spark job group, to which each worker appends a byte. The driver's watch looks
-at the file's length, so clocks are not compared. A worker that cannot reach
+time anew" through a file of the warehouse, in the round's own folder, which is named after
+its Spark job group. The driver's watch counts them, so clocks are not compared. A worker that cannot reach
 the warehouse says so in ``TupleQuery.last_errors``; then the round has its plain time.
 
 Workers import this: keep its imports light.
@@ -11,15 +10,16 @@ Workers import this: keep its imports light.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
 
 from trident.spark.jobs import JobWatch
+from trident.states.core import storage
 
 # However often it is told, a round takes no longer than so many times message_timeout_secs.
 EXTENSIONS_MAX = 10
@@ -40,7 +40,7 @@ class ResetTeller:
         self._told_at: float | None = None
 
     def tell(self) -> None:
-        """Appends a byte to the file of the round that this task belongs to.
+        """Puts a file into the folder of the round that this task belongs to.
 
         Raises:
             OSError: the worker cannot write there.
@@ -50,12 +50,8 @@ class ResetTeller:
             if self._folder is None or (self._told_at is not None and now - self._told_at < _EVERY_SECS):
                 return
             self._told_at = now
-            # Without O_CREAT: the driver makes the file, so a task of a round that is over leaves nothing behind.
-            file = os.open(os.path.join(self._folder, _round_of_task()), os.O_WRONLY | os.O_APPEND)
-            try:
-                os.write(file, b".")
-            finally:
-                os.close(file)
+            # The driver makes the folder, so a task of a round that is over leaves nothing behind.
+            storage.write(storage.join(self._folder, _round_of_task(), uuid.uuid4().hex), b"", durable=False)
 
 
 def _round_of_task() -> str:
@@ -67,7 +63,7 @@ def _round_of_task() -> str:
 
 
 class RoundResets:
-    """The driver's side: a file for the round that is running.
+    """The driver's side: a folder for the round that is running.
 
     Args:
         folder: of the topology, in the warehouse; made here.
@@ -75,17 +71,17 @@ class RoundResets:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.make_folder(folder, storage.anchor_of(folder))
 
     def begin(self, job_group: str) -> Path:
-        """A round begins; its file, which is empty."""
+        """A round begins; its folder, which is empty."""
         path = self.folder / job_group
-        path.touch()
+        storage.make_folder(path, self.folder)
         return path
 
     def end(self, path: Path) -> None:
         """The round is over."""
-        path.unlink(missing_ok=True)
+        storage.try_delete(path)
 
 
 class RoundWatch(JobWatch):
@@ -93,7 +89,7 @@ class RoundWatch(JobWatch):
 
     Args:
         context, job_group, timeout_secs: as of a JobWatch.
-        path: the round's file.
+        path: the round's folder.
 
     Attributes:
         extended: whether the time was begun anew at least once.
@@ -101,7 +97,7 @@ class RoundWatch(JobWatch):
 
     def __init__(self, context: Any, job_group: str, timeout_secs: float, path: Path) -> None:
         super().__init__(context, job_group, timeout_secs)
-        self._path, self._length = path, 0
+        self._path, self._told = path, 0
         self._until: float | None = None
         self.extended = False
 
@@ -110,11 +106,9 @@ class RoundWatch(JobWatch):
         now = time.monotonic()
         if self._until is None:  # the round's first task has just begun; the last renewal still has its whole time
             self._until = now + (EXTENSIONS_MAX - 1) * self._timeout_secs
-        # Opened, not only looked at: on a network file system that is what makes it the newest length.
-        with open(self._path, "rb") as file:
-            length = os.fstat(file.fileno()).st_size
-        if length == self._length or now > self._until:
+        told = sum(name[0] != "." for name in storage.list_names(self._path))
+        if told == self._told or now > self._until:
             return False
-        self._length = length
+        self._told = told
         self.extended = True
         return True

@@ -7,9 +7,8 @@ imports light.
 
 from __future__ import annotations
 
-import os
+import io
 import traceback
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
+from trident.states.core import storage
 from trident.workers.anchors import read_anchors, sums_by_root
 from trident.workers.failures import UserCodeFailed
 from trident.workers.reports import find_report
@@ -96,11 +96,16 @@ class Ledger:
 
     def write(self, folder: str, name: str) -> None:
         """Writes what there is to tell: also nothing, since a task that ran before may have told something."""
-        import pyarrow.parquet as pq  # 20 ms that only the workers of tracked streams need
+        write_table(self.table(), storage.join(folder, f"{name}.parquet"))
 
-        written = os.path.join(folder, f"_{uuid.uuid4().hex}")
-        pq.write_table(self.table(), written, compression="none")
-        os.replace(written, os.path.join(folder, f"{name}.parquet"))
+
+def write_table(table: pa.Table, path: storage.AnyPath) -> None:
+    """A ledger's file: whole, and not durable, since a batch whose ledger is lost is tried again."""
+    import pyarrow.parquet as pq  # 20 ms that only the workers of tracked streams need
+
+    data = io.BytesIO()
+    pq.write_table(table, data, compression="none")
+    storage.write(path, data.getvalue(), durable=False)
 
 
 def report_of(error: UserCodeFailed) -> dict[str, str]:

@@ -320,6 +320,7 @@ def test_reset_deletes_nothing_behind_a_symbolic_link(tmp_path: Path, zk_server:
     for folder in ("counts", "log", "top"):
         (outside / folder).mkdir(parents=True)
         (outside / folder / "keep").write_text("keep")
+    warehouse.mkdir()
     StateDescriptor(
         name="counts",
         kind="keyed",

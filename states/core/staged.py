@@ -38,7 +38,7 @@ class StagedFile:
 
     def to_json(self) -> dict[str, object]:
         """The file as plain JSON values, in a fixed order of keys."""
-        return plain(self)  # type: ignore[no-any-return]
+        return plain(self)
 
     @classmethod
     def from_json(cls, value: object) -> StagedFile:

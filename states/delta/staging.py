@@ -19,7 +19,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import StagedFileMissing, TableError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
-from trident.states.core.names import check_inside
+from trident.states.core.names import backquoted, check_inside
 from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import REPORT_SCHEMA, FileTarget, writer_of
 
@@ -113,7 +113,7 @@ def _written(frame: Any, target: FileTarget) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
     make: Any = pandas_udf
     udf = make(writer_of(target), returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    columns = [F.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
+    columns = [F.col(backquoted(name)) for name in frame.columns]
     return ClassicDataFrame(frame._jdf.mapInArrow(udf(*columns)._jc, False, None), frame.sparkSession)
 
 

@@ -27,6 +27,7 @@ from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_properties import local_properties
+from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 from trident.states.delta.kernel_errors import java_causes
@@ -269,8 +270,10 @@ class Compactor:
         merge = (
             DeltaTable.forPath(session, self.plain).alias("t").merge(source.alias("s"), same_key(state.keys, "t", "s"))
         )
-        added: dict[str, "str | Column"] = {_name(field.name): quoted(field.name, "s") for field in state.schema.fields}
-        added[_name(UPTO_COLUMN)] = _txid(plan.upto)
+        added: dict[str, "str | Column"] = {
+            backquoted(field.name): quoted(field.name, "s") for field in state.schema.fields
+        }
+        added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
         if keeps_last(state):
             # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
             # that does not pass is left to the update, which raises.
@@ -289,13 +292,13 @@ class Compactor:
         kinds = {field.name: field.dataType for field in state.schema.fields}
         raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
         changed: dict[str, "str | Column"] = {
-            _name(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
+            backquoted(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
         }
         for name in state.value_fields:
             new = quoted(name, "s")
             if self._native is not None:
                 new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
-            changed[_name(name)] = new
+            changed[backquoted(name)] = new
         return changed
 
     def _session(self, plan: MergePlan, plain: TableSnapshot, log_version: int) -> "SparkSession":
@@ -463,10 +466,6 @@ def _passes(plan: MergePlan) -> "Column":
 
 def _txid(txid: int) -> "Column":
     return F.lit(txid).cast("bigint")
-
-
-def _name(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"
 
 
 _CONFLICTS = (

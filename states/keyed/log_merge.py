@@ -20,6 +20,7 @@ from pyspark.sql.types import StructField, StructType
 from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core.binding import LAST, aggregator_name
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
 from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
@@ -80,7 +81,7 @@ def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
 
 def quoted(name: str, side: str | None = None) -> "Column":
     """A column by its exact name, whatever characters are in it."""
-    text = "`" + name.replace("`", "``") + "`"
+    text = backquoted(name)
     return F.col(f"{side}.{text}" if side else text)
 
 

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.row_nodes import ProjectNode, PythonNode
 from trident.planning.nodes import Node
+from trident.states.core.names import backquoted
 from trident.udf.deferred import Expr
 from trident.udf.expressions import Analysis, Expression
 from trident.udf.signatures import describe
@@ -81,7 +82,7 @@ class FilterNull:
         return "FilterNull()"
 
     def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        return _condition([f"{_quoted(field)} IS NOT NULL" for field in fields])
+        return _condition([f"{backquoted(field.name)} IS NOT NULL" for field in fields])
 
 
 class TrueFilter:
@@ -117,7 +118,7 @@ class Equals:
             return None
         if isinstance(kinds[0], StringType) and kinds[0] != StringType():  # with a collation
             return None
-        return _condition([f"{_quoted(fields[0])} <=> {_quoted(other)}" for other in fields[1:]])
+        return _condition([f"{backquoted(fields[0].name)} <=> {backquoted(other.name)}" for other in fields[1:]])
 
 
 class Negate:
@@ -195,7 +196,7 @@ class Split:
             raise OutputTypeError(
                 f"Split cannot split field {field.name!r}", found=field.dataType.simpleString(), expected="string"
             )
-        parts = f"split({_quoted(field)}, {_pattern(self._separator)})"
+        parts = f"split({backquoted(field.name)}, {_pattern(self._separator)})"
         return NativeForm(Expr(f"explode(filter({parts}, part -> part != ''))"), StringType(), generates=True)
 
 
@@ -274,7 +275,3 @@ def _pattern(text: str) -> str:
     # In hexadecimal: what a backslash means in SQL depends on a setting of the session.
     pattern = "".join(one if one.isalnum() else f"\\{one}" for one in text)
     return f"decode(X'{pattern.encode().hex()}', 'UTF-8')"
-
-
-def _quoted(field: StructField) -> str:
-    return "`" + field.name.replace("`", "``") + "`"

@@ -18,7 +18,8 @@ from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import GroupingNode, Node, is_source, picked
 from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation
 from trident.planning.partition_hints import partitioner_of
-from trident.planning.session_frames import SessionFrames, Transform, column_list, quoted
+from trident.planning.session_frames import SessionFrames, Transform, column_list
+from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.groups import _NOTHING, Folds
@@ -284,7 +285,7 @@ class ExpandOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
-        columns = [F.col(places.get(field.name, quoted(field.name))).alias(field.name) for field in self.fields]
+        columns = [F.col(places.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
         return lambda frame, _: frame.select(*columns)
 
     def describe(self) -> str:

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 
 from trident.planning.basic_operations import Branch
 from trident.planning.operation import MultiInputOp
-from trident.planning.session_frames import Batch, Join, SessionFrames, column, quoted
+from trident.planning.session_frames import Batch, Join, SessionFrames, column
+from trident.states.core.names import backquoted
 
 _KEY, _HAS = "__trident_key", "__trident_has"
 
@@ -77,7 +78,7 @@ class JoinOp(MultiInputOp):
         order = [*inner, *(side for side, outer in enumerate(self.outer) if outer)]
         keys = [f"{_KEY}{place}" for place in range(len(self.names))]
         renamed = dict(zip(self.names, keys))
-        fields = [F.col(renamed.get(field.name, quoted(field.name))).alias(field.name) for field in self.fields]
+        fields = [F.col(renamed.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
 
         def join(given: Sequence[Any], _: Batch) -> Any:
             sides = [frame.select(*columns) for frame, columns in zip(given, chosen)]

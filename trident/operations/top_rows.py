@@ -17,7 +17,8 @@ from trident.operations.repartitioning import GatherOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Operation
-from trident.planning.session_frames import SessionFrames, Transform, column, column_list, quoted
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site, check_arity, check_lifecycle, check_serialisable, function_location
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, fail
@@ -106,7 +107,7 @@ class ExtremeOp(Operation):
         present = by[0].isNotNull()
         for one in by[1:]:
             present &= one.isNotNull()
-        kept = [F.col(f"row.{quoted(field.name)}").alias(field.name) for field in self.fields]
+        kept = [F.col(f"row.{backquoted(field.name)}").alias(field.name) for field in self.fields]
 
         def transform(frame: Any, _: Any) -> Any:
             # Places are given before the rows move, and before any is dropped.

@@ -12,7 +12,8 @@ from trident.coordinators.errors import FieldError
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
 from trident.planning.operation import Operation
-from trident.planning.session_frames import SessionFrames, Transform, column, column_list, in_turn, quoted
+from trident.planning.session_frames import SessionFrames, Transform, column, column_list, in_turn
+from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
 
 _ROW, _PLACE = "__trident_row", "__trident_place"
@@ -116,7 +117,7 @@ class LastOp(Operation):
         # Positions are given before the rows move.
         placed = frames.select([*keys, row.alias(_ROW), order.alias(_PLACE)])
         last = frames.aggregate(self.keys, F.max_by(_ROW, _PLACE).alias(_ROW))
-        values = [F.col(f"{_ROW}.{quoted(name)}").alias(name) for name in self.values]
+        values = [F.col(f"{_ROW}.{backquoted(name)}").alias(name) for name in self.values]
         return in_turn(placed, last, frames.select([*keys, *values, F.col(f"{_ROW}.{DELETED_COLUMN}")]))
 
     def describe(self) -> str:

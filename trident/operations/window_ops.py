@@ -18,6 +18,7 @@ from trident.operations.window_spec import Unit, WindowSpec
 from trident.planning.operation import Fields, Operation
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, is_single
 from trident.states.core.binding import StateBinding
+from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class TaggedOp(Operation):
         window = "named_struct('start', {}, 'end', {}) as window".format(*map(kind.format, edges))
         fired, condition = self.tag == FIRED, f"{TAG} = {self.tag}"
         names = [field.name for field in self.fields]
-        chosen = _select(frames, *[window if fired and name == "window" else _tick(name) for name in names])
+        chosen = _select(frames, *[window if fired and name == "window" else backquoted(name) for name in names])
         return lambda frame, _: chosen(frame.where(condition))
 
     def describe(self) -> str:
@@ -138,11 +139,11 @@ class _Windows:
 
     def __init__(self, op: WindowOp, frames: SessionFrames) -> None:
         self._op, spec = op, op.spec
-        names = [_tick(name) for name in op.binding.value_fields[3:]]
+        names = [backquoted(name) for name in op.binding.value_fields[3:]]
         none = "cast(null as bigint)"
         in_events = spec.unit is Unit.EVENT_TIME
         # Null for a row without a time; the other positions are known only with the turn.
-        self._position = f"unix_micros({_tick(spec.field)})" if in_events else none
+        self._position = f"unix_micros({backquoted(spec.field or '')})" if in_events else none
         newest = f"max({self._position})" if in_events else none
         self._place = _select(frames, "*", f"monotonically_increasing_id() as {_PLACE}")
         self._of_all = _select(frames, "0 as part", "_position as mark", "_next as rows", "_late as late")
@@ -163,7 +164,7 @@ class _Windows:
             f"not {_NEW} as {DELETED_COLUMN}",
             f"explode({self._event_texts()}) as {_EVENT}",
         )
-        log = [_tick(name) for name in op.binding.log_schema.names]
+        log = [backquoted(name) for name in op.binding.log_schema.names]
         self._given = _select(frames, *log, f"{_EVENT}.start as {START}", f"{_EVENT}.tag as {TAG}")
         late = f"{_TURN}.late"
         if in_events:
@@ -252,7 +253,3 @@ class _Windows:
         fires = f"{_TURN}.closed is not null and {at} is not null and {first} <= {last}"
         fired = f"if({fires}, transform({starts}, s -> named_struct('tag', {FIRED}, 'start', s)), array())"
         return f"concat({events(changes, STATE)}, {events(f'{_NEW} and {self._is_late(at)}', LATE)}, {fired})"
-
-
-def _tick(name: str | None) -> str:
-    return "`" + (name or "").replace("`", "``") + "`"

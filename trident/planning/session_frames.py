@@ -23,6 +23,7 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators import faults
 from trident.states.core.binding import StateBinding
+from trident.states.core.names import backquoted
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.chain import Chain, SentChain
 
@@ -119,14 +120,9 @@ def in_turn(*transforms: Transform) -> Transform:
     return lambda frame, batch: reduce(lambda made, transform: transform(made, batch), transforms, frame)
 
 
-def quoted(name: str) -> str:
-    """A column's name in an expression, whatever characters are in it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def column(name: str) -> Any:
     """A column of a frame by its name, whatever characters are in it."""
-    return F.col(quoted(name))
+    return F.col(backquoted(name))
 
 
 def column_list(names: Sequence[str]) -> list[Any]:

@@ -39,6 +39,7 @@ from trident.running.status import read_status
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
+from trident.states.core.names import backquoted
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history as delta_log
@@ -323,7 +324,7 @@ class _Look:
         odd = frame.filter(upto.isNull() | (upto > table.merged)).count()
         if odd:
             return f"{odd} rows were not written by a MERGE (no {UPTO_COLUMN} up to {table.merged})"
-        keys = [F.col("`" + key.replace("`", "``") + "`") for key in descriptor.keys]
+        keys = [F.col(backquoted(key)) for key in descriptor.keys]
         doubled = frame.groupBy(*keys).count().filter("count > 1").count()
         return f"{doubled} keys have several rows" if doubled else ""
 

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from trident.operations.window_spec import Unit
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
-from trident.spark.jobs import cancel_group, has_tasks
+from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader, to_dataframe
 from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import kind_of
@@ -47,19 +47,10 @@ log = logging.getLogger("trident.runner")
 RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
 # Rows in so few bytes are worth one Spark partition.
 _SMALL_BYTES = 8 << 20
-# How often running attempts are looked at for their timeout; short ones are never looked at.
-_WATCH_SECS = 0.5
 
 
-@dataclass
-class _Running:
-    attempt: TransactionAttempt
-    job_group: str
-    timeout_secs: float | None
-    started: float
-    first_task_at: float | None = None
-    timed_out: bool = False
-    cancelled: bool = False
+class _Running(JobWatch):
+    cancelled = False
 
     @property
     def given_up(self) -> bool:
@@ -67,7 +58,7 @@ class _Running:
 
     def begin_run(self) -> None:
         """The attempt is run again, with other messages: it has its whole time again."""
-        self.started, self.first_task_at = time.monotonic(), None
+        self.renew()
 
 
 class SparkBatchRunner:
@@ -131,8 +122,6 @@ class SparkBatchRunner:
         self._repeats = gives_again(plan.spouts.values())
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._watcher: threading.Thread | None = None
 
     def process(
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], timeout_secs: float | None
@@ -144,16 +133,14 @@ class SparkBatchRunner:
     ) -> ProcessedBatch:
         """Runs in a job group that can be cancelled, and is when it takes too long."""
         job_group = f"trident-{self._topology}-{self._plan.name}-{attempt}-{uuid.uuid4().hex[:6]}"
-        running = _Running(attempt, job_group, timeout_secs, time.monotonic())
+        running = _Running(self._context, job_group, timeout_secs)
         with self._lock:
             self._running[attempt] = running
-            if timeout_secs is not None and self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="trident-timeouts", daemon=True)
-                self._watcher.start()
         try:
             self._context.setJobGroup(job_group, f"{self._topology} {self._plan.name} {attempt} {part}".rstrip())
             self._context.setLocalProperty("spark.scheduler.pool", f"trident-{attempt.txid % 16}")
-            return run()
+            with running:
+                return run()
         except Exception as error:
             if running.timed_out:
                 raise BatchTimeout(
@@ -356,33 +343,10 @@ class SparkBatchRunner:
 
     def close(self) -> None:
         """Cancels what runs; call it before waiting for the driver's threads."""
-        self._closed.set()
         with self._lock:
             attempts = list(self._running)
         for attempt in attempts:
             self.cancel(attempt)
-
-    def _watch(self) -> None:
-        while not self._closed.wait(_WATCH_SECS):
-            now = time.monotonic()
-            with self._lock:
-                candidates = [r for r in self._running.values() if r.timeout_secs is not None]
-            for running in candidates:
-                try:
-                    self._look_at(running, now)
-                except Exception as error:  # a session that is being stopped
-                    log.debug("cannot look at %s: %s", running.job_group, error)
-
-    def _look_at(self, running: _Running, now: float) -> None:
-        if running.first_task_at is None and now - running.started >= _WATCH_SECS and self._has_tasks(running):
-            running.first_task_at = now
-        began = running.first_task_at
-        if began is not None and now - began > running.timeout_secs and not running.timed_out:
-            running.timed_out = True
-            cancel_group(self._context, running.job_group)
-
-    def _has_tasks(self, running: _Running) -> bool:
-        return has_tasks(self._context, running.job_group)
 
 
 def gives_again(spouts: Iterable[Any]) -> bool:

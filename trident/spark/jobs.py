@@ -22,9 +22,10 @@ class JobWatch:
     """
 
     def __init__(self, context: Any, job_group: str, timeout_secs: float | None) -> None:
-        self._context, self._job_group, self._timeout_secs = context, job_group, timeout_secs
+        self._context, self.job_group, self._timeout_secs = context, job_group, timeout_secs
         self._left = threading.Event()
         self.timed_out = False
+        self._began: float | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "JobWatch":
@@ -38,19 +39,21 @@ class JobWatch:
 
     def _watch(self) -> None:
         assert self._timeout_secs is not None
-        began: float | None = None
         while not self._left.wait(WATCH_SECS):
             try:
-                if began is None and has_tasks(self._context, self._job_group):
-                    began = time.monotonic()
-                if began is not None and self._renewed():
-                    began = time.monotonic()
+                began = self._began
+                if self._renewed() if began is not None else has_tasks(self._context, self.job_group):
+                    began = self._began = time.monotonic()
                 if began is not None and time.monotonic() - began > self._timeout_secs:
                     self.timed_out = True
-                    cancel_group(self._context, self._job_group)
+                    cancel_group(self._context, self.job_group)
                     return
             except Exception as error:  # a session that is being stopped
-                log.debug("cannot look at %s: %s", self._job_group, error)
+                log.debug("cannot look at %s: %s", self.job_group, error)
+
+    def renew(self) -> None:
+        """The job group's whole time begins anew."""
+        self._began = None
 
     def _renewed(self) -> bool:
         """Whether the job group's whole time begins anew; a subclass may know."""

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import SourceError
+from trident.states.core.names import backquoted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -71,11 +72,7 @@ def _from_dataframe(frame: "DataFrame", schema: "StructType") -> "DataFrame":
                 expected=field.dataType.simpleString(),
                 action="cast it in the spout, or correct its output_schema",
             )
-    return frame.select([frame[_quoted(name)] for name in names])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return frame.select([frame[backquoted(name)] for name in names])
 
 
 def _check_names(given: list[str], expected: list[str]) -> None:

@@ -31,7 +31,7 @@ def whole_of(metadata: Json, key: str, least: int, spout: str, expected: str) ->
     """
     value: Any = metadata.get(key) if isinstance(metadata, dict) else None
     if is_whole(value, least):
-        return value  # type: ignore[no-any-return]
+        return value
     raise foreign_metadata(metadata, spout, expected)
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.spark.session import session_to_ask
+from trident.states.core.names import backquoted
 from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.known_types import known
 from trident.udf.types import Output, did_you_mean, nullable
@@ -231,9 +232,7 @@ def analyse_aggregates(
         TopologyError: Spark refuses one, such as a column that is neither a key nor aggregated.
     """
     found = _analyse(
-        lambda empty: empty.groupBy(*[f"`{key.replace('`', '``')}`" for key in keys]).agg(
-            *[to_column(one) for one in sources]
-        ),
+        lambda empty: empty.groupBy(*map(backquoted, keys)).agg(*[to_column(one) for one in sources]),
         schema,
         what,
     )

@@ -18,6 +18,7 @@ from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_file
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges, differences
 from trident.spouts.files.reading import partitions_for
+from trident.states.core.names import backquoted
 from trident.states.core.storage import local_path
 from trident.udf.schemas import as_schema
 
@@ -141,9 +142,7 @@ class DeltaEmitter:
             return Emitted([], partitions=1)
         frame = self._frames.frame(self._files(planned), max(planned.read_at, self._read_at))
         if self._spout.given_schema is not None:
-            frame = frame.select(
-                [frame["`" + name.replace("`", "``") + "`"] for name in self._spout.output_schema.names]
-            )
+            frame = frame.select([frame[backquoted(name)] for name in self._spout.output_schema.names])
         return Emitted(frame, partitions=partitions_for(planned.bytes, self._cores))
 
     def _files(self, planned: Range) -> Any:

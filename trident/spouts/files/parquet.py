@@ -22,6 +22,7 @@ from trident.coordinators.errors import SourceError
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape
 from trident.spouts.files.tasks import Piece, SourceFailure, check_unchanged
+from trident.states.core.names import backquoted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,7 +59,7 @@ def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[File
     for part in parts:
         if part not in exact:
             index = _native(spark, format, [part], "_metadata.row_index AS _trident_row")
-            columns = [f"`{name.replace('`', '``')}`" for name in format.schema.names]
+            columns = map(backquoted, format.schema.names)
             kept = index.where(f"_trident_row >= {part.begin} AND _trident_row < {part.end}")
             frames.append(kept.selectExpr(*columns))
     return functools.reduce(lambda one, other: one.unionByName(other), frames)
@@ -67,7 +68,7 @@ def read_parquet(spark: "SparkSession", format: RowFormat, ranges: Sequence[File
 def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange], *more: str) -> "DataFrame":
     reader = spark.read.schema(format.schema).options(**{key: str(value) for key, value in format.options.items()})
     frame = reader.parquet(*[escape(part.entry.path) for part in ranges])
-    columns = [f"`{name.replace('`', '``')}`" for name in format.schema.names]
+    columns = map(backquoted, format.schema.names)
     return frame.selectExpr(*columns, *more)
 
 

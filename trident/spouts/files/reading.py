@@ -23,6 +23,7 @@ from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
 from trident.spouts.files.parquet import is_exact, read_parquet
 from trident.spouts.files.tasks import UNPACKED_HERE, Piece, read_lines, shown
+from trident.states.core.names import backquoted
 from trident.workers.reports import MARK, SOURCE, find_report
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ class FileReader:
 
     def _rows(self, lines: "DataFrame") -> "DataFrame":
         text = self._format.name == "text"
-        name = self._format.schema.fields[0].name.replace("`", "``") if text else "value"
+        name = self._format.schema.fields[0].name if text else "value"
         # As SQL: built from Column objects it takes ten calls to the JVM for each batch.
-        lines = lines.selectExpr(f"{_LINE} AS `{name}`", *(["file"] if self._format.names_files else []))
+        lines = lines.selectExpr(f"{_LINE} AS {backquoted(name)}", *(["file"] if self._format.names_files else []))
         return lines if text else self._parsed(lines)
 
     def _parsed(self, lines: "DataFrame") -> "DataFrame":

@@ -82,7 +82,7 @@ class AppendKind(RowsKind):
         return True
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
-        from trident.states.delta import columns  # pyspark takes long to import
+        from trident.states.delta import columns
 
         columns.check_columns(state.name, schema)
         columns.check_partition_columns(state.name, tuple(state.partition_columns), schema)

@@ -11,6 +11,7 @@ from trident.states.core.binding import StateBinding, StateKind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
 from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
+from trident.states.delta.columns import check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -77,8 +78,6 @@ class KeyedKind(StateKind):
         return isinstance(state, DeltaMapState)
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
-        from trident.states.delta.columns import check_columns  # pyspark takes long to import
-
         check_columns(state.name, schema)
 
     def published_table(self, binding: StateBinding) -> TableSpec:

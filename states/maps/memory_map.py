@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from pyspark.sql.types import AnsiIntervalType, AtomicType, VariantType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
@@ -188,8 +189,6 @@ class MemoryKind(StateKind):
         return isinstance(state, MemoryMapState)
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
-        from pyspark.sql.types import AnsiIntervalType, AtomicType, VariantType  # pyspark takes long to import
-
         types = {name: schema[name].dataType for name in keys}
         plain = [one for one, of in types.items() if isinstance(of, AtomicType)]
         nested = [

@@ -11,6 +11,7 @@ from trident.states.core.binding import StateBinding, StateKind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.tables import PROPERTIES, TableSpec, table_schema
+from trident.states.delta.columns import check_columns, check_partition_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -82,10 +83,8 @@ class AppendKind(RowsKind):
         return True
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
-        from trident.states.delta import columns
-
-        columns.check_columns(state.name, schema)
-        columns.check_partition_columns(state.name, tuple(state.partition_columns), schema)
+        check_columns(state.name, schema)
+        check_partition_columns(state.name, tuple(state.partition_columns), schema)
 
     def check_has_keys(self, state: Any, what: str) -> None:
         raise TopologyError(

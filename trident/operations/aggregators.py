@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,6 +32,7 @@ from pyspark.sql.types import (
 )
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
+from trident.states.core.native import NATIVE
 from trident.workers.order import less
 
 if TYPE_CHECKING:
@@ -124,8 +126,6 @@ class _Native:
         return hash(type(self))
 
     def _native(self) -> "NativeMerge":
-        from trident.states.core.native import NATIVE
-
         return NATIVE[self.native_name]
 
     def merge(self, col: "Column") -> "Column":
@@ -159,8 +159,6 @@ class Count(_Native):
         return 0
 
     def partial(self, inputs: list["Column"]) -> "Column":
-        from pyspark.sql import functions as F
-
         return F.count(F.lit(1))
 
     def result_type(self, input_types: list[DataType]) -> DataType:
@@ -189,8 +187,6 @@ class Sum(_Native):
         return 0
 
     def partial(self, inputs: list["Column"]) -> "Column":
-        from pyspark.sql import functions as F
-
         return F.sum(inputs[0])  # the planner puts zero() where there was nothing to add
 
     def result_type(self, input_types: list[DataType]) -> DataType:
@@ -231,8 +227,6 @@ class Min(_Extreme):
         return b if less(b, a) else a
 
     def partial(self, inputs: list["Column"]) -> "Column":
-        from pyspark.sql import functions as F
-
         return F.min(inputs[0])
 
 
@@ -247,8 +241,6 @@ class Max(_Extreme):
         return b if less(a, b) else a
 
     def partial(self, inputs: list["Column"]) -> "Column":
-        from pyspark.sql import functions as F
-
         return F.max(inputs[0])
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from trident.planning.nodes import SourceNode
 from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import kind_of
 from trident.states.core.guarantee import Guarantee, GuaranteeRow
@@ -75,8 +76,6 @@ def _text(topology: str, source: Any, node: "PersistNode", row: GuaranteeRow, fo
 
 def sources_of(node: "Node") -> Iterator[Any]:
     """The SourceNodes above a node."""
-    from trident.planning.nodes import SourceNode
-
     seen: set[Any] = set()
     waiting: list[Any] = [node]
     while waiting:

@@ -8,6 +8,7 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField
 
@@ -169,8 +170,6 @@ class BestRow(Step):
         if best is not None:
             arrays = dict(best[1])
             for name in self.part:
-                from pyspark import TaskContext
-
                 context = TaskContext.get()
                 arrays[name] = pa.array([context.partitionId() if context else 0], pa.int32())
             yield Frame(arrays, 1, Meter())

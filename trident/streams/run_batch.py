@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.groups import GroupPlan, nodes_above
@@ -12,13 +15,14 @@ from trident.planning.lowering import late_nodes, lower
 from trident.planning.nodes import SourceNode
 from trident.planning.results import RESULT, result_of
 from trident.spark.rows import to_dataframe
+from trident.spark.session import make_session
 from trident.streams.stream import Stream
 from trident.udf.expressions import current_session
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 Rows = Union["DataFrame", Sequence[Sequence[Any]]]
@@ -124,9 +128,6 @@ def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Ro
 
 
 def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "DataFrame":
-    from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
-
     if isinstance(rows, DataFrame):
         return to_dataframe(session, rows, schema)
     listed = list(rows)
@@ -150,6 +151,4 @@ def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "
 
 
 def _new_session() -> "SparkSession":
-    from trident.spark.session import make_session
-
     return make_session("run_batch")

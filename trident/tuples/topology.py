@@ -31,6 +31,7 @@ from trident.states.core.names import check_name
 from trident.streams.other_names import BOLT_NAMES, TUPLE_TOPOLOGY_NAMES, OtherNames
 from trident.tuples.groupings import Grouping
 from trident.tuples.plan import Declared, Edge, TuplePlan, is_basic, plan_tuples, streams_of
+from trident.tuples.query import start_tuple_topology
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import parse_outputs
 
@@ -178,8 +179,6 @@ class TupleTopology(OtherNames):
             TopologyError, FieldError: it cannot run as declared.
             SparkSessionProblem, JavaProblem: the session or the machine lacks something.
         """
-        from trident.tuples.query import start_tuple_topology
-
         return start_tuple_topology(self, spark, config, **overrides)
 
 

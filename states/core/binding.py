@@ -14,6 +14,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.guarantee import GuaranteeRow
+from trident.states.core.plain_values import Row
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import DELETED_COLUMN, TableSpec
 
@@ -112,7 +113,7 @@ class StateKind(ABC):
         """Gives the state its part of a decided batch; called again when it is not known whether it was done."""
         raise NotImplementedError(f"{self!r} is published by a commit to its table")
 
-    def rows_now(self, binding: StateBinding, incarnation: str) -> list[tuple]:
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
         """The rows that the state holds, each the keys and then the values.
 
         Raises:
@@ -120,7 +121,7 @@ class StateKind(ABC):
         """
         raise NotImplementedError(f"{self!r} is read from its table")
 
-    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[tuple, Any] | None:
+    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[Row, Any] | None:
         """Of a state in this process: key → (txid, value) as of one transaction; None when that is no longer kept."""
         raise NotImplementedError(f"{self!r} has no values in this process")
 

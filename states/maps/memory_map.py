@@ -209,13 +209,13 @@ class MemoryKind(StateKind):
             if rows.details["merging"] == LAST:
                 memory_map(binding.name).put(rows.attempt.txid, read, rows.incarnation)
             else:
-                combine = binding.aggregator.combine
-                memory_map(binding.name).update(rows.attempt.txid, read, combine, rows.incarnation)
+                parts = [(key, part) for key, part in read if part is not None]
+                memory_map(binding.name).update(rows.attempt.txid, parts, binding.aggregator.combine, rows.incarnation)
 
-    def rows_now(self, binding: StateBinding, incarnation: str) -> list[tuple]:
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
         return [key + value for key, value in binding.state.values().items()]
 
-    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[tuple, Any] | None:
+    def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[Row, Any] | None:
         return memory_map(binding.name).as_of(txid, incarnation)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from trident.coordinators.errors import TopologyError
 from trident.states.core.binding import DecidedRows, StateBinding, StateKind
 from trident.states.core.guarantee import Guarantee, GuaranteeRow
+from trident.states.core.plain_values import Row
 from trident.states.core.values import Semantics, visible
 from trident.states.maps.backed_map import BackedMapState
 
@@ -28,7 +29,7 @@ class OwnKind(StateKind):
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         rows.user_code.publish(binding, rows)
 
-    def rows_now(self, binding: StateBinding, incarnation: str) -> list[tuple]:
+    def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
         items = getattr(getattr(binding.state, "backing", None), "items", None)
         if not callable(items) or hasattr(binding.aggregator, "update_state"):
             raise TopologyError(

@@ -71,11 +71,11 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "a lost answer is looked up at a server that lags": (Edit(ZOOKEEPER + "recover", "self.sync(path)", "pass"),),
     "the control record is not checked": (
-        Edit("trident.states.publishing.committer:DeltaCommitter._publish_table", "if not expected:", "if False:"),
+        Edit("trident.states.publishing.publishing:Publisher._publish_table", "if not expected:", "if False:"),
     ),
     "a published table is not recognised": (
         Edit(
-            "trident.states.publishing.committer:DeltaCommitter._publish_table",
+            "trident.states.publishing.publishing:Publisher._publish_table",
             "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):",
             "if False:",
         ),
@@ -161,8 +161,8 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "a deposed coordinator without its manifest halts": (
         Edit(
-            "trident.states.publishing.committer:DeltaCommitter.publish",
-            "self._check_fence()\n        raise\n",
+            "trident.states.publishing.publishing:Publisher.publish",
+            "self._tables.check_fence()\n        raise\n",
             "raise\n",
         ),
     ),

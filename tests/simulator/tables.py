@@ -1,7 +1,7 @@
 """Simulated Delta tables, and the production committer's publishing over them.
 
 A table is a list of versions; a commit takes the next one or conflicts, as a
-put-if-absent in a log does. ``DeltaCommitter.publish`` is production code: the
+put-if-absent in a log does. ``Publisher.publish`` is production code: the
 compare-and-set on the control record, the check of the fence, what conflicts
 and lost answers lead to. Staging, manifests and Kernel are simulated.
 """
@@ -19,15 +19,15 @@ from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import CommitConflict, Halted
-from trident.coordinators.ports import PreparedBatch, ProcessedBatch
+from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.delta import halts as contradictions
 from trident.states.delta.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import ManifestTable
-from trident.states.keyed.plain_watch import PlainWatch
-from trident.states.publishing.committer import DeltaCommitter, _Open
+from trident.states.publishing.group_tables import GroupTables, SeenTable
+from trident.states.publishing.publishing import Publisher
 
 NAMES = ("counts", "lines")
 _SCHEMA_JSON = '{"fields":[]}'
@@ -173,29 +173,41 @@ class Engine:
         return Snapshot(table)
 
 
-class SimCommitter(DeltaCommitter):
+class SimTables(GroupTables):
+    """The tables as one simulated process last saw them."""
+
+    def check_foreign(self, *_: Any) -> None:
+        """Whose commits a table has is read from its log's files: test_contradictions.py does that for real."""
+
+    def remember(self, snapshot: Any) -> None:
+        self.seen[snapshot.path] = SeenTable(snapshot, (0, 0, 0))
+
+
+class SimPublisher(Publisher):
+    def _check_leads(self) -> None:
+        """Each time: real clocks have no place in a simulated world."""
+        self._tables.check_fence()
+
+
+class SimCommitter:
     """``trident.coordinators.ports.Committer``; see the top of this file for what of it is production code."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Any,
         process: Process,
         faults: Faults,
-        warehouse: Warehouse,
+        warehouse: Any,
         names: tuple[str, str, str],
         epoch: int,
         check_fence: Any,
     ) -> None:
-        self._engine: Any = engine
-        self._process, self._faults, self._store = process, faults, warehouse
+        self._engine, self._process, self._faults, self._store = engine, process, faults, warehouse
         self._topology, self._group, self._incarnation = names
-        self._warehouse, self._epoch, self._check_fence = _WAREHOUSE, epoch, check_fence
-        self._open_tables = {}
-        self._bindings, self._last_published, self._published = {}, None, {}
-        self._plains = PlainWatch(self._engine, _WAREHOUSE)
-        self._manifests: Any = warehouse
-        self.txn_app_id = f"trident/{self._topology}/{self._group}/{self._incarnation}"
-        self.engine_info = "simulated"
+        self._epoch, self._check_fence = epoch, check_fence
+        self._tables = SimTables(engine, _WAREHOUSE, *names, epoch, check_fence)
+        self._publisher = SimPublisher(self._tables, {}, warehouse, user_code=None)  # type: ignore[arg-type]
+        self._last_published: TransactionAttempt | None = None
 
     def open(self, record: GroupRecord) -> None:
         for table in self._store.tables.values():
@@ -221,17 +233,12 @@ class SimCommitter(DeltaCommitter):
         if not (control.attempt_id == -1 if mark is None else control.same_batch(mark)):
             self._check_fence()
             raise contradictions.transactions_differ(self._topology, path, control, mark)
-        self._remember(snapshot)  # type: ignore[arg-type]
+        self._tables.remember(snapshot)
 
-    def _check_leads(self) -> None:
-        """Each time: real clocks have no place in a simulated world."""
-        self._check_fence()
-
-    def _check_foreign(self, *_: Any) -> None:
-        """Whose commits a table has is read from its log's files: test_contradictions.py does that for real."""
-
-    def _remember(self, snapshot: Any) -> None:
-        self._open_tables[snapshot.path] = _Open(snapshot, (0, 0, 0))
+    def publish(self, decision: Decision, record: GroupRecord) -> Published:
+        published, _ = self._publisher.publish(decision, record, first=True)
+        self._last_published = decision.attempt
+        return published
 
     def prepare(
         self,
@@ -241,7 +248,7 @@ class SimCommitter(DeltaCommitter):
         record: GroupRecord,
     ) -> PreparedBatch:
         for table in self._store.tables.values():
-            known: Any = self._open_tables[table.path].snapshot
+            known: Any = self._tables.seen[table.path].snapshot
             if known.seen is not table.newest:
                 self._check(table, record, self._engine.load(known.path))
         rows = processed.staged

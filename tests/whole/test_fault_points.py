@@ -46,13 +46,13 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "coordinators/zookeeper.py:ZooKeeper.children": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.sync": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.ensure_path": (1, _READ),
-    "states/publishing/committer.py:DeltaCommitter._detached_paths": (
+    "states/publishing/opening.py:TableOpener._detached_paths": (
         1,
         "saves a descriptor, which is descriptor.write",
     ),
-    "states/publishing/committer.py:DeltaCommitter._open_table": (1, "saves a descriptor, which is descriptor.write"),
-    "states/publishing/committer.py:DeltaCommitter._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
-    "states/publishing/committer.py:DeltaCommitter._drop_unnamed": (1, _INSIDE + ": clean.staged"),
+    "states/publishing/opening.py:TableOpener._open_table": (1, "saves a descriptor, which is descriptor.write"),
+    "states/publishing/cleaning.py:Cleaner._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
+    "states/publishing/cleaning.py:Cleaner._drop_unnamed": (1, _INSIDE + ": clean.staged"),
     "states/keyed/compactor.py:Compactor._settle_plain": (2, _INSIDE + ": compact.drop"),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
     "states/delta/kernel.py:TableSnapshot.control": (1, _LOOKS),

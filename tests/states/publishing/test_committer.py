@@ -64,7 +64,7 @@ def test_publishing_again_changes_nothing_in_this_process_and_another(spark, eng
 
 def test_each_table_also_carries_the_transaction_id_that_delta_itself_checks(engine, group: Group) -> None:
     """SetTransaction: what any Delta reader sees of our progress, and a second guard behind the control record."""
-    app = group.committer.txn_app_id
+    app = group.committer._tables.txn_app_id
     for txid in (1, 2):
         group.commit(txid, ["a"])
         for table in ("rows", "counts__log"):
@@ -99,7 +99,7 @@ def test_a_stale_writer_is_refused_by_the_control_record(spark, engine, group: G
     later = zombie.prepare(TransactionAttempt(3, 0), ["zombie"])
     new = Group(engine, group.warehouse, epoch=2, record=group.record).open()
     new.commit(2, ["b"], attempt_id=1)
-    zombie.committer._led_at = float("inf")  # it had asked whether it leads just before it was stopped
+    zombie.committer._publisher._led_at = float("inf")  # it had asked whether it leads just before it was stopped
     for stale in (late, later):
         with pytest.raises(Deposed):
             zombie.committer.publish(stale, zombie.record)
@@ -364,7 +364,7 @@ def test_leftovers_of_failed_attempts_go_only_when_their_txid_has_advanced(group
 def test_what_a_cancelled_task_writes_after_its_transaction_was_cleaned_goes_with_the_next(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trident.states.publishing.committer._STRAGGLER_SECS", 0.1)
+    monkeypatch.setattr("trident.states.publishing.cleaning._STRAGGLER_SECS", 0.1)
     group.commit(1, ["good"], attempt_id=1)
     group.committer.advanced(TransactionAttempt(1, 1), published=True)
     group.staged(TransactionAttempt(1, 0), ["straggler"])
@@ -444,7 +444,7 @@ def test_a_zombie_of_the_life_before_a_reset_commits_nothing_to_tables_of_the_sa
     old = Group(engine, tmp_path).open()
     old.commit(1, ["old"])
     decision = old.prepare(TransactionAttempt(2, 0), ["zombie"])
-    old.committer._check_fence, old.committer._led_at = asked, float("-inf")
+    old.committer._tables.check_fence, old.committer._publisher._led_at = asked, float("-inf")
     versions = {name: engine.load(str(tmp_path / name)).version for name in ("rows", "counts__log")}
     with pytest.raises(Deposed):
         old.committer.publish(decision, old.record)
@@ -479,7 +479,7 @@ def test_who_does_not_lead_any_more_is_told_before_it_commits(engine, group: Gro
         raise Deposed("another coordinator leads now")
 
     decision = group.prepare(TransactionAttempt(1, 0), ["a"])
-    group.committer._check_fence = deposed
+    group.committer._tables.check_fence = deposed
     with pytest.raises(Deposed):
         group.committer.publish(decision, group.record)
     assert engine.load(str(group.warehouse / "rows")).version == 0

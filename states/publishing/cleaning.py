@@ -1,0 +1,102 @@
+"""Removes what is left of a transaction that has advanced: manifests, staged rows, files of attempts that failed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from trident.coordinators import faults
+from trident.coordinators.transactions import TransactionAttempt
+from trident.states.core import storage
+from trident.states.delta.manifest import ManifestStore, ManifestTable
+from trident.states.delta.staging import drop_attempts_up_to
+from trident.states.publishing.group_tables import GroupTables
+
+log = logging.getLogger("trident.committer")
+CLEAN = faults.register("clean.staged", "removing staged rows that nobody needs any more")
+# How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
+_STRAGGLER_SECS = 60.0
+
+
+class Cleaner:
+    """Cleans up after the transactions of one batch group.
+
+    Args:
+        tables: the group's, which get their checkpoints here.
+        manifests: the group's.
+        roots: gives the folders that rows are staged in.
+
+    Attributes:
+        last_published: the attempt whose manifest stays.
+    """
+
+    def __init__(self, tables: GroupTables, manifests: ManifestStore, roots: Callable[[], Iterable[Path]]) -> None:
+        self._tables, self._manifests, self._roots = tables, manifests, roots
+        self.last_published: TransactionAttempt | None = None
+        self._tables_of: dict[TransactionAttempt, Iterable[ManifestTable]] = {}  # of those not cleaned up after yet
+        self._to_clean: deque[TransactionAttempt] = deque()
+        self._replayed: dict[TransactionAttempt, float] = {}  # when it was cleaned up after
+        self._look_again = 0.0  # for files of other attempts, at the earliest
+
+    def published(self, attempt: TransactionAttempt, tables: Iterable[ManifestTable]) -> None:
+        """An attempt is published; its rows are needed until it has advanced."""
+        self.last_published = attempt
+        self._tables_of[attempt] = tables
+
+    def advanced(self, attempt: TransactionAttempt) -> None:
+        """Cleans what is left of attempts up to this txid; never another attempt's before that.
+
+        What could not be cleaned is tried again with the next transaction. So is, for a minute or more, what other
+        attempts of a transaction have left: a task that was cancelled with its attempt may write its file after all.
+        """
+        self._to_clean.append(attempt)
+        try:
+            while self._to_clean:
+                self._clean_up_after(self._to_clean[0])
+                self._to_clean.popleft()
+            self._tables.maintain()
+        except Exception as error:  # left over files cost space, nothing else
+            log.warning("cleaning up after %s failed: %s", self._to_clean[0] if self._to_clean else attempt, error)
+
+    def _clean_up_after(self, attempt: TransactionAttempt) -> None:
+        self._manifests.clean(attempt.txid, self.last_published)
+        with faults.fault_point(CLEAN):
+            if attempt.attempt_id > 0:
+                self._replayed[attempt], self._look_again = time.monotonic(), 0.0
+            if self._replayed and time.monotonic() >= self._look_again:
+                self._drop_other_attempts()
+            for table in self._tables_of.get(attempt, ()):
+                self._drop_unnamed(table)
+            self._drop_published_rows(attempt.txid)
+        self._tables_of.pop(attempt, None)
+
+    def _drop_published_rows(self, txid: int) -> None:
+        """Rows that waited for their transaction's turn, or were given to states without a table."""
+        for kind in ("states", "boundaries"):
+            for state in storage.list_names(self._tables.folder / kind):
+                drop_attempts_up_to(self._tables.folder / kind / state / "data" / self._tables.incarnation, txid)
+
+    def _drop_unnamed(self, table: ManifestTable) -> None:
+        """Files that a task has written before it, or its worker, was killed and the task was tried again."""
+        root, named = self._tables.warehouse / table.path, {file.path for file in table.files}
+        for folder in {path.rpartition("/")[0] for path in named}:
+            for path in (f"{folder}/{name}" for name in storage.list_names(root / folder)):
+                if path not in named:
+                    storage.delete(root / path)
+
+    def _drop_other_attempts(self) -> None:
+        """Lists every staged attempt that is not merged yet; for at most a tenth of the time."""
+        now = time.monotonic()
+        good = {str(attempt.txid): str(attempt.attempt_id) for attempt in self._replayed}
+        for root in self._roots():
+            folder = root / "data" / self._tables.incarnation
+            for name in storage.list_names(folder):
+                parts = name.split("-")
+                if parts[0] in good and parts[1:2] != [good[parts[0]]]:
+                    storage.try_delete(folder / name)
+        # What is older than the time that a straggler has was looked for once more just now.
+        self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
+        self._look_again = time.monotonic() + 10 * (time.monotonic() - now)

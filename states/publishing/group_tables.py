@@ -1,0 +1,103 @@
+"""The Delta tables of one batch group as this process last saw them: what opening, preparing and publishing share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trident.coordinators.records import GroupRecord
+from trident.states.core.control import DOMAIN, decode_control
+from trident.states.delta import halts
+from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
+from trident.states.delta.log_entries import entry_signature
+from trident.states.keyed.log_watch import is_our_publish
+from trident.states.keyed.plain_watch import PlainWatch, check_commits
+
+
+@dataclass
+class SeenTable:
+    """A table as this process last saw it."""
+
+    snapshot: TableSnapshot
+    signature: tuple[int, int, int] | None  # of the newest log entry: a recreated table has another
+    refused: bool = False  # a commit based on this snapshot was refused: reload before the next
+
+
+class GroupTables:
+    """The tables that publishing commits to, under one lease.
+
+    Attributes:
+        engine, warehouse, topology, group, incarnation, epoch, check_fence: see DeltaCommitter.
+        seen: by path.
+        plains: the plain tables of keyed states.
+        txn_app_id: with the incarnation, for after a reset txids begin at 1 again, and Delta refuses a smaller one of
+            the same app.
+        engine_info: who commits, in Delta's logs.
+    """
+
+    def __init__(
+        self,
+        engine: KernelEngine,
+        warehouse: Path,
+        topology: str,
+        group: str,
+        incarnation: str,
+        epoch: int,
+        check_fence: Callable[[], None],
+    ) -> None:
+        self.engine, self.warehouse = engine, warehouse
+        self.topology, self.group, self.incarnation, self.epoch = topology, group, incarnation, epoch
+        self.check_fence = check_fence
+        self.seen: dict[str, SeenTable] = {}
+        self.plains = PlainWatch(engine, warehouse)
+        self.txn_app_id = f"trident/{topology}/{group}/{incarnation}"
+        self.engine_info = f"trident/{incarnation}"
+
+    @property
+    def folder(self) -> Path:
+        """Of the group: manifests, and staged rows of states without a table."""
+        return self.warehouse / "_trident" / self.topology / self.group
+
+    def remember(self, snapshot: TableSnapshot) -> None:
+        self.seen[str(Path(snapshot.path))] = SeenTable(snapshot, snapshot.entry)
+
+    def check_foreign(self, state: str, path: Path, version: int, snapshot: TableSnapshot) -> None:
+        """Every commit after the version must be ours, or leave all rows as they are: else raises Halted."""
+        incarnation = self.incarnation
+        check_commits(
+            self.topology, state, path, version, snapshot.version, lambda commit: is_our_publish(commit, incarnation)
+        )
+
+    def check_unchanged(self, state: str, path: Path, record: GroupRecord) -> TableSnapshot:
+        """The table must be as this group left it; cheap when nothing has happened to it."""
+        known = self.seen[str(path)]
+        version = known.snapshot.version
+        unchanged = entry_signature(str(path), version) == known.signature
+        if unchanged and entry_signature(str(path), version + 1) is None:
+            return known.snapshot
+        try:
+            snapshot = self.engine.load(str(path))
+        except TableMissing:
+            raise halts.table_gone(self.topology, path, version) from None
+        if snapshot.table_id != known.snapshot.table_id:
+            raise halts.made_again(self.topology, path, snapshot.table_id, known.snapshot.table_id)
+        self.check_foreign(state, path, version, snapshot)
+        control = decode_control(path, snapshot.control(DOMAIN))
+        mark = record.tables.get(snapshot.table_id) or decode_control(path, known.snapshot.control(DOMAIN)).mark(0)
+        if not control.same_batch(mark):
+            self.check_fence()
+            raise halts.transactions_differ(self.topology, path, control, mark)
+        self.remember(snapshot)
+        return snapshot
+
+    def maintain(self) -> None:
+        """Checkpoints and the like: background work of the tables, off the critical path."""
+        for known in list(self.seen.values()):
+            self.engine.run_maintenance(known.snapshot)
+
+
+def columns_text(schema_json: str) -> str:
+    """The columns of a schema as errors show them."""
+    return ", ".join(f"{field['name']} {field['type']}" for field in json.loads(schema_json)["fields"])

@@ -1,0 +1,227 @@
+"""Publishes one decided batch: its Delta tables by compare-and-set on their control records, then the other states."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, Halted, StagedFileMissing, TableError
+from trident.coordinators.ports import Published
+from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.states.core.binding import DecidedRows, StateBinding, UserCode
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
+from trident.states.delta import halts
+from trident.states.delta.evolution import columns_only_added
+from trident.states.delta.kernel import CommitOutcomeUnknown, TableMissing, TableSnapshot, TxnAlreadyApplied
+from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
+from trident.states.delta.staging import verify_staged
+from trident.states.delta.torn_entries import settle_log_entries
+from trident.states.publishing.group_tables import GroupTables, columns_text
+
+log = logging.getLogger("trident.committer")
+PUBLISH = faults.register("publish.table", "the Kernel commit of one table of a decided batch")
+_COMMIT_TRIES = 20
+_LED_SECS = 1.0
+
+
+class Publisher:
+    """Publishes the decided batches of one batch group under one lease.
+
+    Args:
+        tables: what the others of the committer know of them, too.
+        bindings: the group's states by name.
+        manifests: what was decided.
+        user_code: publishes to states that code of the user's keeps.
+    """
+
+    def __init__(
+        self,
+        tables: GroupTables,
+        bindings: Mapping[str, StateBinding],
+        manifests: ManifestStore,
+        user_code: UserCode,
+    ) -> None:
+        self._tables, self._bindings, self._manifests, self._user_code = tables, bindings, manifests, user_code
+        self._led_at = float("-inf")  # when the fence was last asked before a commit
+
+    def publish(
+        self, decision: Decision, record: GroupRecord, first: bool
+    ) -> tuple[Published, Sequence[ManifestTable]]:
+        """Brings each table from the last published transaction to the decided one; again: changes nothing.
+
+        Args:
+            first: whether this process decided it, so that no other can have published it.
+
+        Returns:
+            what ZooKeeper is told, and the tables and states that the transaction has rows for.
+
+        Raises:
+            Deposed: another coordinator leads.
+            Halted: it cannot be published without losing or doubling rows.
+        """
+        try:
+            manifest = self._manifests.read(decision)
+        except Halted:
+            # A successor may have finished this transaction and cleaned up behind it.
+            self._tables.check_fence()
+            raise
+        self._verify_files(manifest, decision)
+        marks = self._tables.plains.marks()
+        for table in manifest.tables:
+            if table.state_kind.has_table:
+                with faults.fault_point(PUBLISH):
+                    marks[table.table_id] = self._publish_table(table, decision, record)
+        # Behind the tables: a user's code is what may have to be tried most often.
+        for table in manifest.tables:
+            if not table.state_kind.has_table:
+                self._publish_without_table(table, decision, first)
+        return Published(marks, manifest.spouts), manifest.tables
+
+    def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
+        problems = []
+        for table in manifest.tables:
+            try:
+                verify_staged(self._tables.warehouse / table.path, table.files)
+            except StagedFileMissing as error:
+                # A table that has the transaction needs its files no more: OPTIMIZE and VACUUM may have removed them.
+                if not self._has_batch(table, decision):
+                    problems.append(error.message)
+        if problems:
+            self._tables.check_fence()
+            raise halts.files_missing(self._tables.topology, decision, problems)
+
+    def _has_batch(self, table: ManifestTable, decision: Decision) -> bool:
+        if not table.state_kind.has_table:
+            return False
+        try:
+            snapshot = self._tables.engine.load(str(self._tables.warehouse / table.path))
+        except TableMissing:
+            return False
+        control = decode_control(snapshot.path, snapshot.control(DOMAIN))
+        same = control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256))
+        return same and snapshot.table_id == table.table_id
+
+    def _publish_without_table(self, table: ManifestTable, decision: Decision, first: bool) -> None:
+        binding = self._bindings.get(table.state)
+        if binding is None and table.state_kind.in_process:
+            return  # it is gone with its process; there is nothing to bring up to date
+        if binding is None or binding.kind != table.kind:
+            self._tables.check_fence()
+            raise Halted(
+                f"transaction {decision.txid} is decided and has rows for state {table.state!r}; its code is not here",
+                found=f"a topology with the states {', '.join(sorted(self._bindings)) or 'none'}",
+                expected=f"one with {table.state}, a state of kind {table.kind!r}",
+                action="start the topology as it was once; then the state can be taken out",
+            )
+        rows = DecidedRows(
+            decision.attempt,
+            self._tables.incarnation,
+            self._tables.warehouse / table.path,
+            table.files,
+            table.details,
+            first,
+            self._user_code,
+        )
+        binding.state_kind.publish(binding, rows)
+
+    def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
+        path = self._tables.warehouse / table.path
+        known = self._tables.seen.get(str(path))
+        mark = record.tables.get(table.table_id)
+        if known is not None and not known.refused:
+            snapshot = known.snapshot
+        else:
+            snapshot = self._load_for_publish(path, table, mark, decision)
+        met: TableError | None = None
+        for _ in range(_COMMIT_TRIES):
+            control = decode_control(path, snapshot.control(DOMAIN))
+            self._check_identity(path, snapshot, control, table)
+            if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
+                # Whoever committed it may not have come to the flush, and what advances must outlive a power cut.
+                first = mark.version + 1 if mark else snapshot.version
+                settle_log_entries(str(path), first, snapshot.version)
+                self._tables.remember(snapshot)
+                return control.mark(snapshot.version)
+            expected = control.attempt_id == -1 if mark is None else control.same_batch(mark)
+            if not expected:
+                self._tables.check_fence()
+                raise halts.transactions_differ(self._tables.topology, path, control, mark)
+            after = control.after(decision.txid, decision.attempt_id, decision.sha256, self._tables.epoch)
+            self._check_leads()
+            try:
+                committed = self._tables.engine.commit_files(
+                    snapshot,
+                    table.files,
+                    (self._tables.txn_app_id, decision.txid),
+                    {DOMAIN: after.encode()},
+                    self._tables.engine_info,
+                )
+            except (CommitConflict, TxnAlreadyApplied, CommitOutcomeUnknown) as error:
+                # A log drop, an OPTIMIZE, our own earlier try or a zombie came first: the control record tells.
+                met = error
+                log.info("publishing %s to %s met %s; reading the table again", decision.attempt, path, error)
+                # Somebody else's rows are not committed upon: from then on nobody would look at them.
+                snapshot = self._load_for_publish(path, table, control.mark(snapshot.version), decision)
+                continue
+            except TableError:
+                # Two coordinators may have written one checkpoint, and a snapshot knows the size of the first.
+                if known:
+                    known.refused = True
+                raise
+            self._tables.remember(committed)
+            return after.mark(committed.version)
+        raise TableError(f"no commit to {path} came about {_COMMIT_TRIES} times in a row", found=met) from met
+
+    def _check_leads(self) -> None:
+        """Asks the fence before a table is committed to; not again within a second, which no session ends in.
+
+        What a deposed coordinator would commit is refused by the table itself, too: by its control record, and, where
+        the table was made anew, by the log entry that the commit builds on.
+        """
+        now = time.monotonic()
+        if now - self._led_at > _LED_SECS:
+            self._tables.check_fence()
+            self._led_at = now
+
+    def _load_for_publish(
+        self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
+    ) -> TableSnapshot:
+        """The table as it is now, with nobody's commits but ours since ``mark``."""
+        try:
+            snapshot = self._tables.engine.load(str(path))
+        except TableMissing:
+            self._tables.check_fence()
+            raise halts.table_gone(self._tables.topology, path, mark.version if mark else -1, decision) from None
+        if mark is not None and snapshot.table_id == table.table_id:
+            try:
+                self._tables.check_foreign(table.state, path, mark.version, snapshot)
+            except Halted:
+                self._tables.check_fence()  # what a deposed coordinator finds is for the leader to judge
+                raise
+        return snapshot
+
+    def _check_identity(
+        self, path: Path, snapshot: TableSnapshot, control: ControlRecord, table: ManifestTable
+    ) -> None:
+        if snapshot.table_id != table.table_id or control.incarnation != self._tables.incarnation:
+            self._tables.check_fence()
+            raise Halted(
+                f"a decided transaction cannot be published: {path} is another table",
+                found=f"table id {snapshot.table_id}, incarnation {control.incarnation}",
+                expected=f"table id {table.table_id}, incarnation {self._tables.incarnation}",
+                action=f"bring the table back from a back-up, then start again; "
+                f"`trident repair {self._tables.topology}` shows what else can be done and changes nothing",
+            )
+        same = hashlib.sha256(snapshot.schema_json.encode()).hexdigest() == table.schema_hash
+        if not same and not columns_only_added(str(path), snapshot.version, table.schema_hash):
+            self._tables.check_fence()
+            raise Halted(
+                f"a decided transaction cannot be published: the schema of {path} has changed since",
+                found=columns_text(snapshot.schema_json),
+                expected="the schema when the rows were staged",
+                action="bring the schema back, then start again",
+            )

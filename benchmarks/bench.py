@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import Report
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -144,6 +142,3 @@ def steady_ms(records: list[dict[str, Any]], warm_up: int) -> float:
         raise ValueError(f"{len(records)} transactions are too few for a warm-up of {warm_up}")
     span = advanced_at(records[-1]) - advanced_at(records[warm_up - 1])
     return span / (len(records) - warm_up) * 1000
-
-
-Benchmark = Callable[[Bench, Report], None]

@@ -115,7 +115,6 @@ class GroupDriver:
         self._stopping = threads.event()  # wakes retries when the driver must end
         self._idle = threads.condition()
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
-        self._asked_at = 0.0
         self._told: Future[None] | None = None  # telling the last success
         # After a take-over what counts is the first commit: the first transaction has the cores to itself.
         self._first_txid = 0
@@ -255,7 +254,6 @@ class GroupDriver:
             due = self._threads.monotonic() + command.delay_secs
             heapq.heappush(self._timers, (due, self._timer_count, command.timer))
         elif isinstance(command, master.AskReady):
-            self._asked_at = self._threads.monotonic()
             self._begin_pool.submit(self._ask_ready, command)
         elif isinstance(command, master.Begin):
             work = self._work[command.attempt] = self._new_work(command.parent, command.timeout_factor)

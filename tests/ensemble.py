@@ -18,7 +18,6 @@ from tests.networks import Network
 from trident.coordinators.embedded import _class_path, find_java
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 
-TICK_SECS = 0.5
 SERVERS = ("s1", "s2", "s3")
 _READY_SECS = 40.0
 _CONFIG = """\

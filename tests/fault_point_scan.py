@@ -8,7 +8,6 @@ fault_point(...)``, or in a function of which every call is covered.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +93,6 @@ class Function:
         name: "states/delta/manifest.py:ManifestStore.write".
         sites: (line, what) of I/O that no ``with fault_point`` around it covers.
         calls: name as called → lines, outside of any fault point.
-        callers: functions that call it outside of one; filled by :func:`scan`.
     """
 
     name: str
@@ -178,10 +176,3 @@ def _dotted(expression: ast.expr) -> str:
     if isinstance(expression, ast.Attribute):
         return f"{_dotted(expression.value)}.{expression.attr}"
     return expression.id if isinstance(expression, ast.Name) else "()"
-
-
-def callers(of: Function, functions: list[Function]) -> Iterator[tuple[Function, int]]:
-    """Who calls it outside of a fault point, by name: a method of another class with that name counts too."""
-    for function in functions:
-        for line in function.calls.get(of.short, ()):
-            yield function, line

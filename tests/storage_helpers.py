@@ -86,7 +86,6 @@ class Moments:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._actions: dict[str, list[Callable[[], None]]] = {}
-        self._entered: dict[str, int] = {}
         self._real = faults.fault_point
         patch.setattr(faults, "fault_point", self._enter)
 

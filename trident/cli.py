@@ -47,7 +47,6 @@ from trident.states.core.names import check_name
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
-EXIT_STOPPED = 0
 EXIT_ATTEMPT_CAP = 1
 EXIT_BAD_INPUT = 2
 EXIT_HALT = 3

@@ -230,14 +230,6 @@ class KernelEngine:
         else:
             self._littered.discard(path)
 
-    def table_exists(self, path: str) -> bool:
-        """Whether there is a Delta table at the path."""
-        try:
-            self.load(path)
-        except TableMissing:
-            return False
-        return True
-
     def load(self, path: str) -> TableSnapshot:
         """The newest table version. A log entry that a power cut has torn is set aside first.
 

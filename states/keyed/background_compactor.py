@@ -48,7 +48,7 @@ class BackgroundCompactor:
         self._poll_secs = poll_secs
         self._wake = threading.Condition()
         self._advanced = 0
-        self._kicked = self._stopping = self._final = False
+        self._stopping = self._final = False
         self._fatal: BaseException | None = None
         self._failures = {compactor.state.name: 0 for compactor in self._compactors}
         self._not_before = {compactor.state.name: 0.0 for compactor in self._compactors}
@@ -68,12 +68,6 @@ class BackgroundCompactor:
             if txid > self._advanced:
                 self._advanced = txid
                 self._wake.notify_all()
-
-    def kick(self) -> None:
-        """Asks for a MERGE of all that waits, now, whatever the settings say; returns at once."""
-        with self._wake:
-            self._kicked = True
-            self._wake.notify_all()
 
     @property
     def fatal(self) -> BaseException | None:
@@ -136,11 +130,10 @@ class BackgroundCompactor:
         while True:
             with self._wake:
                 # What was told while a MERGE ran must not wait for the next poll.
-                if not self._stopping and not self._kicked and self._advanced == seen:
+                if not self._stopping and self._advanced == seen:
                     self._wake.wait(self._poll_secs)
-                stopping, force = self._stopping, self._kicked or self._stopping
-                advanced = seen = self._advanced
-                self._kicked = False
+                stopping, advanced = self._stopping, self._advanced
+                seen = advanced
             if stopping:
                 if self._final:
                     self._finish(advanced)
@@ -148,8 +141,8 @@ class BackgroundCompactor:
             for compactor in self._compactors:
                 if self._stopping:
                     break
-                if time.monotonic() >= self._not_before[compactor.state.name] or force:
-                    self._work(compactor, advanced, force)
+                if time.monotonic() >= self._not_before[compactor.state.name]:
+                    self._work(compactor, advanced, force=False)
             if self._fatal is not None:
                 return
 

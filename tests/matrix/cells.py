@@ -11,7 +11,7 @@ import enum
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee
 from trident.running.query import TopologyQuery
-from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import kind_of
 from trident.states.maps.backed_map import non_transactional, opaque, transactional
 from trident.states.maps.sqlite_map import SqliteMap
@@ -283,7 +282,3 @@ class Run:
         if state == "snapshottable":
             return Counter({"": sum(row.n for row in rows)})
         return Counter({row.word: row.n for row in rows})
-
-
-def spout_kinds(names: Sequence[str]) -> dict[str, SpoutKind]:
-    return {name: kind_of(SPOUTS[name](Source(""))) for name in names}

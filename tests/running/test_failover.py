@@ -37,8 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 class Zombies:
     """Counts what zombies have attempted, and that none of it was accepted."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self) -> None:
         self.attempted: Counter[str] = Counter()
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.stopped_at: list[str] = []
@@ -67,7 +66,7 @@ class Zombies:
 def test_zombies_are_refused_by_delta_and_by_a_map_and_a_leader_that_is_killed_is_succeeded(cluster: Cluster) -> None:
     """One stops behind the first of two tables; of the next a worker stops right before it writes to the map."""
     a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})
-    zombies = Zombies(cluster)
+    zombies = Zombies()
     zombies.succeeded_by(b, zombie=a)
     zombies.goes_on(a)
     assert zombies.attempted["commit"] >= 1, zombies.outcomes
@@ -97,7 +96,7 @@ def test_a_zombie_at_every_moment_of_a_commit(cluster: Cluster) -> None:
     of_a = "zk.decide:do_then_stop:3,publish.table:stop:20,zk.advance:stop:17,publish.table:stop:52"
     of_b = "zk.decide:stop:4,publish.user:stop:12,zk.advance:stop:20,zk.begin:stop:45"
     a, b = cluster.lead_and_stand_by(a={"faults": of_a}, b={"faults": of_b, "late": True})
-    zombies = Zombies(cluster)
+    zombies = Zombies()
     for _ in range(4):
         zombies.succeeded_by(b, zombie=a)
         zombies.goes_on(a)
@@ -137,7 +136,7 @@ def test_servers_of_the_ensemble_are_killed_while_a_transaction_commits(cluster:
 def test_a_coordinator_that_is_cut_off_from_zookeeper_still_reaches_the_disk(cluster: Cluster) -> None:
     """The dangerous partition: it publishes what was decided, while its successor has gone on."""
     a, b = cluster.lead_and_stand_by(a={"faults": "publish.table:stop:6"})
-    zombies = Zombies(cluster)
+    zombies = Zombies()
     a.wait_stopped()
     cluster.partition(("a",), ("b",))
     zombies.succeeded_by(b, zombie=a)

@@ -27,7 +27,6 @@ class Result:
     counters: Counter[str]
     trace: list[tuple[Any, ...]]
     trace_hash: str
-    virtual_secs: float
 
     def story(self, last: int | None = LAST_EVENTS) -> str:
         """The trace for people: its last events, or all of them."""
@@ -50,7 +49,7 @@ def run_seed(seed: int) -> Result:
     except Exception as error:
         violation = error
     world = simulation.world
-    return Result(seed, violation, world.counters, world.trace, simulation.trace_hash(), world.now)
+    return Result(seed, violation, world.counters, world.trace, simulation.trace_hash())
 
 
 def report(seeds: int, secs: float, cpu_secs: float, counters: Counter[str]) -> str:

@@ -38,7 +38,6 @@ from trident.coordinators.embedded import EmbeddedZooKeeper
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = {"worker": 30, "leader": 20, "standby": 6, "jvm": 8, "zookeeper": 10, "supervisor": 6, "sleep": 15}
 QUIET_WEIGHTS = {"worker": 1}
-START_SECS = 120.0
 
 
 class Coordinator:

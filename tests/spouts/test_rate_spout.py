@@ -19,8 +19,6 @@ from trident.spouts.rate import GeneratorSpout, RateCoordinator, RateEmitter, Ra
 
 start, warehouse = source_helpers.start, source_helpers.warehouse
 
-DAY_US = 86_400_000_000
-
 
 class Clock:
     def __init__(self, us: int = 1_700_000_000_000_000) -> None:

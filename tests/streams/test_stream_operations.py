@@ -719,7 +719,7 @@ def test_a_star_means_the_fields_of_its_stream_in_their_order(spark) -> None:
     stream, row = stream_of("a string, n long, m long"), [("x", 1, 2)]
     narrow = stream.project("m", "a")
     assert run_batch(narrow.map(F.to_json(F.struct("*")), "j"), row, spark=spark) == [('{"m":2,"a":"x"}',)]
-    made = narrow.each(F.struct("*"), "j").filter("j", lambda j: True)
+    made = narrow.each(F.struct("*"), "j").filter("j", lambda _: True)
     assert run_batch(made, row, spark=spark) == [(2, "x", (2, "x"))]
     assert run_batch(narrow.with_column("j", F.to_json(F.struct("*"))), row, spark=spark) == [
         (2, "x", '{"m":2,"a":"x"}')

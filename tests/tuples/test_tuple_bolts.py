@@ -360,7 +360,7 @@ def test_a_longer_cycle_is_named() -> None:
 
 
 class TwoArguments(RichBolt):
-    def execute(self, one, two, three) -> None: ...
+    def execute(self, one, two, _) -> None: ...
 
 
 class Locked(RichBolt):

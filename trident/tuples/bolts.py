@@ -119,7 +119,6 @@ class Report:
         resets: roots whose time begins anew.
         untracked: errors of tuples without a root.
         sent: level → how many tuples it sent there.
-        executed: how many tuples it was given.
     """
 
     bolt: str
@@ -129,7 +128,6 @@ class Report:
     resets: set[int] = field(default_factory=set)
     untracked: list[str] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)
-    executed: int = 0
 
 
 Anchors = Union[Tuple, Sequence[Tuple], None]

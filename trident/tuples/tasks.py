@@ -29,7 +29,6 @@ from trident.tuples.round_resets import ResetTeller
 from trident.workers.failures import Label, fail
 
 REPORTS = 0
-SENT_SCHEMA = "level int, slot int, content binary"
 ADDRESSED = pa.schema([("slot", pa.int32()), ("content", pa.binary())])
 _SENT = pa.schema([("level", pa.int32()), ("slot", pa.int32()), ("content", pa.binary())])
 # What has been emitted leaves the worker in pieces of so many tuples or bytes: its memory stays small.
@@ -81,7 +80,6 @@ class BoltRun:
 
     def execute(self, tuple: Tuple) -> None:
         """Executes one tuple; what the bolt raises fails the tuple and is not raised here."""
-        self.collector.report.executed += 1
         try:
             if self._code.basic:
                 self._bolt.execute(tuple, BasicOutputCollector(self.collector, tuple))

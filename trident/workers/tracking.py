@@ -314,10 +314,5 @@ def _piece(frame: Frame, start: int, length: int) -> Frame:
     return Frame({name: array.slice(start, length) for name, array in frame._columns.items()}, length, frame.meter)
 
 
-def _without(frame: Frame, *names: str) -> Frame:
-    columns = {name: array for name, array in frame._columns.items() if name not in names}
-    return Frame(columns, frame.length, frame.meter, dict(frame._values))
-
-
 def _itself(state: Any) -> Any:
     return state

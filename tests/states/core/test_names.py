@@ -150,7 +150,6 @@ NASTY_FOR = {
     "state": [*NASTY, "a-b", "a__b"],
     "function": NASTY,
 }
-GOOD = ["a", "A1", "word_count", "a-b", "con", "NUL", "select", "a" * 100]
 
 
 # -- refused when the topology is built --------------------------------------

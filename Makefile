@@ -1,4 +1,5 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
+# make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
 # make test    the tests, a quarter of an hour: of the longer targets below a sample, of kills, failover and soak none
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
@@ -39,12 +40,20 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types rooms venv \
 	clean check-python check-java
 
 test: check-java $(STAMP) $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
+
+check: $(STAMP)
+	@echo "== check: ruff, import-linter, vulture, mypy"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/lint-imports --no-logo > $(VENV)/lint-imports || { cat $(VENV)/lint-imports; exit 1; }
+	@$(BIN)/vulture
+	@$(BIN)/mypy
 
 matrix: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_MATRIX=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_matrix.py tests/operations/test_late_states.py $(PYTEST_ARGS)
@@ -118,7 +127,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo; \
 		echo "make: $(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; \
 		exit 1; } >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
 	@touch $@
 
 check-python:
@@ -137,5 +146,5 @@ check-java:
 		echo "          elsewhere install a JDK and set JAVA_HOME to it"; exit 1; } >&2
 
 clean:
-	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

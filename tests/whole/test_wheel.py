@@ -7,6 +7,7 @@ links in this checkout. ``make cluster`` has the wheel itself, and a run with Sp
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_a_users_states_and_coordinators_are_the_users(installed: Path, job: Pat
     told = run(installed, job, cwd=job.parent)
     assert f"FROM {site_packages(installed.parent.parent)}/trident/__init__.py" in told and "EXPLAINED" in told
     assert "installed" in run(installed, "-m", "trident.cli", "plan", job, cwd=job.parent)
+
+
+def test_a_users_program_with_types_passes_mypy_strict(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = shutil.copy(Path(__file__).parent / "typed_program.py", tmp_path)
+    lines = enumerate(Path(program).read_text().splitlines(), 1)
+    wrong = sorted((number, line.partition("# wrong: ")[2]) for number, line in lines if "# wrong: " in line)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed), "--show-error-codes"]
+    # PySpark's part of the cache is the same in every run: seconds.
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), "--no-pretty", program]
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")}
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=300)
+    errors = re.findall(r"^(.*?):(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
+    assert sorted((int(number), code) for _, number, code in errors) == wrong, done.stdout + done.stderr
+    assert wrong and {Path(file).name for file, *_ in errors} == {"typed_program.py"}
 
 
 @pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a wheel, and Spark; TRIDENT_CLUSTER=all")

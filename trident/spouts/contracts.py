@@ -191,15 +191,25 @@ class Emitter(Protocol):
     def close(self) -> None: ...
 
 
+class HasSchema(Protocol):
+    """The fields of every batch: a StructType, or text such as ``"word string, n long"``.
+
+    An attribute of the class, one that ``__init__`` sets, or a property; known when the topology is built.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def output_schema(self) -> Union["StructType", str]: ...
+    else:
+        output_schema: Any
+
+
 @runtime_checkable
-class TridentSpout(Protocol):
+class TridentSpout(HasSchema, Protocol):
     """A transactional source: same metadata, same batch."""
 
     kind: SpoutKind
-
-    output_schema: Union["StructType", str]
-    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
-    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def get_coordinator(self, context: SpoutContext) -> BatchCoordinator: ...
 
@@ -216,17 +226,13 @@ class CommitterTridentSpout(TridentSpout, Protocol):
 
 
 @runtime_checkable
-class BatchSpout(Protocol):
+class BatchSpout(HasSchema, Protocol):
     """The simplest spout: a batch per txid (Storm's IBatchSpout). On the driver.
 
     Non-transactional, since what a replay holds is its own doing; a class that
     gives the same rows again for a txid that was not acknowledged may say
     ``kind = SpoutKind.TRANSACTIONAL``.
     """
-
-    output_schema: Union["StructType", str]
-    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
-    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def open(self, context: SpoutContext) -> None:
         """Called once, before anything else."""
@@ -300,7 +306,7 @@ class OpaquePartitionEmitter(Protocol):
 
 
 @runtime_checkable
-class PartitionedTridentSpout(Protocol):
+class PartitionedTridentSpout(HasSchema, Protocol):
     """A transactional source in partitions, read on executors.
 
     The metadata of each partition is stored once per txid, before any of its
@@ -310,10 +316,6 @@ class PartitionedTridentSpout(Protocol):
     """
 
     kind: SpoutKind = SpoutKind.TRANSACTIONAL
-
-    output_schema: Union["StructType", str]
-    """The fields of every batch: a StructType, or text such as ``"word string, n long"``. An attribute of the class,
-    one that ``__init__`` sets, or a property; known when the topology is built."""
 
     def get_coordinator(self, context: SpoutContext) -> PartitionedCoordinator: ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trident.udf.types import did_you_mean
 
@@ -18,13 +18,15 @@ class OtherNames:
     _OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
     """Names of other interfaces that are no spelling of one of ours → what to write."""
 
-    def __getattr__(self, name: str) -> Any:
-        kind = type(self)
-        if not name.startswith("_") and hasattr(kind, name):
-            return object.__getattribute__(self, name)  # a property raised an AttributeError of its own: that one
-        text = f"{kind.__name__!r} object has no attribute {name!r}"
-        hint = None if name.startswith("_") else self._hint(name)
-        raise AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=self)
+    if not TYPE_CHECKING:  # a type checker shall not take every name for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self)
+            if not name.startswith("_") and hasattr(kind, name):
+                return object.__getattribute__(self, name)  # a property raised an AttributeError of its own: that one
+            text = f"{kind.__name__!r} object has no attribute {name!r}"
+            hint = None if name.startswith("_") else self._hint(name)
+            raise AttributeError(f"{text}; {hint}" if hint else text, name=name, obj=self)
 
     @classmethod
     def _hint(cls, name: str) -> str | None:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from trident.config import TridentConfig
     from trident.running.query import TopologyQuery
-    from trident.spouts.contracts import TridentSpout
+    from trident.spouts.contracts import BatchSpout, TridentSpout
+    from trident.spouts.rich import RichSpout
 
 
 class TridentTopology(OtherNames):
@@ -63,7 +64,9 @@ class TridentTopology(OtherNames):
     def _repr_html_(self) -> str:
         return as_html("TridentTopology", self.name, topology_facts(self.graph))
 
-    def new_stream(self, tx_id: str, spout: "TridentSpout") -> Stream:
+    def new_stream(
+        self, tx_id: str, spout: "TridentSpout | PartitionedTridentSpout | BatchSpout | RichSpout"
+    ) -> Stream:
         """A stream of what a spout emits.
 
         Args:

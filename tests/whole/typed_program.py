@@ -1,4 +1,4 @@
-"""A user's program with types, for test_wheel.py: mypy --strict finds in it what its ``# wrong:`` lines name, no more."""
+"""A user's program with types, for test_wheel.py: mypy --strict finds what its ``# wrong:`` lines name."""
 
 from __future__ import annotations
 

@@ -149,11 +149,11 @@ def _walk(node: ast.AST, owner: Function, prefix: str, module: str, found: list[
 
 
 def _is_point(expression: ast.expr) -> bool:
-    return isinstance(expression, ast.Call) and _dotted(expression.func).split(".")[-1] == "fault_point"
+    return isinstance(expression, ast.Call) and dotted_name(expression.func).split(".")[-1] == "fault_point"
 
 
 def _note(call: ast.Call, owner: Function) -> None:
-    dotted = _dotted(call.func)
+    dotted = dotted_name(call.func)
     last = dotted.split(".")[-1]
     if dotted in FUNCTIONS or ("." in dotted and last in METHODS) or (last == "open" and _writes(call, dotted)):
         owner.sites.append((call.lineno, dotted))
@@ -172,7 +172,7 @@ def _writes(call: ast.Call, dotted: str) -> bool:
     return any(letter in str(mode.value) for letter in WRITE_MODES)
 
 
-def _dotted(expression: ast.expr) -> str:
+def dotted_name(expression: ast.expr) -> str:
     if isinstance(expression, ast.Attribute):
-        return f"{_dotted(expression.value)}.{expression.attr}"
+        return f"{dotted_name(expression.value)}.{expression.attr}"
     return expression.id if isinstance(expression, ast.Name) else "()"

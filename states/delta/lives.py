@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trident.coordinators.errors import TableError
+from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.delta import halts as contradictions
-from trident.states.delta.log_entries import as_text, has_log, newest_version, read_commit
+from trident.states.delta.log_entries import as_text, entry_of, has_log, newest_version, read_commit
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 
@@ -77,7 +78,7 @@ def newest_control(path: Path) -> ControlRecord | None:
         try:
             control = read_commit(str(path), version).control.get(DOMAIN)
         except TableError:
-            if (path / "_delta_log" / f"{version:020d}.json").exists():
+            if storage.exists(entry_of(str(path), version)):
                 raise
             return None  # cleaned up that far
         if control is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pyspark.sql.types import AnsiIntervalType, AtomicType, VariantType
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
+from trident.states.core import storage
 from trident.states.core.binding import LAST, DecidedRows, StateBinding, StateKind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
@@ -168,7 +170,7 @@ def memory_map(name: str) -> MemoryMap:
 
 def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Iterator[tuple[Row, Row | None]]:
     """The (key, values) of a staged file, in order; None for a key that is deleted."""
-    table = pq.read_table(path)
+    table = pq.read_table(io.BytesIO(storage.read(path)))
     gone = table.column(DELETED_COLUMN).to_pylist() if DELETED_COLUMN in table.column_names else [None] * len(table)
     columns = {name: python_values(table.column(name)) for name in (*keys, *values)}
     for at, deleted in enumerate(gone):

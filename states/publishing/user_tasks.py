@@ -6,6 +6,7 @@ Imported by Spark's Python workers: keep its imports light.
 from __future__ import annotations
 
 import datetime
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from trident.states.core import storage
 from trident.states.core.plain_values import frozen, python_values
 from trident.states.core.values import loads
 from trident.states.maps.map_states import CachedMap
@@ -153,8 +155,10 @@ class PublishTask:
         import pyarrow.parquet as pq  # time: 20 ms of each worker that looks values up
 
         if getattr(self.state, "skip_replays", False) and _is_retry():
-            return pq.read_metadata(path).num_rows  # the task was lost, perhaps behind its write: at most once
-        table = pq.read_table(path)
+            return pq.read_metadata(
+                io.BytesIO(storage.read(path))
+            ).num_rows  # the task was lost, perhaps behind its write: at most once
+        table = pq.read_table(io.BytesIO(storage.read(path)))
         partition = table.column(PARTITION)[0].as_py()
         if self.aggregator is None:
             self._put(table, partition)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.states.core import storage
 
 _POLL_SECS = 0.5
 # The supervisor has a server that was killed back in less.
@@ -57,7 +58,7 @@ class EmbeddedKeeper:
                 continue
             if time.monotonic() - seen_at < _AWAY_SECS:
                 continue
-            if not self._folder.is_dir():
+            if not storage.is_folder(self._folder):
                 # Renamed with its warehouse: made anew here it would be another, empty server.
                 said = f"the folder of the embedded ZooKeeper server is gone: {self._folder}"
                 if said != told:

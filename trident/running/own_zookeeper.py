@@ -29,6 +29,7 @@ from trident.coordinators.resetting import refuse_unfinished_reset, unfinished_r
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path
+from trident.states.core import storage
 from trident.states.delta.lives import lives_in
 
 _FRESH_SECS = 10.0
@@ -75,7 +76,7 @@ def own_zookeeper(
         ZooKeeperUnreachable: as open_zookeeper.
     """
     guard = _Guard(config, warehouse, name, command)
-    if not force and config.zookeeper == "embedded" and not server_folder(warehouse).is_dir():
+    if not force and config.zookeeper == "embedded" and not storage.is_folder(server_folder(warehouse)):
         guard.check(_Known(None, 0))
     zk = open_zookeeper(config, warehouse)
     try:

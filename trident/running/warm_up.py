@@ -234,7 +234,8 @@ class WarmUp:
         path = self._folder / f"{uuid.uuid4().hex}.parquet"
         with faults.fault_point(STAGE):
             storage.make_folder(self._folder, storage.anchor_of(self._folder))
-            parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), path)
+            with storage.output(path) as file:
+                parquet.write_table(to_arrow_schema(schema, timezone="UTC").empty_table(), file)
         return parquet_reader(self._spark, schema).parquet(str(path)).coalesce(1)
 
     # --- tables ----------------------------------------------------------------------------------

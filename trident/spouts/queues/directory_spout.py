@@ -39,7 +39,6 @@ are gone before the next process emits, since the framework finishes the decisio
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -238,9 +237,9 @@ class _Intake:
     def _folder(self, attempt: TransactionAttempt) -> Path:
         if not self._started:
             # Copies of processes before: nobody has use for them. Those of a successor are its own.
-            for folder in self._copies.iterdir() if self._copies.exists() else ():
-                if folder.name[:12] <= self._mine.name[:12]:
-                    shutil.rmtree(folder, ignore_errors=True)
+            for name in storage.list_names(self._copies):
+                if name[:12] <= self._mine.name[:12]:
+                    storage.try_delete(self._copies / name)
             self._started = True
         folder = self._mine / f"{attempt.txid}-{attempt.attempt_id}"
         storage.make_folder(folder, self._copies.parent)
@@ -259,11 +258,11 @@ class _Intake:
 
     def close(self) -> None:
         self._live.close()
-        shutil.rmtree(self._mine, ignore_errors=True)
+        storage.try_delete(self._mine)
 
     def _drop(self, gone: Sequence[_Taken]) -> None:
         for taken in gone:
-            shutil.rmtree(taken.copies, ignore_errors=True)
+            storage.try_delete(taken.copies)
 
 
 class DirectoryEmitter:

@@ -1,0 +1,155 @@
+"""Files of the warehouse are touched by the storage alone: any other access is found, or named here with its reason.
+
+The list only shrinks: a module that is not in it takes `trident.states.core.storage`, and so does one that is in it for
+what it does with a warehouse's path.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.fault_point_scan import PACKAGES, ROOT, dotted_name
+
+_STORAGE = "the storage itself: its one implementation"
+_COMMIT = "the local file system's part of a commit: link(2) in a folder held open, flock between a MERGE and a repair"
+_SERVER = "the embedded ZooKeeper server's own folder: that of a process of this machine"
+_SOURCE = "a user's input files, which are not the warehouse's"
+_QUEUE = "a user's queue folder, which is not the warehouse's"
+_SQLITE = "the file of an SQLite database, which is bound to one host"
+_SESSION = "the session's cache, jars and settings, and the user's own modules"
+_MACHINE = "asks this machine: its processes, disks and rights"
+
+# module → (how many such calls it has, why)
+ALLOWED: dict[str, tuple[int, str]] = {
+    "coordinators/embedded.py": (23, _SERVER),
+    "coordinators/processes.py": (4, _MACHINE),
+    "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
+    "states/core/local_storage.py": (22, _STORAGE),
+    "states/delta/log_commit.py": (15, _COMMIT),
+    "states/delta/table_lock.py": (7, _COMMIT),
+    "states/maps/sqlite_map.py": (1, _SQLITE),
+    "trident/commands/user_file.py": (4, _SESSION),
+    "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
+    "trident/running/cluster_probe.py": (2, "runs on executors that may have no framework yet"),
+    "trident/running/storage_failures.py": (5, _MACHINE),
+    "trident/spark/cluster_files.py": (9, _SESSION),
+    "trident/spark/session.py": (19, _SESSION),
+    "trident/spouts/files/changes.py": (2, _SOURCE),
+    "trident/spouts/files/listing.py": (11, _SOURCE),
+    "trident/spouts/files/parquet.py": (5, _SOURCE),
+    "trident/spouts/files/source.py": (2, _SOURCE),
+    "trident/spouts/files/spout.py": (2, _SOURCE),
+    "trident/spouts/files/tasks.py": (3, _SOURCE),
+    "trident/spouts/queues/directory.py": (26, _QUEUE + "; and copies of its files, flushed by nobody"),
+    "trident/spouts/queues/directory_spout.py": (1, _QUEUE),
+    "trident/spouts/queues/sqlite.py": (1, _SQLITE),
+    "trident/spouts/structured_stream.py": (2, "the checkpoint of a user's Structured Streaming query"),
+}
+
+OS = {
+    *("access", "chmod", "chown", "fdopen", "fstat", "fsync", "link", "listdir", "lstat", "makedirs", "mkdir", "open"),
+    *("readlink", "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "stat", "statvfs"),
+    *("symlink", "truncate", "unlink", "utime", "walk", "write"),
+}
+OS_PATH = {"exists", "lexists", "isfile", "isdir", "islink", "getsize", "getmtime", "samefile"}
+# Methods of pathlib's paths; most take nothing, which tells them from others of that name.
+WITHOUT_ARGUMENTS = {
+    "exists",
+    "is_dir",
+    "is_file",
+    "is_symlink",
+    "iterdir",
+    "stat",
+    "lstat",
+    "touch",
+    "rmdir",
+    "unlink",
+}
+OF_PATHS = {
+    "glob",
+    "rglob",
+    "mkdir",
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "symlink_to",
+    "hardlink_to",
+}
+PARQUET = {"read_table", "read_metadata", "read_schema", "ParquetFile", "ParquetWriter", "write_table"}
+OPENED = ("io.BytesIO", "file", "data", "self._file")  # what Parquet's functions may be given instead of a path
+
+
+def accesses(source: str) -> list[tuple[int, str]]:
+    """(line, call) of each access to files that is not the storage's."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return [(call.lineno, dotted_name(call.func)) for call in calls if _touches_files(call)]
+
+
+def _touches_files(call: ast.Call) -> bool:
+    name = dotted_name(call.func)
+    owner, _, last = name.rpartition(".")
+    if owner == "storage":
+        return False
+    if name in ("open", "io.open", "fsync", "read_stored") or owner in ("shutil", "glob", "tempfile"):
+        return True
+    if (owner == "os" and last in OS) or (owner == "os.path" and last in OS_PATH):
+        return True
+    if owner in ("pq", "parquet") and last in PARQUET:
+        given = call.args[1 if last == "write_table" else 0]
+        return dotted_name(given.func if isinstance(given, ast.Call) else given) not in OPENED
+    if not owner:
+        return False
+    if last in OF_PATHS:
+        return True
+    if last == "open":  # path.open("rb"), and not connection.open(record)
+        return (
+            bool(call.args)
+            and isinstance(call.args[0], ast.Constant)
+            and set(str(call.args[0].value)) <= set("rwxab+t")
+        )
+    return last in WITHOUT_ARGUMENTS and not call.args and {word.arg for word in call.keywords} <= {"missing_ok"}
+
+
+def found() -> dict[str, list[tuple[int, str]]]:
+    modules = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    all_ = {path.relative_to(ROOT).as_posix(): accesses(path.read_text(encoding="utf-8")) for path in modules}
+    return {module: calls for module, calls in all_.items() if calls}
+
+
+def test_no_module_touches_files_but_by_the_storage_or_for_a_reason() -> None:
+    problems = []
+    for module, calls in found().items():
+        count, _ = ALLOWED.get(module, (0, ""))
+        if len(calls) != count:
+            problems.append(f"{module}: {len(calls)} accesses to files, {count} are accounted for: {calls}")
+    assert not problems, "\n".join(problems)
+    assert ALLOWED.keys() <= found().keys(), "no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [
+        ("open(path)", ["open"]),
+        ("os.stat(path)", ["os.stat"]),
+        ("os.path.exists(path)", ["os.path.exists"]),
+        ("shutil.rmtree(path)", ["shutil.rmtree"]),
+        ("(folder / name).is_dir()", ["().is_dir"]),
+        ("path.unlink(missing_ok=True)", ["path.unlink"]),
+        ("folder.glob('*')", ["folder.glob"]),
+        ("path.open('rb')", ["path.open"]),
+        ("pq.read_table(path)", ["pq.read_table"]),
+        ("pq.read_table(io.BytesIO(storage.read(path)))", []),
+        ("pq.write_table(table, path)", ["pq.write_table"]),
+        ("storage.stat(path)", []),
+        ("storage.delete(path)", []),
+        ("zk.exists(path)", []),
+        ("committer.open(record)", []),
+        ("os.getpid()", []),
+        ("client.unlink('a')", []),
+    ],
+)
+def test_an_access_is_seen(body: str, calls: list[str]) -> None:
+    assert [call for _, call in accesses(body)] == calls

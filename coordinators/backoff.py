@@ -1,4 +1,4 @@
-"""How long to wait between tries of what has failed."""
+"""The waits between tries: doubled with each failure, up to a greatest one."""
 
 from __future__ import annotations
 

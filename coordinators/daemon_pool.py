@@ -1,4 +1,4 @@
-"""A pool of threads that nobody waits for when the interpreter ends.
+"""A pool of daemon threads: the interpreter ends without waiting for them.
 
 ``concurrent.futures`` joins its threads at the interpreter's end and refuses
 work from then on. A call of a user's that never returns would keep such a

@@ -1,4 +1,4 @@
-"""Which environment variables hold credentials, so that no process gets them that has no use for them."""
+"""The environment variables that hold credentials: only processes that use them get them."""
 
 from __future__ import annotations
 

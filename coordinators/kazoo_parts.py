@@ -1,4 +1,4 @@
-"""What kazoo lacks where an ensemble authenticates; used by ``coordinators/zookeeper.py`` alone.
+"""TLS, log and errors of kazoo where an ensemble authenticates; ``coordinators/zookeeper.py`` alone uses them.
 
 - **TLS** (:class:`TlsFiles`, :class:`Handler`): kazoo trusts the system's
   authorities beside the one that is given, passes over a certificate without a

@@ -1,4 +1,4 @@
-"""Who coordinates a topology: liveness, the fence, and the topology's identity (docs/semantics.md 10).
+"""Elects the one process that coordinates a topology: liveness and the fence (docs/semantics.md 10).
 
 Two znodes with two jobs:
 

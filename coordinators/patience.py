@@ -1,4 +1,4 @@
-"""How long processing may take: ``message_timeout_secs``, and when it is more (docs/semantics.md 1).
+"""The time that processing may take: ``message_timeout_secs``, and when it is more (docs/semantics.md 1).
 
 A time-out is there for what hangs. On a machine that is merely slow, or busy,
 it must not cancel and replay for ever:

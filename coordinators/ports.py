@@ -1,4 +1,4 @@
-"""What the driver and the supervisor need of the rest: implemented in ``trident/`` and ``states/``.
+"""The interfaces through which driver and supervisor call the rest: ``trident/`` and ``states/`` implement them.
 
 Neither knows Spark or Delta. The driver calls the first half of these, from its
 own threads; the supervisor calls the second half, from one thread.

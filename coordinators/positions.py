@@ -1,4 +1,4 @@
-"""How far each stream of a batch group has come: digests of it in the group's record.
+"""Digests of the position of each stream of a batch group, in the group's record.
 
 A stream's position is its own znodes: the pins of its transactions, or the
 metadata of its opaque partitions. One of these that is missing would be read

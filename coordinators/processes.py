@@ -1,4 +1,4 @@
-"""Is that process still the one that was meant? By pid and start time, since pids are reused."""
+"""Identifies a process of this host by pid and start time, since pids are reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator keeps in ZooKeeper, and the one strict codec for it (docs/semantics.md 2).
+"""The records that the coordinator keeps in ZooKeeper, and their one strict codec (docs/semantics.md 2).
 
 Every value is a JSON object with ``"schema": 1``. Decoding refuses whatever
 it does not know exactly: an unknown key, a missing key, another type, another

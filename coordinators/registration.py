@@ -1,4 +1,4 @@
-"""What makes a topology the same one from run to run (docs/semantics.md 10).
+"""The identity by which a topology is the same one from run to run (docs/semantics.md 10).
 
 ``/<topology>/incarnation`` is a random id made at the first start; it is also
 in every table's control record. ``/<topology>/identity`` holds the streams,

@@ -1,4 +1,4 @@
-"""What `trident repair` writes to ZooKeeper: each step one multi, under the fence like every write of a leader."""
+"""Writes a repair to ZooKeeper: each step one multi, under the fence like every write of a leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``trident reset`` does to ZooKeeper: it forgets a topology, all but the fences.
+"""Resets a topology in ZooKeeper: forgets all but the fences.
 
 A reset also deletes files, and it may be killed anywhere. So the multi that
 forgets the topology leaves a mark of the reset in the same step, and the mark

@@ -1,4 +1,6 @@
-"""The one place that talks to ZooKeeper (kazoo), and what is taken care of here.
+"""The one client of ZooKeeper (kazoo): sessions, reads, multis, and errors by what is known of a write.
+
+It takes care of these:
 
 - ``transaction().commit()`` returns its failures in a list and does not
   raise. :meth:`ZooKeeper.multi` raises: :class:`Deposed` when the check of a

@@ -1,4 +1,4 @@
-"""States: what a batch is committed to, and how: staging, manifests, Delta tables, keyed state, snapshots."""
+"""States: the tables and maps that batches are committed to, from staging to snapshots."""
 
 from trident.states.core.kinds import register
 from trident.states.delta.append import APPEND

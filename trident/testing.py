@@ -1,4 +1,4 @@
-"""For tests of topologies: one batch of a stream, sources that give what they are told, and fault points.
+"""Helpers for tests of topologies: one batch of a stream, sources that give what they are told, fault points.
 
 ::
 

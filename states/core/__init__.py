@@ -1,1 +1,1 @@
-"""What every state kind shares: names, values, bindings, control records."""
+"""The parts that all kinds of state share: names, values, bindings, control records."""

@@ -1,4 +1,4 @@
-"""What a topology writes to one state; and the base class of the kinds of states that there are."""
+"""A state as a topology writes to it, and the base class of the kinds of states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control record: what each table itself says about the last transaction it has.
+"""The control record: a table's own statement of the last transaction it has.
 
 It is kept as Delta domain metadata and written with every commit, so it is the
 compare-and-set of publishing: SetTransaction alone would let a stale writer

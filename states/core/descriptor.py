@@ -1,4 +1,4 @@
-"""What a reader without the topology must know of a state: one JSON file per state.
+"""The descriptor of a state: one JSON file for readers that have no topology.
 
 ``<warehouse>/_trident/states/<name>.json``, written when the state's tables are
 made, before their first commit. Correctness never rests on it: the tables'

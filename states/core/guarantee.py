@@ -1,4 +1,4 @@
-"""What a row of the source does to a state, whatever fails; and the lines that kinds of states have in that table."""
+"""The table of guarantees: the effect of a source's row on a state, whatever fails; kinds of states write its lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives on one host, and so cannot serve a Spark cluster: a file on a local disk, this process's memory.
+"""Detects things that live on one host, and so cannot serve a Spark cluster: local files, this process's memory.
 
 On a cluster each host would have its own: a map's keys would be divided among
 them by chance, and nobody would see an error. So a thing says that it is bound,

@@ -1,4 +1,4 @@
-"""How the partial values of the native aggregators combine, by the aggregator's name.
+"""The native merges of partial values, by the aggregator's name.
 
 A reader in another process has no topology: from the name in a state's
 descriptor it must know how log rows and the table's values make one value.

@@ -1,4 +1,4 @@
-"""What a map's rows hold, and the text they are written as.
+"""The values in a map's rows, and their text form.
 
 :func:`dumps` and :func:`loads` are exact for plain Python values, an error for
 anything else, and never pickle: whoever can write to a store must not be able

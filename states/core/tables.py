@@ -1,4 +1,4 @@
-"""What the Delta tables of a state look like: their schema, their hidden columns, their properties."""
+"""The Delta tables of a state: their schema, their hidden columns, their properties."""
 
 from __future__ import annotations
 

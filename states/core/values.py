@@ -1,4 +1,4 @@
-"""What a state stores so that a transaction counts once: the pure rules.
+"""The stored value of a state, by which a transaction counts once: the pure rules.
 
 The rules (docs/semantics.md 5) decide for one key, from what is stored and the txid
 that updates it, what the update builds on and what is stored afterwards:

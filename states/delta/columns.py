@@ -1,4 +1,4 @@
-"""Which fields a Delta table can have as columns, and which of them it can be partitioned by."""
+"""Checks the columns of a Delta table: allowed fields, and those it can be partitioned by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said when ZooKeeper and the tables contradict each other: one place for all of these texts.
+"""The texts for a halt: ZooKeeper and the tables contradict each other.
 
 Each names the contradiction, which side is older, what was found and expected,
 and the command that repairs it. ``trident repair NAME`` alone changes nothing:

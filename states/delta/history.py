@@ -1,4 +1,4 @@
-"""What happened to a Delta table, and when, from its log entries.
+"""The history of a Delta table, from its log entries.
 
 Pure Python on a local disk; no JVM, nothing is written. Kernel tells what a
 table *is*; this tells what was *done* to it, which is how a foreign change is

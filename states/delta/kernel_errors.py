@@ -1,4 +1,4 @@
-"""What a Java exception of Delta's Kernel means for a commit: certain failure, conflict, or unknown.
+"""Classifies Java exceptions of Delta's Kernel for a commit: certain failure, conflict, or unknown.
 
 The difference decides what the caller may do next: a conflict certainly did not
 happen, an unknown outcome must be read from the table (docs/semantics.md 9.5).

@@ -1,4 +1,4 @@
-"""What a Delta commit is made of, apart from the Java calls that make it.
+"""The parts of a Delta commit, apart from the Java calls that make it.
 
 Action rows as JSON text, and the files of a table version. Knows no JVM, so that
 all of it can be tested and read without one.

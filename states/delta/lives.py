@@ -1,4 +1,4 @@
-"""Of which lives of a topology a warehouse holds transactions: found without Spark, for commands that need none.
+"""Finds the lives of a topology that a warehouse holds transactions of, without Spark.
 
 A life is an incarnation. What it has published says so itself: each table in
 its control record, each manifest in its text. Tables of dead letters and of messages

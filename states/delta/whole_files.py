@@ -1,4 +1,4 @@
-"""Whether the files that a Delta table names are there and whole, before anything is made of their rows.
+"""Checks that the files which a Delta table names are there and whole, before their rows are used.
 
 Spark lists the files that it is given by path and leaves empty ones out
 without a word, and an empty log entry is to Delta a commit that did nothing: a

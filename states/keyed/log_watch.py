@@ -1,4 +1,4 @@
-"""What a MERGE takes from a keyed state's log must be ours: this looks at the log's commits before it is merged.
+"""Checks before a MERGE that only this topology has written the commits of a keyed state's log.
 
 ZooKeeper's mark stops the next decision when somebody else changed the log. A
 MERGE in between (by a running compactor, or `trident compact`, which need no

@@ -1,4 +1,4 @@
-"""Nobody but this topology's MERGEs may change the plain table of a keyed state: this finds out who did.
+"""Finds commits to the plain table of a keyed state that are no MERGE of this topology.
 
 A plain table is written by compactors, in any process, so that ZooKeeper
 cannot know its version as it knows a log's. What it knows is the last version

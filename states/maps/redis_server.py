@@ -1,4 +1,4 @@
-"""One Redis server as this process uses it: its client, what it must be set to, and texts without secrets."""
+"""One Redis server as this process uses it: its client, its required settings, and texts without secrets."""
 
 from __future__ import annotations
 

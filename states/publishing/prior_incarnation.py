@@ -1,4 +1,4 @@
-"""Whether a warehouse holds transactions of a topology that ZooKeeper knows nothing of (docs/semantics.md 10).
+"""Finds transactions of a topology in a warehouse that ZooKeeper does not know of (docs/semantics.md 10).
 
 Asked before a topology is registered for the first time. After `trident
 reset` there is nothing to be found: it forgets descriptors and manifests too.

@@ -1,4 +1,4 @@
-"""What executors run for users' own states: they are opened, updated and published here.
+"""The tasks on executors for users' own states: open, update and publish.
 
 Imported by Spark's Python workers: keep its imports light.
 """

@@ -1,1 +1,1 @@
-"""What the command line calls."""
+"""The commands behind the command line."""

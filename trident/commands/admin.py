@@ -1,4 +1,4 @@
-"""What the command line does to a topology: compact and skip; reset.py has the third."""
+"""The commands compact and skip; reset.py has the third."""
 
 from __future__ import annotations
 

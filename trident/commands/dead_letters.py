@@ -1,4 +1,4 @@
-"""What the command line does with dead letters: shows them, and has them tried again (docs/semantics.md 6)."""
+"""The commands for dead letters: shows them, and has them tried again (docs/semantics.md 6)."""
 
 from __future__ import annotations
 

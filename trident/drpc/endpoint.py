@@ -1,4 +1,4 @@
-"""What a query does about requests: whether they are answered here and now, and where they come in over HTTP."""
+"""Routes DRPC requests: answers them while this process leads, and owns the HTTP listener."""
 
 from __future__ import annotations
 

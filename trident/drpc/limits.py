@@ -1,4 +1,4 @@
-"""What connections to the HTTP server may cost: waitress' server and channel, with limits of their own.
+"""Limits the cost of connections to the HTTP server: waitress' server and channel, with limits of their own.
 
 Whoever can connect needs no token for that, so connections alone must not shut
 anybody out, nor take the memory and the file descriptors of the process that

@@ -1,4 +1,4 @@
-"""Batches whose messages are tracked: what fails leaves them before they are staged for good (docs/semantics.md 6).
+"""Batches whose messages are tracked: failed ones leave them before they are staged for good (docs/semantics.md 6).
 
 A batch is run; its ledger says which messages have failed; without these it is
 run again, until none fails. What nobody can tell from the rows (a worker that

@@ -1,4 +1,4 @@
-"""Adds up the ledger of a tracked batch: which of its messages have not ended as they should (docs/semantics.md 6).
+"""Adds up the ledger of a tracked batch, and finds the messages that failed (docs/semantics.md 6).
 
 Each task has written one number per root, however many rows were made of it;
 Spark adds them up by root, and only roots whose sum is not zero, or of which a

@@ -1,4 +1,4 @@
-"""Which messages a stream has settled, as its table tells after a restart (docs/semantics.md 6)."""
+"""Reads the settled messages of a stream from its table after a restart (docs/semantics.md 6)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a stream can do: one file a family of operations, with its checks and its nodes."""
+"""The operations of streams: one file a family, with its checks and its nodes."""

@@ -1,4 +1,4 @@
-"""aggregate: what it becomes: an aggregate of Spark, parts that are combined, or a fold row by row."""
+"""The nodes of ``aggregate``: an aggregate of Spark, parts that are combined, or a fold row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows become one: the three contracts of Trident, and the built-in aggregators.
+"""Aggregators: the three contracts of Trident, and the built-in ones.
 
 A **combiner** is associative, so a batch is combined in parts before anything
 is moved, and its results can be persisted. A **reducer** folds row by row. An

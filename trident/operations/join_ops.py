@@ -1,4 +1,4 @@
-"""What merge, join and multi_reduce become in Spark."""
+"""The Spark operations of merge, join and multi_reduce."""
 
 from __future__ import annotations
 

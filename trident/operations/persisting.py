@@ -1,4 +1,4 @@
-"""What ``partition_persist`` and ``persistent_aggregate`` become: the nodes that write to states.
+"""Makes the nodes of ``partition_persist`` and ``persistent_aggregate``, which write to states.
 
 What a state needs to know before it can be written decides where its new
 values are found. A combiner's partial values and the last rows of an upsert

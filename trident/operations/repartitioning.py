@@ -1,4 +1,4 @@
-"""Which rows are in which Spark partition: Trident's repartitionings, and hints (docs/semantics.md 4)."""
+"""Trident's repartitionings, and hints: they choose the Spark partition of each row (docs/semantics.md 4)."""
 
 from __future__ import annotations
 

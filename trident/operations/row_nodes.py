@@ -1,4 +1,4 @@
-"""each, map, flat_map, filter, peek and project: what becomes of a row does not depend on others."""
+"""The nodes of each, map, flat_map, filter, peek and project: each row alone decides what becomes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts within one batch only, though a reader may expect it over all of them (docs/semantics.md 4).
+"""Warns of operations that count within one batch only, where a reader may expect more (docs/semantics.md 4).
 
 A join and a multi_reduce see the rows of one transaction. Of two spouts each
 cuts its rows into batches as it has them, so which rows meet is chance; of

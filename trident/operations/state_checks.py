@@ -1,4 +1,4 @@
-"""What is checked of a state before a stream writes to it, whatever its kind."""
+"""Checks a state before a stream writes to it, whatever its kind."""
 
 from __future__ import annotations
 

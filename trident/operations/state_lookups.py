@@ -1,4 +1,4 @@
-"""Puts beside rows what a state has for them, as of the transaction before; what is found is gone on from."""
+"""Puts a state's values, as of the transaction before, beside the rows that look them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``state_query`` becomes, and what can be asked of which state."""
+"""The nodes of ``state_query``, and the queries that each state answers."""
 
 from __future__ import annotations
 

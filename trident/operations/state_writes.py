@@ -1,4 +1,4 @@
-"""What is written to states, and the values that were written: nodes, and what they become.
+"""The nodes that write to states, and those of the values that were written.
 
 A state that is written without being read is written by any attempt, side by
 side. One that is read first is written in the transaction's turn: ``mode``.

@@ -1,4 +1,4 @@
-"""Windows on Spark: one frame per transaction, for the state and for what is made of fired and late rows.
+"""Windows on Spark: one frame per transaction, for the state and for the fired and late rows.
 
 The frame is computed once. Each of its rows has a tag: what it tells the state,
 or that it is a row of a fired window, or late. Watermarks and row numbers are

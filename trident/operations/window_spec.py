@@ -1,4 +1,4 @@
-"""What a window is: integer arithmetic over positions, without Spark.
+"""Windows as integer arithmetic over positions, without Spark.
 
 A row has a position: its number in order of arrival, or a time in microseconds
 since 1970. Windows are [start, start + length) with start = offset modulo

@@ -1,4 +1,4 @@
-"""Tumbling and sliding windows: what ``tumbling_window``, ``sliding_window`` and ``with_watermark`` become.
+"""Tumbling and sliding windows: ``tumbling_window``, ``sliding_window`` and ``with_watermark``.
 
 The rows that open windows still need are a state like every other: written by
 the transaction that they came with, read by the next one in its turn. So a

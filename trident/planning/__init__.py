@@ -1,1 +1,1 @@
-"""From a topology's nodes to Spark DataFrames."""
+"""Plans a topology: from its nodes to Spark DataFrames."""

@@ -1,4 +1,4 @@
-"""Which fields of each node something behind it reads, and which rows have anchors."""
+"""Finds the fields of each node that are read behind it, and the rows that have anchors."""
 
 from __future__ import annotations
 

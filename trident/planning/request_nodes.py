@@ -1,4 +1,4 @@
-"""DRPC streams in a topology: where their rows come from, and what may not stand below them (docs/semantics.md 4).
+"""The sources of DRPC streams in a topology, and the operations that cannot stand below them (docs/semantics.md 4).
 
 A DRPC stream's source has no spout: its batches are requests. It belongs to no
 batch group, has no transactions and therefore no committers, and its rows can

@@ -1,4 +1,4 @@
-"""From DRPC streams to Spark: one plan per function, lowered and compiled once, built for every request.
+"""Plans DRPC streams: one plan per function, lowered and compiled once, built for every request.
 
 The lowering is that of batch groups. What it would stage between processing a
 batch and its turn is handed on directly: a request has no turn to wait for.

@@ -1,4 +1,4 @@
-"""`trident repair`: finds out what ZooKeeper and the tables say, and does what diagnose.py has decided.
+"""Runs `trident repair`: finds out what ZooKeeper and the tables say, and does what diagnose.py has decided.
 
 Without ``apply`` nothing is written. With it the command leads the topology
 like a coordinator: it is refused while one is alive, it bumps the fence, and

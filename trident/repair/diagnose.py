@@ -1,4 +1,4 @@
-"""What is wrong between ZooKeeper and the tables, and what may be done about it: pure decisions.
+"""Diagnoses contradictions between ZooKeeper and the tables, and decides on mending them: pure decisions.
 
 In: facts (repair_facts.py) and the user's choices. Out: findings, each with
 what could be done, what that would mean, and, where the choices say so, the

@@ -1,4 +1,4 @@
-"""What `trident repair` has found, as values: what ZooKeeper says, what each table says, what manifests there are."""
+"""The findings of `trident repair` as values: ZooKeeper's, each table's, the manifests."""
 
 from __future__ import annotations
 

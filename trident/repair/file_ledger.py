@@ -1,4 +1,4 @@
-"""A FileSpout's ledger that is lost or damaged: what `trident repair` finds, and when it can be written again.
+"""Finds a FileSpout's ledger that is lost or damaged, and writes it again where that can be proved.
 
 The proof is the digest that the last batch has of its last file: it is over
 every line of the ledger up to there. So what is still readable, and then the

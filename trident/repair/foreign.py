@@ -1,4 +1,4 @@
-"""What others have done to a table: when it can be taken back exactly, and when it may stay: pure decisions."""
+"""Decides on commits of others to a table: those that can be taken back exactly, and those that may stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `trident repair` looks at: ZooKeeper, every table with its log, manifests, and what staged folders are called.
+"""Looks at ZooKeeper, every table with its log, manifests, and the names of staged folders.
 
 Reads only. On a table that ZooKeeper says nothing of, changes by others are
 looked for in all that its log still has.

@@ -1,4 +1,4 @@
-"""ZooKeeper's record of a batch group, written again from what its tables and manifests say: pure decisions.
+"""Rebuilds ZooKeeper's record of a batch group from its tables and manifests: pure decisions.
 
 The manifest of the last transaction that the tables have is the source of the
 streams' positions. Whether that transaction was finished everywhere may be

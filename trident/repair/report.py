@@ -1,4 +1,4 @@
-"""``trident repair NAME``: the report of a dry run, and what was done."""
+"""``trident repair NAME``: the report of a dry run, and of the steps that were done."""
 
 from __future__ import annotations
 

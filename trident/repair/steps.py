@@ -1,4 +1,4 @@
-"""What the user of `trident repair` chooses, what is offered, and the steps that it consists of: values only."""
+"""The user's choices in `trident repair`, its offers, and its steps: values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what is there is all that there was, before ZooKeeper's record is written from it: pure decisions.
+"""Checks that nothing is missing before ZooKeeper's record is rebuilt: pure decisions.
 
 A record that is rebuilt says "so it is right" of everything that it names, and
 says nothing of what it does not. What is missing must therefore be found

@@ -1,4 +1,4 @@
-"""How a running topology ends: in order, or without what does not return in time."""
+"""Ends a running topology: in order, or without the calls that do not return in time."""
 
 from __future__ import annotations
 

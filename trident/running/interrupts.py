@@ -1,4 +1,4 @@
-"""What an interrupted or ended script leaves behind: queries that are stopped, and a line instead of pages.
+"""Stops the queries of an interrupted or ended script, and prints a line instead of pages.
 
 Python ends a script in the middle of whatever its threads do. PySpark besides
 cancels every job at Ctrl-C, so that a topology's batches fail and are tried

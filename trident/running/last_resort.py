@@ -1,4 +1,4 @@
-"""What becomes of a warning or an error while nobody has configured logging.
+"""Prints warnings and errors in a process that has not configured logging.
 
 Python's own last resort prints the bare message. A line of a process that runs
 for months says when, how bad and, in the message, of which topology. As soon as the

@@ -1,4 +1,4 @@
-"""Refuses, before anything runs, what cannot serve a Spark cluster since it lives on one host."""
+"""Refuses, before anything runs, parts of a topology that live on one host and so cannot serve a Spark cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the ZooKeeper that was named is the topology's own: one guard for all commands that change something.
+"""Checks that the named ZooKeeper is the topology's own: one guard for all commands that change something.
 
 A shell without TRIDENT_ZOOKEEPER names another ZooKeeper than the service, by
 default the warehouse's own, which is empty. There nobody leads and no

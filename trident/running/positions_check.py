@@ -1,4 +1,4 @@
-"""Where a group's record has no digests of positions, since a version before wrote it: what its last manifest says.
+"""Checks positions by the last manifest where an older version wrote a group's record without digests.
 
 From its first write on the record has them (trident/coordinators/positions.py).
 Until then the manifest of the last published transaction is the only witness

@@ -1,4 +1,4 @@
-"""The queries that run in this process: whoever forgets one is told of it, not made to wait behind it."""
+"""The queries that run in this process: a script that forgets one is told of it, and does not wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running topology tells of itself: its lines, its progress, its status file, its role towards requests."""
+"""Reports on a running topology: its lines, its progress, its status file, its role towards requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the Spark session of a running topology is gone: stopped by somebody, or its JVM has died."""
+"""Detects the end of a running topology's Spark session: it was stopped, or its JVM has died."""
 
 from __future__ import annotations
 

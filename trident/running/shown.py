@@ -1,4 +1,4 @@
-"""What a query shows of itself at a prompt and in a notebook."""
+"""Shows a query at a prompt and in a notebook."""
 
 from __future__ import annotations
 

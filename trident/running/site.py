@@ -1,4 +1,4 @@
-"""Where a running topology works, for its supervisor: opens its groups on Spark and Delta, and sees what is gone."""
+"""The place where a running topology works: opens its groups on Spark and Delta, and sees losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error says about the storage or the memory below: where, how much is left, and what to do.
+"""Explains errors of the storage or the memory below: where, how much is left, and what to do.
 
 A full disk shows as an ``OSError`` of Python, as an exception of Java or of SQLite,
 or as the text of a Spark task that failed; an executor without memory as an

@@ -1,4 +1,4 @@
-"""Where threads of a query are in users' code: said when a call does not return and is left behind."""
+"""Finds the lines of users' code that threads of a query have not returned from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a running topology's warehouse is still where it was when the topology started."""
+"""Checks that a running topology's warehouse is still where it was when the topology started."""
 
 from __future__ import annotations
 

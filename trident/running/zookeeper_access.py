@@ -1,4 +1,4 @@
-"""One warning when anybody who can reach the ensemble could change a topology's znodes.
+"""Warns once when every client that reaches the ensemble could change a topology's znodes.
 
 Whoever can write there can make a topology commit twice, or never again. On
 loopback, where the embedded server is, that is whoever has an account on this

@@ -1,4 +1,4 @@
-"""What the executors of a Spark cluster get from the driver: this framework, and the user's own modules.
+"""Sends this framework and the user's own modules to the executors of a Spark cluster.
 
 On one machine Spark's Python workers import from the driver's own folders. On a
 cluster they have what is installed on their hosts, and what is sent: two zip

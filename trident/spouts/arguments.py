@@ -1,4 +1,4 @@
-"""Arguments of spouts, looked at when they are given: what cannot be used is named with what was expected."""
+"""Checks arguments of spouts when they are given, and names the expected ones."""
 
 from __future__ import annotations
 

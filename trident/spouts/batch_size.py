@@ -1,4 +1,4 @@
-"""How many rows the next batch should have: pure, no clock, no I/O (docs/semantics.md 12).
+"""Chooses the number of rows of the next batch: pure, no clock, no I/O (docs/semantics.md 12).
 
 Several small batches in flight have the least latency; large ones have the
 most throughput. So the size follows the backlog:

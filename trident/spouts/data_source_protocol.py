@@ -1,4 +1,4 @@
-"""What PySpark's protocol of Python data sources asks of whoever reads one."""
+"""PySpark's protocol of Python data sources, as its reader must follow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The roles under a spout, each of them small: what Storm calls coordinators and executors.
+"""The executors that drive spouts, and their parts: Storm's coordinators and executors.
 
 =================================  ============================================================
 TridentSpoutCoordinator            get-or-create of a transaction's metadata

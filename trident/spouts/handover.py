@@ -1,4 +1,4 @@
-"""Where Spark's streaming thread and a topology meet: which batch is offered, pinned, advanced. Pure, no Spark."""
+"""The handover between Spark's streaming thread and a topology: a batch is offered, pinned, advanced. No Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each live attempt of a stream has taken from a source that is used up by its readers.
+"""Records the rows that each live attempt has taken from a source whose readers use it up.
 
 A source such as a queue has no offsets: what an attempt takes, no other
 attempt may have until it is known that the first one is dead. An emitter

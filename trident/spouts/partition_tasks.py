@@ -1,4 +1,4 @@
-"""What Spark's Python workers run to emit partitions of a source: rows into files, metadata into reports.
+"""The tasks of Spark's Python workers that emit partitions: rows into files, metadata into reports.
 
 A task emits some partitions, writes each one's rows as Parquet and reports the
 metadata together with the files as rows of the job's output: never by an

@@ -1,4 +1,4 @@
-"""Sources of single messages: what Storm calls a rich spout (docs/semantics.md 6).
+"""Sources of single messages: Storm's rich spouts (docs/semantics.md 6).
 
 A rich spout hands out messages one by one, each with an id of its own choosing,
 and is told of each id how it ended: ``ack`` when everything that was made of

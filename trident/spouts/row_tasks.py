@@ -1,4 +1,4 @@
-"""What Spark's Python workers run for spouts whose rows Python code makes; imported by them, so it is small."""
+"""The tasks of Spark's Python workers for rows that Python code makes; workers import it, so it is small."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What users chain: topologies, streams, grouped streams."""
+"""The calls that users chain: topologies, streams, grouped streams."""

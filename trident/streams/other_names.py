@@ -1,4 +1,4 @@
-"""What to write where Storm, PySpark or Spark's Java API have another name: an AttributeError that says it.
+"""Names of Storm, PySpark and Spark's Java API: an AttributeError tells the name to write here.
 
 ``stream.groupBy("word")`` fails in every case; here it fails with "did you mean group_by".
 """

@@ -1,4 +1,4 @@
-"""What a stream gives for one batch: for tests of users' own streams, and of this package's."""
+"""Runs one batch of a stream: for tests of users' own streams, and of this package's."""
 
 from __future__ import annotations
 

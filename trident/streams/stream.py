@@ -1,4 +1,4 @@
-"""The fluent API: streams, grouped streams, and what is written to states.
+"""The fluent API: streams, grouped streams, and writes to states.
 
 A stream never changes: each operation gives a new one, so a stream may be
 used by several branches. Everything that can be checked is checked at once:

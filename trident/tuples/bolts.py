@@ -1,4 +1,4 @@
-"""What users write on the side of the workers: bolts, and the tuples and collectors that they are given.
+"""The classes that users write bolts with: bolts, tuples and collectors.
 
 A bolt of Storm, with one difference that matters: an instance lives for one
 *round*, not for the life of the topology. A round is what the spouts had ready;

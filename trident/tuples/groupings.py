@@ -1,4 +1,4 @@
-"""Which tasks of a bolt a tuple goes to: Storm's groupings (docs/semantics.md 6).
+"""Storm's groupings: they choose the tasks of a bolt that a tuple goes to (docs/semantics.md 6).
 
 The emitter chooses, on the driver for a spout and on a worker for a bolt; both
 with what is in here. Imported by every worker: keep its imports light.

@@ -1,4 +1,4 @@
-"""From the declarations of a tuple topology to what runs: streams, edges, and levels of bolts.
+"""Plans a tuple topology: its declarations become streams, edges, and levels of bolts.
 
 The level of a bolt is the length of the longest way from a spout to it. A round
 executes level after level, so that a bolt has all its input of the round, from

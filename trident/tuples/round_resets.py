@@ -1,4 +1,4 @@
-"""How ``reset_timeout`` of a bolt moves the time limit of the round that is running.
+"""Moves the time limit of the running round when a bolt calls ``reset_timeout``.
 
 A task tells Spark's driver nothing before it ends, so a worker says "begin the
 time anew" through a file of the warehouse, in the round's own folder, which is named after

@@ -1,4 +1,4 @@
-"""What Spark's Python workers run for one level of a tuple topology: bolts, each task with an instance of its own.
+"""The tasks of Spark's Python workers for one level of bolts, each with an instance of its own.
 
 Spark carries three columns and looks into none of them but the address: level
 and slot say which task a tuple goes to, ``content`` is the pickled tuple. A row

@@ -1,4 +1,4 @@
-"""What a failed Spark job means when an expression met a value that it cannot take (a division by zero, a cast)."""
+"""Explains a failed Spark job whose expression met a value that it cannot take: a division by zero, a cast."""
 
 from __future__ import annotations
 

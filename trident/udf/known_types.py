@@ -1,4 +1,4 @@
-"""What can be said of simple Columns without Spark: their type, and what they read.
+"""Tells the type of simple Columns, and the fields they read, without Spark.
 
 Only Spark knows every rule of its types, and starting it takes ten seconds. For
 the Columns that most topologies are made of (a field, a literal, comparisons,

@@ -1,4 +1,4 @@
-"""Whether a user's function can travel to the workers; and if not, what in it is the cause."""
+"""Checks that a user's function can travel to the workers, and finds the part of it that cannot."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs in Spark's Python workers: light imports, no session."""
+"""The code that runs in Spark's Python workers: light imports, no session."""

@@ -1,4 +1,4 @@
-"""What Python operations do on a worker: a fused chain of steps over Arrow batches.
+"""Runs Python operations on a worker: a fused chain of steps over Arrow batches.
 
 One :class:`Chain` is one pass of Spark's ``mapInArrow``, however many
 operations it holds. Only columns that a function reads become Python values;

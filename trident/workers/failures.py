@@ -1,4 +1,4 @@
-"""How the failure of a user's function on a worker becomes text that the driver can read.
+"""Turns the failure of a user's function on a worker into text that the driver can read.
 
 Spark carries nothing else: :func:`fail` writes the report into an exception's
 text (``trident.workers.reports``), ``trident.udf.signatures.translate_failure`` finds

@@ -1,4 +1,4 @@
-"""What each version of a Delta table adds for a source, and the table's schema, as its log says.
+"""The rows that each version of a Delta table adds for a source, and the table's schema, from its log.
 
 The log itself is read by ``trident.states.delta.log_entries``.
 """

@@ -1,4 +1,4 @@
-"""What happens when a file in the ledger is not any more what was discovered."""
+"""Handles a file that is no longer the one in the ledger: removed, replaced or grown."""
 
 from __future__ import annotations
 

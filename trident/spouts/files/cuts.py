@@ -1,4 +1,4 @@
-"""Where a batch of files ends: pure positions over the ledger.
+"""Cuts batches of files: pure positions over the ledger.
 
 A position is ``(number, offset)``: all of the files before that number and the
 first offset bytes (Parquet: rows) of it are before the position. The end of a

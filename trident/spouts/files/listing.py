@@ -1,4 +1,4 @@
-"""Which files a path names: a folder, a glob or one file, looked at again and again.
+"""Lists the files of a path again and again: a folder, a glob or one file.
 
 Names that begin with ``_`` or ``.`` are left out, as Spark leaves them out, and
 so are Hadoop's half-copied ``…._COPYING_``: a file appears by being renamed.

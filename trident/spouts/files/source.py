@@ -1,4 +1,4 @@
-"""Whether a FileSpout still looks at the files that its stream has read so far."""
+"""Checks that a FileSpout still looks at the files that its stream has read so far."""
 
 from __future__ import annotations
 

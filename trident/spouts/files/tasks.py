@@ -1,4 +1,4 @@
-"""What Spark's Python workers run to read parts of files; imported by them, so it is small."""
+"""The tasks of Spark's Python workers that read parts of files; workers import it, so it is small."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class GroupDriver:
         self._stopping = threads.event()  # wakes retries when the driver must end
         self._idle = threads.condition()
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
-        self._told: Future[None] | None = None  # telling the last success
+        self._success_call: Future[None] | None = None  # telling the last success
         # After a take-over what counts is the first commit: the first transaction has the cores to itself.
         self._first_txid = 0
         self._first_over = threads.event()
@@ -147,21 +147,21 @@ class GroupDriver:
         self._first_txid = record.current_txid if decided is None else record.current_txid + 1
         if last is None:
             self._first_over.set()  # a first start, which nobody waits for
-        self.tell(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
+        self.post(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
         self._started = True
         self._thread.start()
 
-    def tell(self, event: master.Event) -> None:
+    def post(self, event: master.Event) -> None:
         self._inbox.put(event)
 
     def stop(self) -> None:
         """What is decided is finished, then the driver ends."""
-        self.tell(master.StopRequested())
+        self.post(master.StopRequested())
 
     def abandon(self) -> None:
         """The lease is lost: nothing more is written; what runs is cancelled."""
         self._stopping.set()
-        self.tell(master.LostLeadership())
+        self.post(master.LostLeadership())
 
     def wait(self, timeout_secs: float | None = None) -> bool:
         """True when the driver has ended, or was never started."""
@@ -265,7 +265,7 @@ class GroupDriver:
             self._work.pop(command.attempt, None)
             self._batch_pool.submit(self._cancel, command.attempt)
         elif isinstance(command, master.Success):
-            self._told = self._success_pool.submit(self._success, command.attempt)
+            self._success_call = self._success_pool.submit(self._success, command.attempt)
         elif isinstance(command, master.End):
             self._on_end(command)
         else:
@@ -281,12 +281,12 @@ class GroupDriver:
         if command.mode is Mode.GAVE_UP:
             txid = command.txid or 0
             # Another transaction may have failed since, and be tried no more.
-            cause, trouble = self._failures.get(txid, self.last_error), self._state.trouble_of(txid)
+            cause, count = self._failures.get(txid, self.last_error), self._state.failures_of(txid)
             where = f"transaction {txid} of batch group {self._store.group!r}"
-            if trouble.same >= self._limits.max_same_failures:
-                said = f"{where} fails the same way each time ({trouble.same} times in a row): {cause}"
+            if count.same >= self._limits.max_same_failures:
+                said = f"{where} fails the same way each time ({count.same} times in a row): {cause}"
             else:
-                said = f"{where} failed {trouble.failures} times; the last error: {cause}"
+                said = f"{where} failed {count.failures} times; the last error: {cause}"
             name = self._store.topology
             self.error = AttemptCapReached(
                 said,
@@ -307,13 +307,13 @@ class GroupDriver:
             if self._ends_driver(error):
                 return
             self.unready = (self.unready[0] if self.unready else asked, error)
-            self._heard(None, error)
+            self._record_failure(None, error)
             ready = False
         else:
             self.unready = None
             if not ready and nothing_live:
                 self._not_ready_at = asked
-        self.tell(master.Ready(command.txid, ready))
+        self.post(master.Ready(command.txid, ready))
 
     def _begin(self, command: master.Begin) -> None:
         attempt = command.attempt
@@ -335,7 +335,7 @@ class GroupDriver:
             return
         work.metadata = {**pinned, **initialized.unpinned}
         work.duration_ms["begin"] = self._ms(started)
-        self.tell(master.Began(attempt))
+        self.post(master.Began(attempt))
 
     def _committed(self) -> dict[str, dict[str, Any]]:
         """The metadata of opaque partitions as of the last advanced transaction."""
@@ -361,7 +361,7 @@ class GroupDriver:
             return
         work.duration_ms.update(work.processed.duration_ms)
         work.duration_ms["process"] = self._ms(started)
-        self.tell(master.Processed(attempt))
+        self.post(master.Processed(attempt))
 
     def _fail(self, attempt: TransactionAttempt, error: Exception) -> None:
         """An error before the decision: it fails the attempt, ends the driver, or is late."""
@@ -374,12 +374,12 @@ class GroupDriver:
             self._failures = {
                 txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
             } | {attempt.txid: meaning}
-            self._heard(attempt, meaning)
+            self._record_failure(attempt, meaning)
         # What did not fit into memory is tried smaller, like what did not fit into its time.
         smaller = isinstance(meaning, (BatchTimeout, BatchOutOfMemory))
-        self.tell(master.Failed(attempt, smaller, getattr(meaning, "fingerprint", None)))
+        self.post(master.Failed(attempt, smaller, getattr(meaning, "fingerprint", None)))
 
-    def _heard(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
+    def _record_failure(self, attempt: TransactionAttempt | None, error: BaseException) -> None:
         error = self._explain(error)
         self.last_error, self.last_error_at = error, self._threads.wall_time()
         store = self._store
@@ -406,7 +406,7 @@ class GroupDriver:
             return
         work.decision = work.prepared.decision
         work.duration_ms["prepare"] = self._ms(started)
-        self.tell(master.Prepared(attempt, empty=work.decision is None))
+        self.post(master.Prepared(attempt, empty=work.decision is None))
 
     def _decide(self, command: master.Decide) -> None:
         work = self._work[command.attempt]
@@ -445,7 +445,7 @@ class GroupDriver:
         marker = Marker(command.attempt.txid, command.attempt.attempt_id, digest)
 
         # A crash right after this advance tells success of this transaction only: the one before must have heard.
-        self._wait_told()
+        self._wait_success()
 
         def advance() -> None:
             marks = work.published.marks if work.published else {}
@@ -459,7 +459,7 @@ class GroupDriver:
             self._work.pop(command.attempt, None)
             if command.attempt.txid >= self._first_txid:
                 self._first_over.set()
-            self.tell(master.Advanced(command.attempt))
+            self.post(master.Advanced(command.attempt))
 
     def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:
         """The partitions whose metadata this transaction changes; an empty batch may have moved them too."""
@@ -508,7 +508,7 @@ class GroupDriver:
             else:
                 work.duration_ms[part] = self._ms(started)
                 if event is not None:
-                    self.tell(event)
+                    self.post(event)
                 return True
         return False
 
@@ -518,19 +518,19 @@ class GroupDriver:
         if isinstance(error, Deposed) or (isinstance(error, OutcomeUnknown) and self._store.is_broken):
             log.warning("%s/%s is deposed: %s", self._store.topology, self._store.group, error)
             self._stopping.set()
-            self.tell(master.LostLeadership())
+            self.post(master.LostLeadership())
             return True
         ended = error if isinstance(error, SessionEnded) else self._explain(error)
         if isinstance(ended, SessionEnded):
             # Trying again is of no use, and nobody need look: what is decided is finished by the next start.
             self.error = self.last_error = ended
             self._stopping.set()
-            self.tell(master.LostLeadership())
+            self.post(master.LostLeadership())
             return True
         if isinstance(error, (Halted, StaleState)):
             self.error = self.last_error = error
             self._stopping.set()
-            self.tell(master.HaltRequested())
+            self.post(master.HaltRequested())
             return True
         return False
 
@@ -549,9 +549,9 @@ class GroupDriver:
         # Cleaning up must not hold back the next advance.
         self._clean_pool.submit(self._committer.advanced, attempt, True)
 
-    def _wait_told(self) -> None:
-        told = self._told
-        while told is not None and not self._stopping.is_set() and not self._threads.wait_done(told, 0.5):
+    def _wait_success(self) -> None:
+        call = self._success_call
+        while call is not None and not self._stopping.is_set() and not self._threads.wait_done(call, 0.5):
             pass
 
     def _report(self, attempt: TransactionAttempt, work: _Work, published: bool) -> None:

@@ -112,7 +112,7 @@ class Live(NamedTuple):
     stage: Stage
 
 
-class Trouble(NamedTuple):
+class FailureCount(NamedTuple):
     """What has gone wrong with one txid since this coordinator started."""
 
     failures: int = 0
@@ -133,7 +133,7 @@ class CoordinatorState:
     last: TransactionAttempt | None = None  # the last that was advanced
     begun_to: int = 0  # the greatest txid ever begun: up to it, begins are replays
     greatest: tuple[tuple[int, int], ...] = ()  # txid -> greatest attempt id known
-    trouble: tuple[tuple[int, Trouble], ...] = ()  # txid -> its failures
+    failures: tuple[tuple[int, FailureCount], ...] = ()  # txid -> its failures
     capped: int | None = None  # the txid that has reached max_attempts
     finishing: bool = False  # a decision found at the restart is not advanced yet
     backoff: tuple[int, int] | None = None  # (txid, failures) a replay waits for
@@ -154,8 +154,8 @@ class CoordinatorState:
             return self.live[index]
         return None
 
-    def trouble_of(self, txid: int) -> Trouble:
-        return dict(self.trouble).get(txid, Trouble())
+    def failures_of(self, txid: int) -> FailureCount:
+        return dict(self.failures).get(txid, FailureCount())
 
 
 # --- events: what the driver reports -------------------------------------------------
@@ -512,7 +512,7 @@ def _advanced(state: CoordinatorState, event: Advanced) -> Result:
         last=event.attempt,
         begun_to=max(state.begun_to, event.attempt.txid),
         greatest=tuple(entry for entry in state.greatest if entry[0] >= current),
-        trouble=tuple(entry for entry in state.trouble if entry[0] >= current),
+        failures=tuple(entry for entry in state.failures if entry[0] >= current),
         finishing=False,
     )
     return state, (Success(event.attempt),)
@@ -523,15 +523,16 @@ def _failed(state: CoordinatorState, event: Failed) -> Result:
     if live is None or live.stage >= Stage.DECIDING:
         return state, ()  # rules 4 and 5
     txid = event.attempt.txid
-    before = state.trouble_of(txid)
+    before = state.failures_of(txid)
     same = 0 if event.fingerprint is None else before.same + 1 if event.fingerprint == before.fingerprint else 1
-    trouble = Trouble(before.failures + 1, before.timeouts + event.timed_out, event.timed_out, event.fingerprint, same)
+    timeouts = before.timeouts + event.timed_out
+    count = FailureCount(before.failures + 1, timeouts, event.timed_out, event.fingerprint, same)
     state, commands = _drop_from(state, txid)
-    state = replace(state, trouble=_put(state.trouble, txid, trouble))
-    if trouble.failures >= state.limits.max_attempts or same >= state.limits.max_same_failures:
+    state = replace(state, failures=_put(state.failures, txid, count))
+    if count.failures >= state.limits.max_attempts or same >= state.limits.max_same_failures:
         return replace(state, capped=txid, backoff=None), commands
-    key = (txid, trouble.failures)
-    timer = StartTimer(Timer(TimerKind.BACKOFF, key), state.limits.backoff_secs(trouble.failures))
+    key = (txid, count.failures)
+    timer = StartTimer(Timer(TimerKind.BACKOFF, key), state.limits.backoff_secs(count.failures))
     return replace(state, backoff=key), (*commands, timer)
 
 
@@ -663,14 +664,14 @@ def _begin(state: CoordinatorState) -> Result:
     txid = state.next_txid
     attempt = TransactionAttempt(txid, dict(state.greatest).get(txid, -1) + 1)
     parent = state.live[-1].attempt if state.live else state.last
-    trouble = state.trouble_of(txid)
+    count = state.failures_of(txid)
     after = replace(
         state,
         live=(*state.live, Live(attempt, Stage.BEGINNING)),
         begun_to=max(state.begun_to, txid),
         greatest=_put(state.greatest, txid, attempt.attempt_id),
     )
-    return after, (Begin(attempt, parent, trouble.shrink, 2**trouble.timeouts),)
+    return after, (Begin(attempt, parent, count.shrink, 2**count.timeouts),)
 
 
 def _move(

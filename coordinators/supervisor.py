@@ -342,7 +342,7 @@ class Supervisor:
 
     def _post(self, event: master.Event) -> None:
         for group in list(self.groups):
-            group.driver.tell(event)
+            group.driver.post(event)
 
     def _notify(self) -> None:
         with self.changed:

@@ -61,9 +61,9 @@ class Coordinator:
     def __init__(self, *, recovered: Recovered | None = None, **limits: object) -> None:
         self.state: CoordinatorState = initial(Limits(**limits))
         self.commands: list = []
-        self.tell(recovered or Recovered(1))
+        self.post(recovered or Recovered(1))
 
-    def tell(self, *events: Event) -> list:
+    def post(self, *events: Event) -> list:
         new: list = []
         for event in events:
             self.state, commands = step(self.state, event)
@@ -73,19 +73,19 @@ class Coordinator:
 
     def begin(self, txid: int) -> list:
         """A new transaction becomes ready, begins and is emitted."""
-        commands = self.tell(Ready(txid, True))
+        commands = self.post(Ready(txid, True))
         attempt = next(command.attempt for command in commands if isinstance(command, Begin))
-        return commands + self.tell(Began(attempt))
+        return commands + self.post(Began(attempt))
 
     def process(self, *attempts: At) -> list:
-        return self.tell(*(Processed(attempt) for attempt in attempts))
+        return self.post(*(Processed(attempt) for attempt in attempts))
 
     def commit(self, attempt: At) -> list:
-        return self.tell(Prepared(attempt), Decided(attempt), Committed(attempt), Advanced(attempt))
+        return self.post(Prepared(attempt), Decided(attempt), Committed(attempt), Advanced(attempt))
 
     def fire_backoff(self) -> list:
         timers = [c.timer for c in self.commands if isinstance(c, StartTimer) and c.timer.kind is TimerKind.BACKOFF]
-        return self.tell(TimerFired(timers[-1]))
+        return self.post(TimerFired(timers[-1]))
 
     @property
     def stages(self) -> dict[At, Stage]:
@@ -107,15 +107,15 @@ def test_an_attempt_goes_processing_processed_committing_success():
     run = Coordinator(max_spout_pending=1)
     one = At(1, 0)
     assert run.commands == [AskReady(1)]
-    assert run.tell(Ready(1, True)) == [Begin(one, parent=None)]
-    assert run.tell(Began(one)) == [EmitBatch(one)]
+    assert run.post(Ready(1, True)) == [Begin(one, parent=None)]
+    assert run.post(Began(one)) == [EmitBatch(one)]
     assert run.stages[one].phase is Phase.PROCESSING
-    assert run.tell(Processed(one)) == [Prepare(one)]
+    assert run.post(Processed(one)) == [Prepare(one)]
     assert run.stages[one].phase is Phase.COMMITTING
-    assert run.tell(Prepared(one)) == [Decide(one)]
-    assert run.tell(Decided(one)) == [Commit(one)]
-    assert run.tell(Committed(one)) == [Advance(one, published=True)]
-    assert run.tell(Advanced(one)) == [Success(one), AskReady(2)]
+    assert run.post(Prepared(one)) == [Decide(one)]
+    assert run.post(Decided(one)) == [Commit(one)]
+    assert run.post(Committed(one)) == [Advance(one, published=True)]
+    assert run.post(Advanced(one)) == [Success(one), AskReady(2)]
     assert run.state.current == 2
 
 
@@ -123,7 +123,7 @@ def test_an_empty_batch_advances_without_a_decision():
     run = Coordinator(max_spout_pending=1)
     run.begin(1)
     run.process(At(1, 0))
-    assert run.tell(Prepared(At(1, 0), empty=True)) == [Advance(At(1, 0), published=False)]
+    assert run.post(Prepared(At(1, 0), empty=True)) == [Advance(At(1, 0), published=False)]
 
 
 @pytest.mark.parametrize("pending", [1, 2, 3])
@@ -159,33 +159,33 @@ def test_one_commit_at_a_time():
     run.begin(1), run.begin(2)
     run.process(At(1, 0), At(2, 0))
     for event in (Prepared(At(1, 0)), Decided(At(1, 0)), Committed(At(1, 0))):
-        assert Prepare(At(2, 0)) not in run.tell(event)
-    assert Prepare(At(2, 0)) in run.tell(Advanced(At(1, 0)))
+        assert Prepare(At(2, 0)) not in run.post(event)
+    assert Prepare(At(2, 0)) in run.post(Advanced(At(1, 0)))
 
 
 def test_the_next_transaction_begins_only_when_the_one_before_has_its_metadata():
     run = Coordinator()
-    run.tell(Ready(1, True))
+    run.post(Ready(1, True))
     assert AskReady(2) not in run.commands
-    assert AskReady(2) in run.tell(Began(At(1, 0)))
+    assert AskReady(2) in run.post(Began(At(1, 0)))
 
 
 def test_success_is_told_only_after_the_advance_is_durable():
     run = Coordinator()
     run.begin(1)
     run.process(At(1, 0))
-    before = run.tell(Prepared(At(1, 0)), Decided(At(1, 0)), Committed(At(1, 0)))
+    before = run.post(Prepared(At(1, 0)), Decided(At(1, 0)), Committed(At(1, 0)))
     assert of(Success, before) == []
-    assert of(Success, run.tell(Advanced(At(1, 0)))) == [Success(At(1, 0))]
+    assert of(Success, run.post(Advanced(At(1, 0)))) == [Success(At(1, 0))]
 
 
 def test_the_parent_is_the_attempt_that_a_batch_builds_on():
     run = Coordinator()
     assert of(Begin, run.begin(1))[0].parent is None
     assert of(Begin, run.begin(2))[0].parent == At(1, 0)
-    run.tell(Failed(At(1, 0)))
+    run.post(Failed(At(1, 0)))
     assert of(Begin, run.fire_backoff())[0].parent is None
-    assert of(Begin, run.tell(Began(At(1, 1))))[0] == Begin(At(2, 1), parent=At(1, 1))
+    assert of(Begin, run.post(Began(At(1, 1))))[0] == Begin(At(2, 1), parent=At(1, 1))
 
 
 # --- failure ------------------------------------------------------------------------------------
@@ -195,23 +195,23 @@ def test_a_failure_replays_the_batch_and_every_later_active_one_with_new_attempt
     run = Coordinator()
     run.begin(1), run.begin(2), run.begin(3)
     run.process(At(3, 0))
-    assert of(Cancel, run.tell(Failed(At(2, 0)))) == [Cancel(At(2, 0)), Cancel(At(3, 0))]
+    assert of(Cancel, run.post(Failed(At(2, 0)))) == [Cancel(At(2, 0)), Cancel(At(3, 0))]
     assert list(run.stages) == [At(1, 0)]
-    assert begins(run.fire_backoff() + run.tell(Began(At(2, 1)))) == [At(2, 1), At(3, 1)]
+    assert begins(run.fire_backoff() + run.post(Began(At(2, 1)))) == [At(2, 1), At(3, 1)]
 
 
 @pytest.mark.parametrize("stage", [Stage.BEGINNING, Stage.PROCESSING, Stage.PROCESSED, Stage.PREPARING])
 def test_a_failure_before_the_decision_is_heard(stage):
     run = Coordinator()
     one = At(1, 0)
-    run.tell(Ready(1, True))
+    run.post(Ready(1, True))
     if stage is Stage.PROCESSED:  # only what waits for an earlier one stays PROCESSED
-        run.tell(Began(one), Ready(2, True), Began(At(2, 0)), Processed(At(2, 0)))
+        run.post(Began(one), Ready(2, True), Began(At(2, 0)), Processed(At(2, 0)))
         one = At(2, 0)
     else:
-        run.tell(*[Began(one), Processed(one)][: {Stage.PROCESSING: 1, Stage.PREPARING: 2}.get(stage, 0)])
+        run.post(*[Began(one), Processed(one)][: {Stage.PROCESSING: 1, Stage.PREPARING: 2}.get(stage, 0)])
     assert run.stages[one] is stage
-    run.tell(Failed(one))
+    run.post(Failed(one))
     assert one not in run.stages
 
 
@@ -222,20 +222,20 @@ def test_a_failure_after_the_decision_was_issued_is_not_heard(stage, timed_out):
     one = At(1, 0)
     run.begin(1)
     run.process(one)
-    run.tell(*[Prepared(one), Decided(one), Committed(one)][: stage - Stage.PREPARING])
+    run.post(*[Prepared(one), Decided(one), Committed(one)][: stage - Stage.PREPARING])
     assert run.stages[one] is stage
     before = run.state
-    assert run.tell(Failed(one, timed_out)) == []
+    assert run.post(Failed(one, timed_out)) == []
     assert run.state == before
 
 
 def test_a_stale_fail_does_not_clear_the_live_attempt():
     run = Coordinator()
     run.begin(1)
-    run.tell(Failed(At(1, 0)))
+    run.post(Failed(At(1, 0)))
     run.fire_backoff()
     before = run.state
-    assert run.tell(Failed(At(1, 0)), Failed(At(1, 0), timed_out=True)) == []
+    assert run.post(Failed(At(1, 0)), Failed(At(1, 0), timed_out=True)) == []
     assert run.state == before
     assert list(run.stages) == [At(1, 1)]
 
@@ -243,8 +243,8 @@ def test_a_stale_fail_does_not_clear_the_live_attempt():
 def test_attempt_ids_grow_for_ever_and_over_a_restart():
     run = Coordinator(recovered=Recovered(4, greatest={4: 7, 5: 2}))
     assert begins(run.commands) == [At(4, 8)]
-    assert begins(run.tell(Began(At(4, 8)))) == [At(5, 3)]
-    run.tell(Failed(At(4, 8)))
+    assert begins(run.post(Began(At(4, 8)))) == [At(5, 3)]
+    run.post(Failed(At(4, 8)))
     assert begins(run.fire_backoff()) == [At(4, 9)]
 
 
@@ -253,7 +253,7 @@ def test_replays_back_off_from_200_ms_doubling_up_to_30_s():
     run.begin(1)
     delays = []
     for attempt_id in range(10):
-        delays += [c.delay_secs for c in of(StartTimer, run.tell(Failed(At(1, attempt_id))))]
+        delays += [c.delay_secs for c in of(StartTimer, run.post(Failed(At(1, attempt_id))))]
         assert run.stages == {}
         run.fire_backoff()
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
@@ -267,29 +267,29 @@ def test_the_backoff_doubles_up_to_a_limit_and_has_one_after_any_number_of_failu
 def test_a_backoff_that_an_earlier_failure_replaced_starts_nothing():
     run = Coordinator()
     run.begin(1), run.begin(2)
-    run.tell(Failed(At(2, 0)), Failed(At(1, 0)))
-    assert run.tell(TimerFired(Timer(TimerKind.BACKOFF, (2, 1)))) == []
-    assert begins(run.tell(TimerFired(Timer(TimerKind.BACKOFF, (1, 1))))) == [At(1, 1)]
+    run.post(Failed(At(2, 0)), Failed(At(1, 0)))
+    assert run.post(TimerFired(Timer(TimerKind.BACKOFF, (2, 1)))) == []
+    assert begins(run.post(TimerFired(Timer(TimerKind.BACKOFF, (1, 1))))) == [At(1, 1)]
 
 
 def test_each_timeout_doubles_the_message_timeout_and_asks_for_a_smaller_batch():
     run = Coordinator()
     run.begin(1)
-    run.tell(Failed(At(1, 0), timed_out=True))
+    run.post(Failed(At(1, 0), timed_out=True))
     assert of(Begin, run.fire_backoff()) == [Begin(At(1, 1), None, shrink=True, timeout_factor=2)]
-    run.tell(Failed(At(1, 1), timed_out=True))
+    run.post(Failed(At(1, 1), timed_out=True))
     assert of(Begin, run.fire_backoff()) == [Begin(At(1, 2), None, shrink=True, timeout_factor=4)]
-    run.tell(Failed(At(1, 2)))
+    run.post(Failed(At(1, 2)))
     assert of(Begin, run.fire_backoff()) == [Begin(At(1, 3), None, shrink=False, timeout_factor=4)]
 
 
 def test_at_the_attempt_cap_the_earlier_ones_are_finished_first():
     run = Coordinator(max_attempts=2)
     run.begin(1), run.begin(2)
-    run.tell(Failed(At(2, 0)))
+    run.post(Failed(At(2, 0)))
     run.fire_backoff()
     run.process(At(1, 0))
-    run.tell(Failed(At(2, 1)))
+    run.post(Failed(At(2, 1)))
     assert run.state.mode is Mode.RUNNING
     assert begins(run.commands) == [At(1, 0), At(2, 0), At(2, 1)]
     assert run.commit(At(1, 0))[-2:] == [Success(At(1, 0)), End(Mode.GAVE_UP, txid=2)]
@@ -299,10 +299,10 @@ def test_a_failure_that_is_the_same_three_times_in_a_row_is_tried_no_more():
     run = Coordinator(max_attempts=8)
     run.begin(1), run.begin(2)
     for attempt_id in range(2):
-        run.tell(Failed(At(2, attempt_id), fingerprint="row 7"))
+        run.post(Failed(At(2, attempt_id), fingerprint="row 7"))
         run.fire_backoff()
-    assert run.state.trouble_of(2).same == 2
-    run.tell(Failed(At(2, 2), fingerprint="row 7"))
+    assert run.state.failures_of(2).same == 2
+    run.post(Failed(At(2, 2), fingerprint="row 7"))
     assert run.state.mode is Mode.RUNNING  # what is before it is finished first
     run.process(At(1, 0))
     assert run.commit(At(1, 0))[-2:] == [Success(At(1, 0)), End(Mode.GAVE_UP, txid=2)]
@@ -322,7 +322,7 @@ def test_a_failure_that_may_pass_keeps_all_its_attempts(fingerprints):
     run.begin(1)
     for attempt_id, fingerprint in enumerate(fingerprints):
         assert run.state.mode is Mode.RUNNING
-        run.tell(Failed(At(1, attempt_id), fingerprint=fingerprint))
+        run.post(Failed(At(1, attempt_id), fingerprint=fingerprint))
         if attempt_id < 7:
             run.fire_backoff()
     assert run.state.mode is Mode.GAVE_UP
@@ -331,9 +331,9 @@ def test_a_failure_that_may_pass_keeps_all_its_attempts(fingerprints):
 def test_failures_of_one_kind_are_counted_per_txid():
     run = Coordinator(max_attempts=8)
     run.begin(1), run.begin(2)
-    run.tell(Failed(At(2, 0), fingerprint="a"))
+    run.post(Failed(At(2, 0), fingerprint="a"))
     for attempt_id in range(2):
-        run.tell(Failed(At(1, attempt_id), fingerprint="a"))
+        run.post(Failed(At(1, attempt_id), fingerprint="a"))
         run.fire_backoff()
     assert run.state.mode is Mode.RUNNING
 
@@ -341,8 +341,8 @@ def test_failures_of_one_kind_are_counted_per_txid():
 def test_failures_are_counted_per_txid():
     run = Coordinator(max_attempts=2)
     run.begin(1), run.begin(2)
-    run.tell(Failed(At(2, 0)))
-    run.tell(Failed(At(1, 0)))
+    run.post(Failed(At(2, 0)))
+    run.post(Failed(At(1, 0)))
     assert run.state.mode is Mode.RUNNING
     assert run.fire_backoff() != []
 
@@ -353,16 +353,16 @@ def test_failures_are_counted_per_txid():
 def test_a_spout_that_is_not_ready_gets_no_new_transaction_and_is_asked_again():
     run = Coordinator(readiness_poll_secs=0.1)
     timer = Timer(TimerKind.READINESS)
-    assert run.tell(Ready(1, False)) == [StartTimer(timer, 0.1)]
-    assert run.tell(TimerFired(timer)) == [AskReady(1)]
+    assert run.post(Ready(1, False)) == [StartTimer(timer, 0.1)]
+    assert run.post(TimerFired(timer)) == [AskReady(1)]
 
 
 def test_replays_do_not_wait_for_readiness():
     run = Coordinator()
     run.begin(1), run.begin(2)
-    run.tell(Ready(3, False))
-    run.tell(Failed(At(1, 0)))
-    assert begins(run.fire_backoff() + run.tell(Began(At(1, 1)))) == [At(1, 1), At(2, 1)]
+    run.post(Ready(3, False))
+    run.post(Failed(At(1, 0)))
+    assert begins(run.fire_backoff() + run.post(Began(At(1, 1)))) == [At(1, 1), At(2, 1)]
     assert AskReady(1) not in run.commands[1:] and run.commands.count(AskReady(2)) == 1
 
 
@@ -370,26 +370,26 @@ def test_transactions_start_in_txid_order_when_readiness_flips():
     run = Coordinator()
     run.begin(1)
     assert AskReady(2) in run.commands
-    run.tell(Failed(At(1, 0)))
-    assert begins(run.tell(Ready(2, True))) == []  # asked before the failure; 1 comes first
+    run.post(Failed(At(1, 0)))
+    assert begins(run.post(Ready(2, True))) == []  # asked before the failure; 1 comes first
     assert begins(run.fire_backoff()) == [At(1, 1)]
 
 
 def test_an_answer_to_another_question_is_not_taken():
     run = Coordinator()
-    assert run.tell(Ready(5, True)) == []
-    assert begins(run.tell(Ready(1, True))) == [At(1, 0)]
+    assert run.post(Ready(5, True)) == []
+    assert begins(run.post(Ready(1, True))) == [At(1, 0)]
 
 
 def test_the_interval_separates_new_transactions_and_never_holds_a_replay():
     run = Coordinator(batch_emit_interval_secs=0.5)
     timer = Timer(TimerKind.INTERVAL)
-    assert StartTimer(timer, 0.5) in run.tell(Ready(1, True))
-    assert AskReady(2) not in run.tell(Began(At(1, 0)))
-    run.tell(Failed(At(1, 0)))
+    assert StartTimer(timer, 0.5) in run.post(Ready(1, True))
+    assert AskReady(2) not in run.post(Began(At(1, 0)))
+    run.post(Failed(At(1, 0)))
     assert begins(run.fire_backoff()) == [At(1, 1)]
-    run.tell(Began(At(1, 1)))
-    assert run.tell(TimerFired(timer)) == [AskReady(2)]
+    run.post(Began(At(1, 1)))
+    assert run.post(TimerFired(timer)) == [AskReady(2)]
 
 
 # --- pause, suspension, stop ---------------------------------------------------------------------------
@@ -398,41 +398,41 @@ def test_the_interval_separates_new_transactions_and_never_holds_a_replay():
 def test_a_pause_stops_new_transactions_and_neither_commits_nor_replays():
     run = Coordinator()
     run.begin(1), run.begin(2)
-    run.tell(Paused())
-    assert begins(run.tell(Ready(3, True))) == []
-    run.tell(Failed(At(2, 0)))
+    run.post(Paused())
+    assert begins(run.post(Ready(3, True))) == []
+    run.post(Failed(At(2, 0)))
     assert begins(run.fire_backoff()) == [At(2, 1)]
     run.process(At(1, 0))
     assert Success(At(1, 0)) in run.commit(At(1, 0))
-    run.tell(Began(At(2, 1)))
-    assert run.tell(Resumed()) == [AskReady(3)]
+    run.post(Began(At(2, 1)))
+    assert run.post(Resumed()) == [AskReady(3)]
 
 
 def test_while_zookeeper_is_suspended_nothing_is_started():
     run = Coordinator()
     run.begin(1), run.begin(2)
-    run.tell(Suspended())
+    run.post(Suspended())
     assert run.process(At(1, 0)) == []
-    run.tell(Failed(At(2, 0)))
+    run.post(Failed(At(2, 0)))
     assert run.fire_backoff() == []
-    assert run.tell(Reconnected()) == [Prepare(At(1, 0)), Begin(At(2, 1), parent=At(1, 0))]
+    assert run.post(Reconnected()) == [Prepare(At(1, 0)), Begin(At(2, 1), parent=At(1, 0))]
 
 
 def test_stop_finishes_what_is_decided_and_drops_the_rest():
     run = Coordinator()
     run.begin(1), run.begin(2)
     run.process(At(1, 0))
-    run.tell(Prepared(At(1, 0)))
-    assert run.tell(StopRequested()) == [Cancel(At(2, 0))]
-    assert run.tell(Decided(At(1, 0))) == [Commit(At(1, 0))]
-    assert run.tell(Committed(At(1, 0)), Advanced(At(1, 0)))[1:] == [Success(At(1, 0)), End(Mode.STOPPED)]
+    run.post(Prepared(At(1, 0)))
+    assert run.post(StopRequested()) == [Cancel(At(2, 0))]
+    assert run.post(Decided(At(1, 0))) == [Commit(At(1, 0))]
+    assert run.post(Committed(At(1, 0)), Advanced(At(1, 0)))[1:] == [Success(At(1, 0)), End(Mode.STOPPED)]
 
 
 def test_stop_ends_at_once_when_nothing_is_decided():
     run = Coordinator()
     run.begin(1)
     run.process(At(1, 0))
-    assert run.tell(StopRequested()) == [Cancel(At(1, 0)), End(Mode.STOPPED)]
+    assert run.post(StopRequested()) == [Cancel(At(1, 0)), End(Mode.STOPPED)]
 
 
 @pytest.mark.parametrize(("event", "mode"), [(LostLeadership(), Mode.DEPOSED), (HaltRequested(), Mode.HALTED)])
@@ -440,9 +440,9 @@ def test_a_deposed_or_halted_coordinator_abandons_everything_and_hears_nothing_m
     run = Coordinator()
     run.begin(1)
     run.process(At(1, 0))
-    run.tell(Prepared(At(1, 0)))
-    assert run.tell(event) == [Cancel(At(1, 0)), End(mode)]
-    assert run.tell(Decided(At(1, 0)), Ready(2, True), Recovered(1)) == []
+    run.post(Prepared(At(1, 0)))
+    assert run.post(event) == [Cancel(At(1, 0)), End(mode)]
+    assert run.post(Decided(At(1, 0)), Ready(2, True), Recovered(1)) == []
 
 
 # --- restart ----------------------------------------------------------------------------------------------
@@ -451,15 +451,15 @@ def test_a_deposed_or_halted_coordinator_abandons_everything_and_hears_nothing_m
 def test_a_restart_finishes_the_pending_decision_before_anything_begins():
     run = Coordinator(recovered=Recovered(3, {3: 1, 4: 0}, last=At(2, 0), decided=At(3, 1)))
     assert run.commands == [Success(At(2, 0)), Commit(At(3, 1))]
-    assert run.tell(Committed(At(3, 1))) == [Advance(At(3, 1), published=True)]
-    assert run.tell(Advanced(At(3, 1))) == [Success(At(3, 1)), Begin(At(4, 1), parent=At(3, 1))]
+    assert run.post(Committed(At(3, 1))) == [Advance(At(3, 1), published=True)]
+    assert run.post(Advanced(At(3, 1))) == [Success(At(3, 1)), Begin(At(4, 1), parent=At(3, 1))]
 
 
 def test_a_restart_replays_what_had_begun_without_asking_readiness():
     run = Coordinator(recovered=Recovered(3, {3: 0, 4: 0}, last=At(2, 5)))
     assert run.commands == [Success(At(2, 5)), Begin(At(3, 1), parent=At(2, 5))]
-    assert run.tell(Began(At(3, 1))) == [EmitBatch(At(3, 1)), Begin(At(4, 1), parent=At(3, 1))]
-    assert run.tell(Began(At(4, 1))) == [EmitBatch(At(4, 1)), AskReady(5)]
+    assert run.post(Began(At(3, 1))) == [EmitBatch(At(3, 1)), Begin(At(4, 1), parent=At(3, 1))]
+    assert run.post(Began(At(4, 1))) == [EmitBatch(At(4, 1)), AskReady(5)]
 
 
 def test_success_is_told_again_after_a_restart():
@@ -574,4 +574,4 @@ def test_an_illegal_transition_tells_its_story():
     run = Coordinator()
     run.begin(1), run.begin(2)
     with pytest.raises(IllegalTransition, match="1:0 is at PROCESSING.*1:0 PROCESSING, 2:0 PROCESSING"):
-        run.tell(Decided(At(1, 0)))
+        run.post(Decided(At(1, 0)))

@@ -95,10 +95,11 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         Edit(
             DRIVER + "_advance",
             "def advance() -> None:",
-            "self._told = self._success_pool.submit(self._success, command.attempt)\n\n    def advance() -> None:",
+            "self._success_call = self._success_pool.submit(self._success, command.attempt)\n\n"
+            "    def advance() -> None:",
         ),
     ),
-    "the success before is not waited for": (Edit(DRIVER + "_advance", "self._wait_told()", "pass"),),
+    "the success before is not waited for": (Edit(DRIVER + "_advance", "self._wait_success()", "pass"),),
     "success of the transaction before is not told at a recovery": (
         Edit("trident.spouts.host:RecoverySpouts.success", "if attempt.txid < self._finishing:", "if False:"),
     ),
@@ -145,7 +146,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             DRIVER + "_until_done",
             "failures += 1\n",
             "failures += 1\n            mine = [a for a, w in self._work.items() if w is work]\n"
-            "            self.tell(master.Failed(mine[0]))\n",
+            "            self.post(master.Failed(mine[0]))\n",
         ),
     ),
     "the leader is replaced without bumping the fence": (

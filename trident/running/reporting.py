@@ -218,7 +218,7 @@ class Reporter:
                 live.attempt.attempt_id,
                 live.stage.phase.value,
                 began.get(live.attempt, 0.0),
-                state.trouble_of(live.attempt.txid).failures,
+                state.failures_of(live.attempt.txid).failures,
             )
             for live in state.live
         )

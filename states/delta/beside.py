@@ -41,4 +41,4 @@ class MessageKind(BesideKind):
 
 DEAD_LETTERS = DeadLetterKind()
 MESSAGES = MessageKind()
-BESIDE: tuple[BesideKind, ...] = (DEAD_LETTERS, MESSAGES)
+SIDE_TABLES: tuple[BesideKind, ...] = (DEAD_LETTERS, MESSAGES)

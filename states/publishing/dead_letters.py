@@ -23,7 +23,7 @@ from trident.states.core import storage
 from trident.states.core.binding import StateBinding
 from trident.states.core.control import DOMAIN
 from trident.states.core.staged import StagedFile
-from trident.states.delta.beside import BESIDE, DEAD_LETTERS, MESSAGES, BesideKind
+from trident.states.delta.beside import DEAD_LETTERS, MESSAGES, SIDE_TABLES, BesideKind
 from trident.states.delta.log_entries import has_log, newest_version, read_commit
 from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.delta.staging import attempt_folder, fsync_folders, staged_file
@@ -96,7 +96,7 @@ def check_names_apart(warehouse: Path, topology: str, bindings: Iterable[StateBi
         ForeignTable: a topology of this warehouse has a table under that name, naming both.
     """
     for binding in bindings:
-        owner = _owner(warehouse / binding.name) if binding.state_kind in BESIDE else None
+        owner = _owner(warehouse / binding.name) if binding.state_kind in SIDE_TABLES else None
         if owner is not None and owner[0] != topology:
             raise same_name(warehouse / binding.name, topology, owner[0])
 
@@ -118,10 +118,12 @@ def same_name(path: Path, topology: str, owner: str) -> ForeignTable:
 
 def kind_beside(path: Path) -> BesideKind | None:
     """The kind of a table beside the states, by its name; None for another table."""
-    return next((kind for kind in BESIDE if path.name.endswith(f"__{kind.name}")), None)
+    return next((kind for kind in SIDE_TABLES if path.name.endswith(f"__{kind.name}")), None)
 
 
-def tables_beside(warehouse: Path, topology: str, kinds: Collection[BesideKind] = BESIDE) -> list[tuple[Path, str]]:
+def tables_beside(
+    warehouse: Path, topology: str, kinds: Collection[BesideKind] = SIDE_TABLES
+) -> list[tuple[Path, str]]:
     """The folders of a topology's tables of these kinds, each with the batch group that writes it.
 
     Their names alone do not say whose they are: a topology's name may begin with another's.

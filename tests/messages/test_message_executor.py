@@ -16,7 +16,7 @@ from trident.messages.ledger import Failure
 from trident.messages.replays import request_replay
 from trident.messages.table import Settled
 from trident.spouts.contracts import SpoutContext
-from trident.spouts.executors import Known
+from trident.spouts.executors import BeginContext
 from trident.spouts.rich import SpoutCollector, message_key
 from trident.states.core.stored_values import loads
 from trident.workers.anchors import ANCHORS, read_anchors
@@ -43,7 +43,7 @@ def make(tmp_path: Path):
 
 def begin(executor: MessageSpoutExecutor, txid: int, attempt_id: int = 0, shrink: bool = False) -> TransactionAttempt:
     attempt = TransactionAttempt(txid, attempt_id)
-    executor.initialize(Known(attempt, shrink=shrink))
+    executor.initialize(BeginContext(attempt, shrink=shrink))
     return attempt
 
 

@@ -21,9 +21,9 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.repair.diagnose import diagnose
 from trident.repair.facts import (
     APPEND,
-    BESIDE,
     LOG,
     PLAIN,
+    SIDE_TABLE,
     ForeignChange,
     GroupFacts,
     ManifestFacts,
@@ -215,7 +215,7 @@ def test_tables_without_a_part_in_the_last_transaction_do_not_stop_a_rebuild(hal
     model = Model(((1, 2, 3), (1, 2) if half else (1, 2, 3)), None, attempts=(0, 1, 2))
     facts = model.facts()
     detached = TableFacts("old", APPEND, "old", True, "id-old", 5, model.control(1), model.control(0))
-    letters = TableFacts("x", BESIDE, "top__dead", True, "id-dead", 1, model.control(2), model.control(0))
+    letters = TableFacts("x", SIDE_TABLE, "top__dead", True, "id-dead", 1, model.control(2), model.control(0))
     group = replace(facts.groups[0], tables=(detached, letters, *facts.groups[0].tables))
     (step,) = steps_of(diagnose(replace(facts, groups=(group,))))
     assert run_on(model, step, 5) == ((1, 2, 3, 4, 5),) * 2

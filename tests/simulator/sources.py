@@ -20,7 +20,7 @@ from tests.simulator.world import Process, World
 from trident.coordinators.errors import BatchTimeout
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.executors import Known
+from trident.spouts.executors import BeginContext
 
 KINDS = ("transactional", "opaque", "queue")
 Row = tuple[str, str, int]
@@ -92,51 +92,51 @@ class SimExecutor:
         taken = {offset for ids in self._taken.values() for offset in ids} | self._source.acknowledged
         return [offset for offset in range(self._source.there("p0")) if offset not in taken]
 
-    def initialize(self, known: Known) -> Any:
+    def initialize(self, context: BeginContext) -> Any:
         if self._faults.chance(self._faults.user_failure_odds / 2):
             raise SimulatedFailure("initialize failed")
         make = {"queue": self._take, "opaque": self._read_on, "transactional": self._pin}[self._source.kind]
-        return self._io(f"initialize of {self._source.kind}", lambda: make(known))
+        return self._io(f"initialize of {self._source.kind}", lambda: make(context))
 
-    def _take(self, known: Known) -> list[int]:
+    def _take(self, context: BeginContext) -> list[int]:
         """A begin of N says that every earlier attempt at N and at what follows is dead."""
-        for attempt in [attempt for attempt in self._taken if attempt.txid >= known.attempt.txid]:
+        for attempt in [attempt for attempt in self._taken if attempt.txid >= context.attempt.txid]:
             del self._taken[attempt]
         free = self._free()[: self._world.rng.randint(0, 3)]
-        self._taken[known.attempt] = set(free)
+        self._taken[context.attempt] = set(free)
         return free
 
-    def _pin(self, known: Known) -> list[int]:
-        if known.current is not None:
-            start, end = known.current
-            if not known.shrink and self._world.rng.random() < 0.3:
+    def _pin(self, context: BeginContext) -> list[int]:
+        if context.current is not None:
+            start, end = context.current
+            if not context.shrink and self._world.rng.random() < 0.3:
                 # As of a source in partitions, which emits before it learns what is pinned.
                 self._world.reached("emitted anew although it is pinned")
                 self._next = {"p0": end}
                 return [start, start + self._world.rng.randint(0, 3)]
-            if not (known.shrink and end - start > 1):
+            if not (context.shrink and end - start > 1):
                 self._world.reached("pin used again by a replay")
                 self._next = {"p0": end}
                 return [start, end]
             end = start + (end - start) // 2
         else:
-            start = known.previous[1] if known.previous else 0
+            start = context.previous[1] if context.previous else 0
             end = max(start, min(start + self._world.rng.choice((0, 2, 3, 4)), self._source.there("p0")))
         self._next = {"p0": end}
         return [start, end]
 
-    def _read_on(self, known: Known) -> dict[str, list[int]]:
+    def _read_on(self, context: BeginContext) -> dict[str, list[int]]:
         """[start, end] of every partition; one that is away stays where it is."""
-        base = self._positions.get(known.parent) if known.parent is not None else None
+        base = self._positions.get(context.parent) if context.parent is not None else None
         if base is None:
-            base = {partition: stored["next"] for partition, stored in known.committed.items()}
+            base = {partition: stored["next"] for partition, stored in context.committed.items()}
         ranges = {}
         for partition in self._source.end:
             start = base.get(partition, 0)
             away = self._faults.chance(0.05)
             end = start if away else min(start + self._world.rng.randint(0, 3), self._source.there(partition))
             ranges[partition] = [start, max(start, end)]
-        self._positions[known.attempt] = self._next = {partition: end for partition, (_, end) in ranges.items()}
+        self._positions[context.attempt] = self._next = {partition: end for partition, (_, end) in ranges.items()}
         return ranges
 
     def commit(self, attempt: TransactionAttempt, commit_data: Any) -> None:

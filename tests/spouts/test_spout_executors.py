@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from trident.coordinators.transactions import TransactionAttempt as Attempt
 from trident.running.executors import make_executor
 from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
-from trident.spouts.executors import Known
+from trident.spouts.executors import BeginContext
 from trident.spouts.partition_tasks import AGAIN, NEW, OPAQUE, Request
 from trident.spouts.partitions import Emission
 
@@ -75,46 +75,46 @@ transactional = pytest.mark.parametrize("made", [PartitionedTridentSpout], indir
 @opaque
 def test_an_opaque_attempt_goes_on_from_its_parent_also_while_that_is_in_flight(made) -> None:
     executor, _, jobs = made
-    executor.initialize(Known(Attempt(1, 0), None, committed={}))
-    executor.initialize(Known(Attempt(2, 0), Attempt(1, 0), committed={}))
+    executor.initialize(BeginContext(Attempt(1, 0), None, committed={}))
+    executor.initialize(BeginContext(Attempt(2, 0), Attempt(1, 0), committed={}))
     assert jobs.began_at == {"a": 3, "b": 3}
     # Transaction 1 is begun again; what its dead attempt had is nobody's.
-    executor.initialize(Known(Attempt(1, 1), None, committed={}))
+    executor.initialize(BeginContext(Attempt(1, 1), None, committed={}))
     assert jobs.began_at == {"a": 0, "b": 0}
-    executor.initialize(Known(Attempt(2, 1), Attempt(1, 1), committed={}))
+    executor.initialize(BeginContext(Attempt(2, 1), Attempt(1, 1), committed={}))
     assert jobs.began_at == {"a": 3, "b": 3}
 
 
 @opaque
 def test_after_a_restart_it_goes_on_from_what_is_committed(made) -> None:
     executor, _, jobs = made
-    executor.initialize(Known(Attempt(8, 0), Attempt(7, 2), committed={"a": {"to": 21}, "b": {"to": 20}}))
+    executor.initialize(BeginContext(Attempt(8, 0), Attempt(7, 2), committed={"a": {"to": 21}, "b": {"to": 20}}))
     assert jobs.began_at == {"a": 21, "b": 20}
 
 
 @opaque
 def test_an_opaque_partition_that_was_away_goes_on_where_it_was(made) -> None:
     executor, coordinator, jobs = made
-    executor.initialize(Known(Attempt(1, 0), None, committed={}))
+    executor.initialize(BeginContext(Attempt(1, 0), None, committed={}))
     coordinator.partitions = ["a"]
-    metadata = executor.initialize(Known(Attempt(2, 0), Attempt(1, 0), committed={}))
+    metadata = executor.initialize(BeginContext(Attempt(2, 0), Attempt(1, 0), committed={}))
     assert executor.opaque_metadata(metadata) == {"a": {"to": 6}, "b": {"to": 3}}, "carried along to be committed"
     coordinator.partitions = ["b", "a"]
-    executor.initialize(Known(Attempt(3, 0), Attempt(2, 0), committed={}))
+    executor.initialize(BeginContext(Attempt(3, 0), Attempt(2, 0), committed={}))
     assert jobs.began_at == {"b": 3, "a": 6}
     # The same from what is stored, in another process.
-    executor.initialize(Known(Attempt(3, 1), Attempt(2, 7), committed=executor.opaque_metadata(metadata)))
+    executor.initialize(BeginContext(Attempt(3, 1), Attempt(2, 7), committed=executor.opaque_metadata(metadata)))
     assert jobs.began_at == {"b": 3, "a": 6}
 
 
 @transactional
 def test_a_transactional_replay_asks_for_exactly_what_is_pinned(made) -> None:
     executor, coordinator, jobs = made
-    pinned = executor.initialize(Known(Attempt(1, 0)))
+    pinned = executor.initialize(BeginContext(Attempt(1, 0)))
     assert {one.mode for one in jobs.asked} == {NEW}
     executor._held.clear()  # another process, or the first attempt has used its files up
     coordinator.partitions = ["a", "b", "c"]  # the list of that transaction is frozen
-    assert executor.initialize(Known(Attempt(1, 1), current=pinned)) == pinned
+    assert executor.initialize(BeginContext(Attempt(1, 1), current=pinned)) == pinned
     executor.emit_batch(Attempt(1, 1), pinned)
     assert [(one.partition, one.mode, one.metadata) for one in jobs.asked] == [
         ("a", AGAIN, {"to": 3}),
@@ -125,7 +125,7 @@ def test_a_transactional_replay_asks_for_exactly_what_is_pinned(made) -> None:
 @transactional
 def test_rows_emitted_for_another_pin_are_not_used(made) -> None:
     executor, _, jobs = made
-    executor.initialize(Known(Attempt(1, 0)))
+    executor.initialize(BeginContext(Attempt(1, 0)))
     jobs.asked = []
     another = {"partitions": {"a": {"to": 2}}, "absent": {}, "rows": 2}
     executor.emit_batch(Attempt(1, 0), another)
@@ -135,11 +135,11 @@ def test_rows_emitted_for_another_pin_are_not_used(made) -> None:
 @transactional
 def test_a_transactional_partition_that_was_away_goes_on_where_it_was(made) -> None:
     executor, coordinator, jobs = made
-    first = executor.initialize(Known(Attempt(1, 0)))
+    first = executor.initialize(BeginContext(Attempt(1, 0)))
     coordinator.partitions = ["a"]
-    second = executor.initialize(Known(Attempt(2, 0), Attempt(1, 0), previous=first))
+    second = executor.initialize(BeginContext(Attempt(2, 0), Attempt(1, 0), previous=first))
     coordinator.partitions = ["a", "b"]
-    executor.initialize(Known(Attempt(3, 0), Attempt(2, 0), previous=second))
+    executor.initialize(BeginContext(Attempt(3, 0), Attempt(2, 0), previous=second))
     assert jobs.began_at == {"a": 6, "b": 3}
     assert OPAQUE not in {one.mode for one in jobs.asked}
 

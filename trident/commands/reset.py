@@ -15,7 +15,7 @@ from trident.running.own_zookeeper import own_zookeeper
 from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
-from trident.states.delta.beside import BESIDE, MESSAGES
+from trident.states.delta.beside import MESSAGES, SIDE_TABLES
 from trident.states.delta.lives import lives_in
 from trident.states.publishing.dead_letters import tables_beside
 
@@ -48,7 +48,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     folder = warehouse / "_trident" / name
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
         # What was settled before says nothing of what comes now; what was given up is kept like any table.
-        beside = [path for path, _ in tables_beside(warehouse, name, BESIDE if drop_tables else (MESSAGES,))]
+        beside = [path for path, _ in tables_beside(warehouse, name, SIDE_TABLES if drop_tables else (MESSAGES,))]
         is_here = bool(descriptors or beside) or storage.exists(folder)
         lives = {one.incarnation for one in lives_in(warehouse, name)} if is_here else None
         known = delete_topology(zk, name, lives)

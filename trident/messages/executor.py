@@ -33,7 +33,7 @@ from trident.messages.replays import ReplayRequests
 from trident.messages.table import Settled, settled_messages
 from trident.spark.rows import arrow_rows
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext
-from trident.spouts.executors import Known
+from trident.spouts.executors import BeginContext
 from trident.spouts.rich import Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.plain_values import python_values
 from trident.states.core.stored_values import dumps
@@ -231,16 +231,16 @@ class MessageSpoutExecutor:
     def resume(self, txid: int, metadata: Json) -> None:
         """The source knows itself what is not settled."""
 
-    def initialize(self, known: Known) -> Json:
+    def initialize(self, context: BeginContext) -> Json:
         """Which messages are in the transaction."""
-        txid = known.attempt.txid
+        txid = context.attempt.txid
         with self._lock:
             self._open()
             batch = self._batches.get(txid)
             if batch is None:
                 batch = [self._waiting.popleft() for _ in range(min(self._share, len(self._waiting)))]
                 self._convert(txid, batch)
-            elif known.shrink:
+            elif context.shrink:
                 batch = self._less(batch)
                 self._tables.pop(txid, None)
             self._batches[txid] = batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregators import kind_of
@@ -91,7 +91,7 @@ def read_aggregation(
 
 def _result(
     schema: StructType, what: str, kind: str, inputs: tuple[str, ...], aggregator: Any, given: Any, site: str
-) -> tuple[list, bool | None]:
+) -> tuple[list[tuple[str, DataType]], bool | None]:
     name = aggregator_name(aggregator)
     if kind != "aggregator" and len(given) != 1:
         raise OutputTypeError(

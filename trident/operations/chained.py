@@ -363,7 +363,7 @@ class _AnyChain(_Links):
             values = tuple(value for row in rows for value in row)
             yield values if self._wide else values[0]
 
-    def _rows(self, number: int, value: Any) -> list[tuple]:
+    def _rows(self, number: int, value: Any) -> list[tuple[Any, ...]]:
         if value is _NOTHING:
             value = self._at[1][number].initial()
         several = self._several[number]

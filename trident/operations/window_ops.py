@@ -183,6 +183,7 @@ class _Windows:
         )
 
     def __call__(self, frame: "DataFrame", batch: Batch) -> "DataFrame":
+        assert batch.stored is not None, "states are read by late segments only"
         frame, rows = self._numbered(frame, batch)
         stored = batch.stored(self._op.binding, None)
         turn = self._turn(stored, frame, rows)

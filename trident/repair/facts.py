@@ -12,7 +12,7 @@ from trident.states.core.control import ControlRecord
 from trident.states.delta.manifest import Manifest
 
 # What a table is to its group. Only a plain table takes no part in publishing.
-APPEND, LOG, PLAIN, BESIDE = "append", "log", "plain", "beside"
+APPEND, LOG, PLAIN, SIDE_TABLE = "append", "log", "plain", "beside"
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from trident.coordinators.repairing import greatest_epoch
 from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.facts import (
     APPEND,
-    BESIDE,
     LOG,
     PLAIN,
+    SIDE_TABLE,
     ForeignChange,
     GroupFacts,
     LedgerFacts,
@@ -203,7 +203,7 @@ class _Look:
                 yield replace(plain, floor=floor, starts_at=starts_at)
         for path, group in tables_beside(self.warehouse, self.topology):
             if group == self.group:
-                yield self._table(path.name, BESIDE, path.name, record, None)
+                yield self._table(path.name, SIDE_TABLE, path.name, record, None)
 
     def _table(
         self, state: str, role: str, relative: str, record: GroupRecord | None, descriptor: StateDescriptor | None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
-from trident.repair.facts import APPEND, BESIDE, LOG, PLAIN, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
+from trident.repair.facts import APPEND, LOG, PLAIN, SIDE_TABLE, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair.steps import Offer, Refused, WriteRecord
 from trident.repair.whole import not_whole
 from trident.states.core.control import ControlRecord
@@ -51,7 +51,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
     lagging += [table for table in fresh if table.state in taking_part]
     # Of the tables that have part in every transaction: what they had before tells half published from restored.
-    leaders = [t for t in tables if t.role != BESIDE and t.control and t.control.same_batch(batch) and t.before]
+    leaders = [t for t in tables if t.role != SIDE_TABLE and t.control and t.control.same_batch(batch) and t.before]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
     problem = _half_way(found, lagging, before)
     if problem:
@@ -84,7 +84,7 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
             and (control.txid, control.attempt_id, control.digest) == (before.txid, before.attempt_id, before.digest)
         )
         new_one = control is not None and control.attempt_id < 0
-        if not same_before and not new_one and table.role != BESIDE:
+        if not same_before and not new_one and table.role != SIDE_TABLE:
             return (
                 f"{table.path} has transaction {control.txid if control else 0}, and the last before "
                 f"{found.decision.txid} was {before.txid if before else 'not to be found in the logs'}: the table was "
@@ -172,7 +172,7 @@ def _offer(
         facts.epoch + EPOCH_LEAP,
     )
     options, text = _meaning(group, found, current, pending, lossy)
-    unsure = [t.path for t in group.tables if t.role == BESIDE and t.exists and t.control and t.control.txid < txid]
+    unsure = [t.path for t in group.tables if t.role == SIDE_TABLE and t.exists and t.control and t.control.txid < txid]
     if unsure:
         text += f" Whether {', '.join(unsure)} has all its earlier rows is not known: not all transactions write there."
     return Offer(options, text, (step,))

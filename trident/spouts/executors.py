@@ -46,8 +46,8 @@ from trident.udf.schemas import spout_schema
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of a stream when one of its attempts begins.
+class BeginContext:
+    """The context of a stream when one of its attempts begins.
 
     Attributes:
         attempt, parent: the attempt, and the one of the transaction before on which it builds.
@@ -83,7 +83,7 @@ class SpoutExecutor(Protocol):
 
     def resume(self, txid: int, metadata: Json) -> None: ...
 
-    def initialize(self, known: Known) -> Json: ...
+    def initialize(self, context: BeginContext) -> Json: ...
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted: ...
 
@@ -124,17 +124,17 @@ class TridentSpoutCoordinator:
     def __init__(self, tx_id: str, coordinator: BatchCoordinator) -> None:
         self._tx_id, self.coordinator = tx_id, coordinator
 
-    def initialize(self, known: Known) -> Json:
+    def initialize(self, context: BeginContext) -> Json:
         """The metadata of the transaction.
 
         Raises:
             SourceError: the coordinator gave something that is not JSON.
         """
-        txid = known.attempt.txid
-        if known.shrink and known.current is not None and isinstance(self.coordinator, Shrinks):
-            value = self.coordinator.shrink_transaction(txid, known.previous, known.current)
+        txid = context.attempt.txid
+        if context.shrink and context.current is not None and isinstance(self.coordinator, Shrinks):
+            value = self.coordinator.shrink_transaction(txid, context.previous, context.current)
         else:
-            value = self.coordinator.initialize_transaction(txid, known.previous, known.current)
+            value = self.coordinator.initialize_transaction(txid, context.previous, context.current)
         return as_json(self._tx_id, value)
 
     def is_ready(self, txid: int) -> bool:
@@ -174,8 +174,8 @@ class TridentSpoutExecutor:
     def resume(self, txid: int, metadata: Json) -> None:
         self._coordinator.resume(txid, metadata)
 
-    def initialize(self, known: Known) -> Json:
-        return self._coordinator.initialize(known)
+    def initialize(self, context: BeginContext) -> Json:
+        return self._coordinator.initialize(context)
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         # A copy: the manifest says what was pinned, and a rebuilt ZooKeeper has its position from there.
@@ -374,14 +374,14 @@ class PartitionedTridentSpoutExecutor(_InPartitions):
 
     pins = True
 
-    def initialize(self, known: Known) -> Json:
-        if known.current is not None:
-            return known.current
-        last = _all_of(known.previous, self._tx_id)
+    def initialize(self, context: BeginContext) -> Json:
+        if context.current is not None:
+            return context.current
+        last = _all_of(context.previous, self._tx_id)
         partitions = self._ordered_partitions()
         requests = [Request(partition, NEW, last.get(partition)) for partition in partitions]
-        emission = self._emission.run(known.attempt, requests, known.timeout_secs)
-        self._hold(known.attempt, emission)
+        emission = self._emission.run(context.attempt, requests, context.timeout_secs)
+        self._hold(context.attempt, emission)
         absent = {partition: value for partition, value in last.items() if partition not in partitions}
         return {"partitions": dict(emission.metadata), "absent": absent, "rows": emission.rows}
 
@@ -412,18 +412,18 @@ class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
         super().__init__(spout, context)
         self._of_attempt: dict[TransactionAttempt, dict[str, Json]] = {}
 
-    def initialize(self, known: Known) -> Json:
+    def initialize(self, context: BeginContext) -> Json:
         with self._lock:
-            in_flight = self._of_attempt.get(known.parent) if known.parent else None
-        last = dict(known.committed) if in_flight is None else in_flight
+            in_flight = self._of_attempt.get(context.parent) if context.parent else None
+        last = dict(context.committed) if in_flight is None else in_flight
         partitions = self._ordered_partitions()
         requests = [Request(partition, OPAQUE, last.get(partition)) for partition in partitions]
-        emission = self._emission.run(known.attempt, requests, known.timeout_secs)
+        emission = self._emission.run(context.attempt, requests, context.timeout_secs)
         self._check_size(emission.metadata)
         absent = {partition: value for partition, value in last.items() if partition not in partitions}
         with self._lock:
-            self._of_attempt[known.attempt] = {**absent, **emission.metadata}
-        self._hold(known.attempt, emission)
+            self._of_attempt[context.attempt] = {**absent, **emission.metadata}
+        self._hold(context.attempt, emission)
         return {"partitions": dict(emission.metadata), "absent": absent, "rows": emission.rows}
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:

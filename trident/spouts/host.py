@@ -11,7 +11,7 @@ from trident.coordinators.errors import Halted
 from trident.coordinators.ports import Beginning, Initialized
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Json
-from trident.spouts.executors import Known, SpoutExecutor
+from trident.spouts.executors import BeginContext, SpoutExecutor
 
 log = logging.getLogger("trident.query")
 # How long closing waits for a backlog that is being asked for: the spout is closed all the same.
@@ -54,7 +54,7 @@ class TridentSpoutHost:
         for tx_id, executor in self.executors.items():
             of_stream = beginning.pins.get(tx_id, {})
             earlier = [other for other in of_stream if other < txid]
-            known = Known(
+            context = BeginContext(
                 beginning.attempt,
                 beginning.parent,
                 of_stream[max(earlier)] if earlier else None,
@@ -63,7 +63,7 @@ class TridentSpoutHost:
                 beginning.shrink,
                 beginning.timeout_secs,
             )
-            (pinned if executor.pins else unpinned)[tx_id] = executor.initialize(known)
+            (pinned if executor.pins else unpinned)[tx_id] = executor.initialize(context)
         return Initialized(pinned, unpinned)
 
     def cancel(self, attempt: TransactionAttempt) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator
+from trident.spouts.intake import Intake, SharedIntake
+from trident.spouts.live_attempts import TakingCoordinator
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -194,38 +195,23 @@ class FeederCommitterBatchSpout(_Feeder):
         self._committed: dict[int, list[_Fed]] = {}  # txid -> what waits to hear of its success
         # Numbers of another process's feeder are not those of this one.
         self.id = uuid.uuid4().hex
-        self._current: FeederCommitterEmitter | None = None
+        self._source = SharedIntake(lambda context: FeederCommitterEmitter(self, context))
 
     def get_coordinator(self, context: SpoutContext) -> TakingCoordinator:
-        return TakingCoordinator(self._source(context))
+        return TakingCoordinator(self._source.of(context))
 
     def get_emitter(self, context: SpoutContext) -> "FeederCommitterEmitter":
-        return self._source(context)
-
-    def _source(self, context: SpoutContext) -> "FeederCommitterEmitter":
-        with self._lock:
-            # One for the coordinator and the emitter of a life; the next life has another context.
-            if self._current is None or self._current.context is not context or self._current.closed:
-                self._current = FeederCommitterEmitter(self, context)
-            return self._current
+        return self._source.of(context)
 
 
-class FeederCommitterEmitter:
+class FeederCommitterEmitter(Intake[list[_Fed]]):
     """Emits what waits; commit_data: {"feeder": id, "feeds": [numbers]}."""
 
     def __init__(self, spout: FeederCommitterBatchSpout, context: SpoutContext) -> None:
-        self.context = context
+        super().__init__(context)
         self._spout = spout
-        self._live: LiveAttempts[list[_Fed]] = LiveAttempts()
 
     # --- for the coordinator ------------------------------------------------------------------
-
-    @property
-    def awaited(self) -> int:
-        return self._live.awaited
-
-    def begin(self, txid: int) -> None:
-        self._live.begin(txid)  # what dead attempts had is free as soon as they are not known any more
 
     def ready(self, more_than: int) -> bool:
         # The next to be emitted takes all there is, so nothing is left for one more.
@@ -242,10 +228,6 @@ class FeederCommitterEmitter:
                 return [fed for fed in self._spout._pending.values() if fed.number not in held | committed]
 
     # --- for the framework --------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        return self._live.closed
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         with self._live.lock:
@@ -271,7 +253,7 @@ class FeederCommitterEmitter:
         with self._spout._lock:
             for txid in [known for known in self._spout._committed if known <= attempt.txid]:
                 self._spout._succeeded(self._spout._committed.pop(txid))
-        self._live.succeeded(attempt.txid)
+        self.succeeded(attempt.txid)
 
     def close(self) -> None:
         self._live.close()

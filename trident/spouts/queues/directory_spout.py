@@ -39,7 +39,6 @@ are gone before the next process emits, since the framework finishes the decisio
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +54,8 @@ from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
+from trident.spouts.intake import Intake, SharedIntake
+from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.states.core import storage
 from trident.udf.schemas import as_schema
@@ -132,8 +132,7 @@ class DirectoryQueueSpout:
             if shared
             else ("if all hosts have this one directory, at the same path, say so: DirectoryQueueSpout(…, shared=True)")
         )
-        self._lock = threading.Lock()
-        self._current: _Intake | None = None
+        self._intake = SharedIntake(lambda context: _Intake(self, context))
 
     @property
     def output_schema(self) -> "StructType":
@@ -141,18 +140,11 @@ class DirectoryQueueSpout:
 
     def get_coordinator(self, context: SpoutContext) -> TakingCoordinator:
         """Raises SourceError when the directory does not exist."""
-        return TakingCoordinator(self._intake(context), MAX_FILES, self.max_files)
+        return TakingCoordinator(self._intake.of(context), MAX_FILES, self.max_files)
 
     def get_emitter(self, context: SpoutContext) -> "DirectoryEmitter":
         """Raises SourceError when the directory does not exist."""
-        return DirectoryEmitter(self, self._intake(context))
-
-    def _intake(self, context: SpoutContext) -> "_Intake":
-        """What the coordinator and the emitter of one context share."""
-        with self._lock:
-            if self._current is None or self._current.context is not context or self._current.closed:
-                self._current = _Intake(self, context)
-            return self._current
+        return DirectoryEmitter(self, self._intake.of(context))
 
 
 @dataclass
@@ -163,12 +155,11 @@ class _Taken:
     copies: Path
 
 
-class _Intake:
+class _Intake(Intake[_Taken]):
     """Gives files to attempts and copies them."""
 
     def __init__(self, spout: DirectoryQueueSpout, context: SpoutContext) -> None:
-        self.context = context
-        self._live: LiveAttempts[_Taken] = LiveAttempts()
+        super().__init__(context)
         self._max_bytes = spout.max_bytes
         self.directory = DirectoryQueue(spout.folder, spout.done, spout.min_age_secs)
         self._copies = context.state_folder / "copies"
@@ -177,17 +168,6 @@ class _Intake:
         self._started = False
 
     # --- for the coordinator ------------------------------------------------------------------
-
-    @property
-    def awaited(self) -> int:
-        return self._live.awaited
-
-    @property
-    def closed(self) -> bool:
-        return self._live.closed
-
-    def begin(self, txid: int) -> None:
-        self._drop(self._live.begin(txid))
 
     def ready(self, more_than: int) -> bool:
         held = self._held()
@@ -207,7 +187,7 @@ class _Intake:
     def take(self, attempt: TransactionAttempt, most: int) -> tuple[list[FileMessage], Path]:
         """The messages that the attempt has, and the folder with their copies, under the files' names."""
         with self._live.lock:
-            self._drop(self._live.enter(attempt))
+            self._give_back(self._live.enter(attempt))
             chosen = self._choose(most)
             copies = self._folder(attempt)
             # Its own from here on, also while they are copied.
@@ -247,22 +227,15 @@ class _Intake:
 
     def committed(self, attempt: TransactionAttempt) -> None:
         taken = self._live.committed(attempt)
-        self._drop([taken] if taken else [])
-
-    def succeeded(self, txid: int) -> None:
-        self._drop(self._live.succeeded(txid))
-
-    def cancel(self, attempt: TransactionAttempt) -> None:
-        taken = self._live.cancel(attempt)
-        self._drop([taken] if taken else [])
+        self._give_back([taken] if taken else [])
 
     def close(self) -> None:
         self._live.close()
         storage.try_delete(self._mine)
 
-    def _drop(self, gone: Sequence[_Taken]) -> None:
-        for taken in gone:
-            storage.try_delete(taken.copies)
+    def _give_back(self, taken: Sequence[_Taken]) -> None:
+        for one in taken:
+            storage.try_delete(one.copies)
 
 
 class DirectoryEmitter:

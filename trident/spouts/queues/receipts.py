@@ -52,7 +52,6 @@ a decision that was not finished, so its messages come again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Union
@@ -61,7 +60,8 @@ from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.live_attempts import LiveAttempts, TakingCoordinator, given_up, limit_of
+from trident.spouts.intake import Intake, SharedIntake
+from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
 
@@ -158,8 +158,7 @@ class QueueSpout:
         self.queue, self.max_messages, self.decode, self.consumer = queue, max_messages, decode, consumer
         self._schema = as_schema("id string, payload string" if schema is None else schema, "QueueSpout")
         self._table = table
-        self._lock = threading.Lock()
-        self._current: _Intake | None = None
+        self._intake = SharedIntake(lambda context: _Intake(self, context))
 
     @property
     def bound_to_one_host(self) -> "str | bool":
@@ -180,17 +179,10 @@ class QueueSpout:
         return as_schema("id string, txid bigint", "QueueSpout")
 
     def get_coordinator(self, context: SpoutContext) -> TakingCoordinator:
-        return TakingCoordinator(self._intake(context), MAX_MESSAGES, self.max_messages)
+        return TakingCoordinator(self._intake.of(context), MAX_MESSAGES, self.max_messages)
 
     def get_emitter(self, context: SpoutContext) -> "QueueEmitter":
-        return QueueEmitter(self, self._intake(context))
-
-    def _intake(self, context: SpoutContext) -> "_Intake":
-        """What the coordinator and the emitter of one context share."""
-        with self._lock:
-            if self._current is None or self._current.context is not context or self._current.closed:
-                self._current = _Intake(self, context)
-            return self._current
+        return QueueEmitter(self, self._intake.of(context))
 
 
 @dataclass
@@ -201,12 +193,11 @@ class _Taken:
     held: bool = False
 
 
-class _Intake:
+class _Intake(Intake[_Taken]):
     """Takes messages for attempts and gives back those of dead ones."""
 
     def __init__(self, spout: QueueSpout, context: SpoutContext) -> None:
-        self.context = context
-        self._live: LiveAttempts[_Taken] = LiveAttempts()
+        super().__init__(context)
         name = spout.consumer or f"{context.topology}/{context.tx_id}"
         self._consumer = spout.queue.consumer(name, context.incarnation, context.options.get("epoch"))
         self._started = False
@@ -214,14 +205,10 @@ class _Intake:
 
     # --- for the coordinator ------------------------------------------------------------------
 
-    @property
-    def awaited(self) -> int:
-        return self._live.awaited
-
     def begin(self, txid: int) -> None:
         with self._live.lock:
             self._start()
-            self._give_back(self._live.begin(txid))
+            super().begin(txid)
 
     def ready(self, more_than: int) -> bool:
         with self._live.lock:
@@ -233,10 +220,6 @@ class _Intake:
         return Backlog(rows=self._consumer.ready(_BACKLOG_COUNTED_MAX))
 
     # --- for the emitter ------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        return self._live.closed
 
     def take(self, attempt: TransactionAttempt, most: int) -> list[TakenMessage]:
         with self._live.lock:
@@ -270,16 +253,12 @@ class _Intake:
     def committed(self, attempt: TransactionAttempt) -> None:
         self._live.committed(attempt)
 
-    def succeeded(self, txid: int) -> None:
-        with self._live.lock:
-            self._give_back(self._live.succeeded(txid))
-
     def cancel(self, attempt: TransactionAttempt) -> None:
         with self._live.lock:
             taken = self._live.get(attempt)
             # Held: perhaps this process is no leader any more and the attempt was decided.
             if taken is None or not taken.held:
-                self._give_back([gone] if (gone := self._live.cancel(attempt)) else [])
+                super().cancel(attempt)
 
     def close(self) -> None:
         with self._live.lock:
@@ -292,7 +271,7 @@ class _Intake:
             self._consumer.start()
             self._started = True
 
-    def _give_back(self, taken: Iterable[_Taken]) -> None:
+    def _give_back(self, taken: Sequence[_Taken]) -> None:
         self._to_give_back += [receipt for one in taken for receipt in one.receipts.values()]
         if self._to_give_back:
             self._consumer.give_back(self._to_give_back)

@@ -16,7 +16,7 @@ from typing import Any
 from trident.coordinators.errors import CommitConflict, SchemaMismatch
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.tables import HIDDEN_COLUMNS, nullable_type
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
 
 log = logging.getLogger(__name__)
@@ -148,4 +148,4 @@ def columns_only_added(path: str, table_version: int, schema_hash: str) -> bool:
     def was(schema_json: str) -> bool:
         return hashlib.sha256(schema_json.encode()).hexdigest() == schema_hash
 
-    return delta_log.columns_only_added_since(path, table_version, was)
+    return history.columns_only_added_since(path, table_version, was)

@@ -40,11 +40,11 @@ from trident.states.delta.log_commit import (
     open_log_folder,
     publish_draft,
     remove_draft,
+    remove_drafts,
     signature_in,
-    sweep_drafts,
 )
 from trident.states.delta.log_entries import entry_signature
-from trident.states.delta.torn_entries import settle_log_entries, settle_newest_entry
+from trident.states.delta.torn_entries import fsync_log_entries, set_torn_entries_aside
 from trident.states.delta.whole_files import require_whole_log
 
 __all__ = [
@@ -195,7 +195,7 @@ class KernelEngine:
         self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
         self._whole: dict[str, tuple[int, tuple[int, int, int]]] = {}  # path → the newest entry seen whole
-        self._littered: set[str] = set()  # tables in which a commit of ours came to nothing
+        self._needs_cleanup: set[str] = set()  # tables in which a commit of ours came to nothing
         self._durable: dict[str, tuple[int, Signature]] = {}  # path → the newest entry known to outlive a power cut
         self._list = jvm.java.util.ArrayList
         self._map = jvm.java.util.HashMap
@@ -210,11 +210,11 @@ class KernelEngine:
         """A Java list or map of text in one call; iterating takes dozens, since py4j ends that by an exception."""
         return json.loads(self._json(java))
 
-    def expect_litter(self, path: str) -> None:
-        """Writers before us may have left drafts in the table's log: the next commit sweeps it."""
-        self._littered.add(path)
+    def mark_for_cleanup(self, path: str) -> None:
+        """Writers before us may have left drafts in the table's log: the next commit removes them."""
+        self._needs_cleanup.add(path)
 
-    def sweep(self, path: str, version: int) -> None:
+    def remove_drafts(self, path: str, version: int) -> None:
         """Remove drafts of log entries that writers which were killed, or met a full disk, have left.
 
         Behind it no writer that renames can replace an entry up to that version any more: its draft is gone.
@@ -224,11 +224,11 @@ class KernelEngine:
             version: a table version that exists.
         """
         try:
-            sweep_drafts(path, version)
+            remove_drafts(path, version)
         except OSError as error:
             log.warning("drafts of log entries stay in %s: %s", path, error)
         else:
-            self._littered.discard(path)
+            self._needs_cleanup.discard(path)
 
     def load(self, path: str) -> TableSnapshot:
         """The newest table version. A log entry that a power cut has torn is set aside first.
@@ -238,15 +238,15 @@ class KernelEngine:
             TableError: it cannot be read, or has a property that would lose
                 transaction ids.
         """
-        self._settle_newest_entry(path)
+        self._set_torn_aside(path)
         return self._load(path, None)
 
-    def _settle_newest_entry(self, path: str) -> None:
+    def _set_torn_aside(self, path: str) -> None:
         version, signature = self._whole.get(path, (-1, None))
         if signature and entry_signature(path, version) == signature and not entry_signature(path, version + 1):
             return
         try:
-            newest = settle_newest_entry(path)
+            newest = set_torn_entries_aside(path)
             if newest is not None and (signature := entry_signature(path, newest)) is not None:
                 self._whole[path] = newest, signature
         except (OSError, TableError) as error:  # a read-only disk: then the table is read as it is
@@ -445,15 +445,15 @@ class KernelEngine:
         try:
             commit = lambda: java_txn.commit(self.java, iterable)  # noqa: E731
             result, entry = self._publish(snapshot.path, version, snapshot, commit)
-            if snapshot.path in self._littered:
-                self.sweep(snapshot.path, version)
+            if snapshot.path in self._needs_cleanup:
+                self.remove_drafts(snapshot.path, version)
         except CommitConflict:
             raise
         except TableError as error:
             # A full disk leaves what Kernel had begun to write.
-            self._littered.add(snapshot.path)
+            self._needs_cleanup.add(snapshot.path)
             if isinstance(error, CommitOutcomeUnknown):
-                self._settle_newest_entry(snapshot.path)
+                self._set_torn_aside(snapshot.path)
             raise
         return TableSnapshot(
             self,
@@ -473,7 +473,7 @@ class KernelEngine:
         if storage.local_path(path) is None:
             return guard_commit(path, version, call, None)
         if base is not None:
-            self._settle_base(base)
+            self._fsync_base(base)
         expected = guard(path, lambda: self._drafts.expect(path, version))
         try:
             result, entry = guard_commit(
@@ -487,13 +487,13 @@ class KernelEngine:
         self._durable[path] = version, entry
         return result, entry
 
-    def _settle_base(self, base: TableSnapshot) -> None:
+    def _fsync_base(self, base: TableSnapshot) -> None:
         """An entry that is on disk above one that is not would leave a hole in the log: other writers flush nothing."""
         version, entry = self._durable.get(base.path, (-1, None))
         if (version, entry) == (base.version, base.entry) or base.entry is None:
             return
         known = version if version < base.version and entry_signature(base.path, version) == entry else -1
-        settle_log_entries(base.path, max(known + 1, base.version - _UNSETTLED), base.version)
+        fsync_log_entries(base.path, max(known + 1, base.version - _UNSETTLED), base.version)
         self._durable[base.path] = base.version, base.entry
 
     def _ready(self, snapshot: TableSnapshot) -> TableSnapshot:

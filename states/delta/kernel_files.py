@@ -88,7 +88,7 @@ def live_file(action: str) -> LiveFile:
     )
 
 
-def settle_log_entry(path: str, version: int) -> None:
+def fsync_log_entry(path: str, version: int) -> None:
     """Make a log entry outlive a power cut, and remove Hadoop's checksum beside it.
 
     Older ones first: an entry that is durable before the one below it would

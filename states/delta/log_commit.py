@@ -220,7 +220,7 @@ def drafts_in(folder: int | str, version: int, own: bool = False) -> list[str]:
     return [name for name, draft in found if draft and int(draft[1]) <= version and (own or _OWN not in name)]
 
 
-def sweep_drafts(path: str, version: int) -> list[str]:
+def remove_drafts(path: str, version: int) -> list[str]:
     """Removes the drafts of log entries up to a version that exists, and returns their names.
 
     A writer that is killed, or meets a full disk, leaves one. Entry N exists, so no draft of it may become one: who

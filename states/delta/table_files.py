@@ -22,8 +22,7 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.delta import history as delta_log
-from trident.states.delta import log_entries
+from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.whole_files import require_whole
@@ -76,7 +75,7 @@ class TableFiles:
         self._signature = log_entries.entry_signature(path, self.version)
         if self._signature is None:  # a hole, or another file system
             raise NotFollowed(f"the log of table {path} has no entry for version {self.version}")
-        since = None if above is None else delta_log.find_version_by_control(path, DOMAIN, above)
+        since = None if above is None else history.find_version_by_control(path, DOMAIN, above)
         if since is None:
             self.files = {file.path: file for file in engine.live_files(snapshot)}
             return

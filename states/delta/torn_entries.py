@@ -22,7 +22,7 @@ import uuid
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
-from trident.states.delta.kernel_files import settle_log_entry
+from trident.states.delta.kernel_files import fsync_log_entry
 from trident.states.delta.log_commit import rename_entry
 from trident.states.delta.log_entries import entry_of, versions_of
 from trident.states.delta.table_lock import table_lock
@@ -34,7 +34,7 @@ _IN_A_ROW = 20
 _LOCK_SECS = 20.0
 
 
-def settle_newest_entry(path: str) -> int | None:
+def set_torn_entries_aside(path: str) -> int | None:
     """Sets torn entries aside until the newest one is whole; a power cut may have torn several MERGEs in a row.
 
     Returns:
@@ -76,7 +76,7 @@ def set_aside_torn_entry(path: str) -> str | None:
     return aside
 
 
-def settle_log_entries(path: str, first: int, last: int) -> None:
+def fsync_log_entries(path: str, first: int, last: int) -> None:
     """Make log entries, from the older to the newer, outlive a power cut; those that are gone need nothing.
 
     On other file systems it does nothing.
@@ -87,7 +87,7 @@ def settle_log_entries(path: str, first: int, last: int) -> None:
     try:
         for version in range(first, last + 1):
             try:
-                settle_log_entry(path, version)
+                fsync_log_entry(path, version)
             except FileNotFoundError:
                 pass
     except OSError as error:

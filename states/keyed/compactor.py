@@ -33,7 +33,7 @@ from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, Tabl
 from trident.states.delta.kernel_errors import java_causes
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.table_lock import table_lock
-from trident.states.delta.torn_entries import settle_log_entries
+from trident.states.delta.torn_entries import fsync_log_entries
 from trident.states.keyed.compaction import (
     LogView,
     MergePlan,
@@ -363,7 +363,7 @@ class Compactor:
     def _dropped(self, log_snapshot: TableSnapshot, control: ControlRecord, floor: int) -> bool:
         """Drops the files whose rows are all at or below the floor; False when there are none."""
         with faults.fault_point(DROP):
-            self._settle_plain()
+            self._fsync_plain()
             after = self._engine.drop_files(
                 log_snapshot,
                 lambda file: greatest_txid(file) <= floor,
@@ -372,7 +372,7 @@ class Compactor:
             )
         return after is not None
 
-    def _settle_plain(self) -> None:
+    def _fsync_plain(self) -> None:
         """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
         root = storage.local_path(self.plain)
         if root is None:
@@ -388,7 +388,7 @@ class Compactor:
             storage.flush(root)
         except OSError as error:
             raise TableError(f"the table {self.plain} may not outlive a power cut", found=error) from error
-        settle_log_entries(self.plain, versions[0], versions[-1])
+        fsync_log_entries(self.plain, versions[0], versions[-1])
         self._settled = versions[-1]
 
     def _sweep(self, floor: int) -> None:
@@ -430,7 +430,7 @@ class Compactor:
         """
         for _ in range(_PLAN_TRIES):
             before = self._engine.load(self.plain)
-            self._engine.sweep(self.plain, before.version)
+            self._engine.remove_drafts(self.plain, before.version)
             after = self._engine.load(self.plain)
             if (after.version, after.entry) == (before.version, before.entry):
                 break

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import halts as contradictions
-from trident.states.delta import history as delta_log
+from trident.states.delta import halts, history
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.keyed.plain_watch import is_our_merge
 
@@ -25,7 +24,7 @@ from trident.states.keyed.plain_watch import is_our_merge
 LOG_VERSION = "log"
 
 
-def is_our_publish(commit: delta_log.Commit, incarnation: str) -> bool:
+def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
     """Whether a commit to a table with control records is one of our transactions, or a log drop."""
     value = commit.control.get(DOMAIN)
     engine = (commit.engine_info or "").split(" ")[-1]
@@ -33,13 +32,13 @@ def is_our_publish(commit: delta_log.Commit, incarnation: str) -> bool:
     return own and engine.endswith(f"trident/{incarnation}")
 
 
-def begins_here(commit: delta_log.Commit, incarnation: str) -> bool:
+def begins_here(commit: history.Commit, incarnation: str) -> bool:
     """Whether a commit made the table ours, or is its creation: what was before it was taken over as it was."""
     value = commit.control.get(DOMAIN)
     return is_our_publish(commit, incarnation) and isinstance(value, Mapping) and value.get("attempt_id") == -1
 
 
-def only_properties(commit: delta_log.Commit) -> bool:
+def only_properties(commit: history.Commit) -> bool:
     """Whether a commit set table properties and nothing else."""
     untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
     return untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
@@ -50,7 +49,7 @@ def repair_marker(topology: str, version: int, seen: int) -> str:
     return json.dumps({"trident-repair": {"topology": topology, "version": version, "seen": seen}})
 
 
-def repaired_to(commit: delta_log.Commit, topology: str) -> range | None:
+def repaired_to(commit: history.Commit, topology: str) -> range | None:
     """The versions that a commit has taken back, when a repair of the topology made it."""
     try:
         said = json.loads(commit.user_metadata or "null")
@@ -121,21 +120,21 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
     # What was cleaned up is the mark's to judge, at the next decision.
     seen = max(seen, min(unbroken(log, pinned), default=pinned + 1) - 1)
     for commit, reason in _foreign(state, log, seen, pinned):
-        raise contradictions.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)
+        raise halts.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)
 
 
-def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[delta_log.Commit, str]]:
-    found: list[tuple[delta_log.Commit, str]] = []
+def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[history.Commit, str]]:
+    found: list[tuple[history.Commit, str]] = []
     if seen >= pinned:
         return found
-    for commit in delta_log.commits_since(log, seen):
+    for commit in history.commits_since(log, seen):
         if commit.version > pinned:
             break
         taken_back = repaired_to(commit, state.topology)
         if taken_back is not None:
             found = [pair for pair in found if pair[0].version not in taken_back]
             continue
-        reason = delta_log.foreign(commit, lambda one: is_our_publish(one, state.incarnation))
+        reason = history.foreign(commit, lambda one: is_our_publish(one, state.incarnation))
         # Properties alone change no row; they are accepted, or not, before the next decision.
         if reason and not only_properties(commit):
             found.append((commit, reason))

@@ -19,8 +19,7 @@ from trident.coordinators.errors import TableError
 from trident.coordinators.records import TableMark
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import halts as contradictions
-from trident.states.delta import history as delta_log
+from trident.states.delta import halts, history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.log_entries import entry_signature, has_log, versions_of
 from trident.states.keyed.tables import merged_upto, open_plain
@@ -41,7 +40,7 @@ class _Seen:
     starts_at: int
 
 
-def is_our_merge(commit: delta_log.Commit, state: StateDescriptor) -> bool:
+def is_our_merge(commit: history.Commit, state: StateDescriptor) -> bool:
     """Whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
     engine = (commit.engine_info or "").split(" ")[-1]
     control = commit.control.get(DOMAIN)
@@ -110,9 +109,9 @@ class PlainWatch:
             except TableError:
                 if has_log(path):
                     raise
-                raise contradictions.table_gone(state.topology, path, version) from None
+                raise halts.table_gone(state.topology, path, version) from None
             if snapshot.table_id != seen.table_id:
-                raise contradictions.made_again(state.topology, path, snapshot.table_id, seen.table_id)
+                raise halts.made_again(state.topology, path, snapshot.table_id, seen.table_id)
             self._look(state, path, snapshot, seen.mark, seen.starts_at)
 
     def marks(self) -> dict[str, TableMark]:
@@ -132,7 +131,7 @@ class PlainWatch:
         )
         merged = merged_upto(state, snapshot, starts_at)
         if merged < mark.txid:
-            raise contradictions.went_back(state.topology, path, snapshot.version, mark.version)
+            raise halts.went_back(state.topology, path, snapshot.version, mark.version)
         now = TableMark(snapshot.version, merged, _NO_ATTEMPT, mark.digest)
         self._seen[state.name] = (
             state,
@@ -140,25 +139,23 @@ class PlainWatch:
         )
 
 
-def check_commits(
-    topology: str, state: str, path: Path, version: int, newest: int, is_ours: "delta_log.IsOurs"
-) -> None:
+def check_commits(topology: str, state: str, path: Path, version: int, newest: int, is_ours: "history.IsOurs") -> None:
     """Every commit after a table version must be ours, or leave all rows as they are.
 
     Raises:
         Halted: one is not; or it cannot be known, since the log was cleaned; or the table has gone back.
     """
     if newest < version:
-        raise contradictions.went_back(topology, path, newest, version)
+        raise halts.went_back(topology, path, newest, version)
     if newest == version:
         return
     try:
-        commits = delta_log.commits_since(str(path), version)
+        commits = history.commits_since(str(path), version)
     except TableError as error:
         if any(entry_signature(str(path), each) is None for each in range(version + 1, newest + 1)):
-            raise contradictions.log_cleaned(topology, state, path, version, newest) from error
+            raise halts.log_cleaned(topology, state, path, version, newest) from error
         raise
     for commit in commits:
-        reason = delta_log.foreign(commit, is_ours)
+        reason = history.foreign(commit, is_ours)
         if reason:
-            raise contradictions.foreign_commit(topology, state, path, commit, reason, version)
+            raise halts.foreign_commit(topology, state, path, commit, reason, version)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TableError
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor, described_states, descriptors_of_group, load_descriptor
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
 from trident.states.keyed.log_merge import table_rows
@@ -291,7 +291,7 @@ def _readable(engine: KernelEngine, table: _Pinned, txid: int) -> bool:
 
 def _append_as_of(engine: KernelEngine, published: TableSnapshot, txid: int) -> TableSnapshot | None:
     """The newest version of an append table that has no later transaction; None when it was cleaned up."""
-    version = delta_log.find_version_by_control(published.path, DOMAIN, txid)
+    version = history.find_version_by_control(published.path, DOMAIN, txid)
     if version is None or version >= published.version:
         return None if version is None else published
     return engine.load_version(published.path, version)

@@ -15,8 +15,7 @@ from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.delta import history as delta_log
-from trident.states.delta import log_entries
+from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
@@ -159,7 +158,7 @@ def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
     """
     _require_plain_files(log)
     try:
-        since = delta_log.find_version_by_control(log.path, DOMAIN, merged)
+        since = history.find_version_by_control(log.path, DOMAIN, merged)
         if since is None or log.version - since > _LOG_ENTRIES_MAX:
             raise NotFollowed(f"much was committed to {log.path} since transaction {merged}")
         files: dict[str, LiveFile] = {}

@@ -12,7 +12,7 @@ from trident.coordinators.errors import CommitConflict, ForeignTable, TableError
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, UPTO_COLUMN
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 
@@ -24,7 +24,7 @@ def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) ->
 
 def plain_as_of(engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int) -> TableSnapshot | None:
     """The newest version of the plain table with P <= txid; None when it was cleaned up."""
-    version = delta_log.find_version_by_txn(plain.path, state.merge_app, txid)
+    version = history.find_version_by_txn(plain.path, state.merge_app, txid)
     if version is None or version >= plain.version:
         return None if version is None else plain
     return engine.load_version(plain.path, version)

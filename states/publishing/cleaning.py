@@ -16,7 +16,7 @@ from trident.states.delta.staging import drop_attempts_up_to
 from trident.states.publishing.group_tables import GroupTables
 
 log = logging.getLogger("trident.committer")
-CLEAN = faults.register("clean.staged", "removing staged rows that nobody needs any more")
+CLEAN = faults.register("clean.staged", "removing staged rows that are not needed any more")
 # How long after its attempt was cancelled a task may still write: it ends when its worker next says something.
 _STRAGGLER_SECS = 60.0
 

@@ -14,8 +14,7 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, descriptors_of_group, load_descriptor
 from trident.states.core.names import other_owner
 from trident.states.core.tables import TableSpec
-from trident.states.delta import halts
-from trident.states.delta import history as delta_log
+from trident.states.delta import halts, history
 from trident.states.delta.evolution import add_columns
 from trident.states.delta.kernel import TableMissing, TableSnapshot
 from trident.states.delta.log_entries import has_log
@@ -122,7 +121,7 @@ class TableOpener:
             if getattr(binding.state, "adopt", False) and self._may_adopt(path, snapshot):
                 self._tables.check_fence()
                 snapshot = self._adopt(snapshot, first)
-        self._tables.engine.expect_litter(str(path))
+        self._tables.engine.mark_for_cleanup(str(path))
         self._tables.remember(snapshot)
         control = decode_control(path, snapshot.control(DOMAIN))
         self._check_owner(path, control)
@@ -131,7 +130,7 @@ class TableOpener:
             self._tables.check_fence()  # a successor may have published since the record was read
             raise halts.transactions_differ(self._tables.topology, path, control, mark)
         # Without a mark the control record was the last thing written: what is before it was adopted with the table.
-        version = mark.version if mark else delta_log.find_version_by_control(str(path), DOMAIN, control.txid)
+        version = mark.version if mark else history.find_version_by_control(str(path), DOMAIN, control.txid)
         self._tables.check_foreign(binding.name, path, snapshot.version if version is None else version, snapshot)
         if binding.state_kind.may_grow(binding) and spec.lacks_columns(snapshot.schema_json):
             snapshot = self._add_columns(binding, spec, path)
@@ -159,7 +158,7 @@ class TableOpener:
         return snapshot
 
     def _may_adopt(self, path: Path, snapshot: TableSnapshot) -> bool:
-        """A table that no topology has, or that this one had in an earlier life."""
+        """A table that no topology has, or that an earlier incarnation of this one had."""
         text = snapshot.control(DOMAIN)
         if text is None:
             return True

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.core.descriptor import list_descriptors
-from trident.states.delta import halts as contradictions
+from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests, outlives_process
 
 
-def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) -> None:
+def check_no_prior_incarnation(engine: KernelEngine, warehouse: Path, topology: str) -> None:
     """Refuses to begin at transaction 1 over tables that have transactions of this topology.
 
     Raises:
@@ -23,7 +23,7 @@ def check_no_earlier_life(engine: KernelEngine, warehouse: Path, topology: str) 
     """
     found = traces(engine, warehouse, topology)
     if found:
-        raise contradictions.zookeeper_forgot(topology, warehouse, found)
+        raise halts.zookeeper_forgot(topology, warehouse, found)
 
 
 def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: str) -> None:
@@ -38,7 +38,7 @@ def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: 
     """
     for decision, manifest in reversed(ManifestStore(warehouse, topology, group).found()):
         if manifest.incarnation == incarnation and outlives_process(manifest):
-            raise contradictions.group_forgotten(topology, group, decision)
+            raise halts.group_forgotten(topology, group, decision)
 
 
 def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
@@ -54,11 +54,11 @@ def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
             continue
         control = decode_control(snapshot.path, text)
         if control.topology == topology and control.attempt_id >= 0:
-            said = contradictions.attempt_text(control.txid, control.attempt_id)
+            said = halts.attempt_text(control.txid, control.attempt_id)
             found.append(f"table {descriptor.published_path} has {said} (incarnation {control.incarnation})")
     for group in groups_with_manifests(warehouse, topology):
         for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
             if outlives_process(manifest) and not found:
-                said = contradictions.attempt_text(decision.txid, decision.attempt_id)
+                said = halts.attempt_text(decision.txid, decision.attempt_id)
                 found.append(f"a manifest of batch group {group} has {said} (incarnation {manifest.incarnation})")
     return found

@@ -19,7 +19,7 @@ from trident.states.delta.evolution import columns_only_added
 from trident.states.delta.kernel import CommitOutcomeUnknown, TableMissing, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.manifest import Manifest, ManifestStore, ManifestTable
 from trident.states.delta.staging import verify_staged
-from trident.states.delta.torn_entries import settle_log_entries
+from trident.states.delta.torn_entries import fsync_log_entries
 from trident.states.publishing.group_tables import GroupTables, columns_text
 
 log = logging.getLogger("trident.committer")
@@ -141,9 +141,9 @@ class Publisher:
             control = decode_control(path, snapshot.control(DOMAIN))
             self._check_identity(path, snapshot, control, table)
             if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
-                # Whoever committed it may not have come to the flush, and what advances must outlive a power cut.
+                # Its writer may not have come to the flush, and a transaction that advances must outlive a power cut.
                 first = mark.version + 1 if mark else snapshot.version
-                settle_log_entries(str(path), first, snapshot.version)
+                fsync_log_entries(str(path), first, snapshot.version)
                 self._tables.remember(snapshot)
                 return control.mark(snapshot.version)
             expected = control.attempt_id == -1 if mark is None else control.same_batch(mark)
@@ -164,7 +164,7 @@ class Publisher:
                 # A log drop, an OPTIMIZE, our own earlier try or a zombie came first: the control record tells.
                 met = error
                 log.info("publishing %s to %s met %s; reading the table again", decision.attempt, path, error)
-                # Somebody else's rows are not committed upon: from then on nobody would look at them.
+                # A commit on top of foreign rows would hide them: later checks begin behind it.
                 snapshot = self._load_for_publish(path, table, control.mark(snapshot.version), decision)
                 continue
             except TableError:
@@ -190,7 +190,7 @@ class Publisher:
     def _load_for_publish(
         self, path: Path, table: ManifestTable, mark: TableMark | None, decision: Decision
     ) -> TableSnapshot:
-        """The table as it is now, with nobody's commits but ours since ``mark``."""
+        """Loads the table anew, and checks that all commits since ``mark`` are ours."""
         try:
             snapshot = self._tables.engine.load(str(path))
         except TableMissing:

@@ -23,7 +23,7 @@ from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
 from trident.coordinators.records import Decision, GroupRecord
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.delta import halts as contradictions
+from trident.states.delta import halts
 from trident.states.delta.kernel_errors import CommitOutcomeUnknown, TxnAlreadyApplied
 from trident.states.delta.manifest import ManifestTable
 from trident.states.publishing.group_tables import GroupTables, SeenTable
@@ -232,7 +232,7 @@ class SimCommitter:
         mark = record.tables.get(table.table_id)
         if not (control.attempt_id == -1 if mark is None else control.same_batch(mark)):
             self._check_fence()
-            raise contradictions.transactions_differ(self._topology, path, control, mark)
+            raise halts.transactions_differ(self._topology, path, control, mark)
         self._tables.remember(snapshot)
 
     def publish(self, decision: Decision, record: GroupRecord) -> Published:

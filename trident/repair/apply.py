@@ -45,7 +45,7 @@ from trident.repair.steps import (
 from trident.running.connecting import open_zookeeper
 from trident.running.own_zookeeper import leading, refuse_leader_elsewhere
 from trident.spark.session import make_session, spark_settings
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
 from trident.states.keyed.log_watch import repair_marker, repaired_to
@@ -216,7 +216,7 @@ class _Repair:
             ) from error
         version = self._engine.load(path).version
         # A commit that came right behind it is looked at next time: it is after the mark.
-        while repaired_to(delta_log.read_commit(path, version), self._facts.name) is None:
+        while repaired_to(history.read_commit(path, version), self._facts.name) is None:
             version -= 1
         return version
 

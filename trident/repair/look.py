@@ -42,7 +42,7 @@ from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import backquoted
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import UPTO_COLUMN
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.log_entries import entry_signature, read_actions, read_commit
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
@@ -259,7 +259,7 @@ class _Look:
         control: ControlRecord,
         descriptor: StateDescriptor | None,
     ) -> TableFacts:
-        def ours(commit: delta_log.Commit) -> bool:
+        def ours(commit: history.Commit) -> bool:
             if table.role == PLAIN and descriptor is not None:
                 return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))
             return is_our_publish(commit, control.incarnation)
@@ -269,18 +269,18 @@ class _Look:
         if since >= table.version:
             return table
         try:
-            commits = delta_log.commits_since(str(path), since)
+            commits = history.commits_since(str(path), since)
         except TableError:
             if all(entry_signature(str(path), each) is not None for each in range(since + 1, table.version + 1)):
                 raise
             return replace(table, unverified=True)
-        foreign: list[tuple[delta_log.Commit, str]] = []
+        foreign: list[tuple[history.Commit, str]] = []
         healed = False
         for commit in commits:
             taken_back = repaired_to(commit, self.topology)
             if taken_back is not None:
                 foreign, healed = [pair for pair in foreign if pair[0].version not in taken_back], True
-            elif reason := delta_log.foreign(commit, ours):
+            elif reason := history.foreign(commit, ours):
                 foreign.append((commit, reason))
         table = replace(table, healed=healed)
         if not foreign:
@@ -295,7 +295,7 @@ class _Look:
             odd_rows=self._odd_rows(path, table, descriptor) if table.role == PLAIN else "",
         )
 
-    def _since(self, table: TableFacts, path: str, ours: delta_log.IsOurs) -> tuple[int, int]:
+    def _since(self, table: TableFacts, path: str, ours: history.IsOurs) -> tuple[int, int]:
         """The version behind which changes by others are looked for, and the one before which entries for it are gone.
 
         A mark vouches for what is before it. Without one, or of a table that
@@ -337,7 +337,7 @@ def _is_there(root: Path, file: StagedFile) -> bool:
     return True
 
 
-def _change(path: Path, commit: delta_log.Commit, reason: str) -> ForeignChange:
+def _change(path: Path, commit: history.Commit, reason: str) -> ForeignChange:
     info: dict[str, Any] = next(
         (a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {}
     )

@@ -25,7 +25,7 @@ from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.committer import DeltaCommitter
-from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_earlier_life
+from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ class SparkSite:
         return SparkOpening(self, self.plans[group], term, epoch, check_fence)
 
     def check_first_life(self) -> None:
-        check_no_earlier_life(self.engine, self.warehouse, self.topology)
+        check_no_prior_incarnation(self.engine, self.warehouse, self.topology)
 
     def lost_place(self, sure: bool) -> Exception | None:
         return self._place.halted() if self._place.is_gone(sure) else None

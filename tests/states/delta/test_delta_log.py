@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import TableError
 from trident.states.core.staged import StagedFile
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.history import (
     Commit,
     commits_since,
@@ -274,7 +274,7 @@ def test_few_entries_are_read_and_none_twice(long_log, tmp_path, monkeypatch):
     path = str(shutil.copytree(long_log[0], tmp_path / "t"))
     read: list[int] = []
     monkeypatch.setattr(
-        delta_log, "read_commit", lambda path, version: read.append(version) or read_commit(path, version)
+        history, "read_commit", lambda path, version: read.append(version) or read_commit(path, version)
     )
     found = find_version_by_control(path, "trident", 50)
     assert len(read) < 30

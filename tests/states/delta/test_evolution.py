@@ -17,7 +17,7 @@ from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration, identity_conflicts
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, decode_control
-from trident.states.delta import history as delta_log
+from trident.states.delta import history
 from trident.states.delta.evolution import add_columns, columns_only_added
 from trident.states.delta.history import commits_since, foreign
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine
@@ -321,7 +321,7 @@ X, Y, Z = {"name": "x"}, {"name": "y", "type": "string"}, {"name": "z"}
     ],
 )
 def test_only_further_nullable_columns_are_nothing_but_columns(change, good):
-    assert delta_log.only_adds_columns(META, {**META, **change}) is good
+    assert history.only_adds_columns(META, {**META, **change}) is good
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_only_further_nullable_columns_are_nothing_but_columns(change, good):
     ],
 )
 def test_a_commit_of_others_that_adds_columns_does_only_that(change, good):
-    commit = delta_log.Commit(
+    commit = history.Commit(
         **{
             "version": 3,
             "operation": "ADD COLUMNS",

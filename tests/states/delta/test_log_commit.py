@@ -20,7 +20,7 @@ import pytest
 
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.delta import log_commit
-from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, sweep_drafts
+from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, remove_drafts
 from trident.states.delta.log_entries import entry_of, entry_signature
 from trident.states.delta.table_lock import table_lock
 
@@ -209,7 +209,7 @@ def test_a_process_that_is_stopped_inside_a_commit_keeps_nobody_waiting(table: s
         version = 1 if where == "before" else 2
         started = time.monotonic()
         publish_draft(table, version, draft(table, version, "successor"), base(table, version))
-        sweep_drafts(table, version)
+        remove_drafts(table, version)
         assert time.monotonic() - started < 5
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=20)
@@ -285,7 +285,7 @@ def test_drafts_of_entries_that_exist_go_and_those_of_the_next_one_and_of_a_runn
     for name in [*stale, old, *stay]:
         (log / name).touch()
     os.utime(log / old, (1, 1))
-    assert sorted(sweep_drafts(table, 0)) == sorted([*stale, old])
+    assert sorted(remove_drafts(table, 0)) == sorted([*stale, old])
     assert names(table) == sorted(stay)
 
 

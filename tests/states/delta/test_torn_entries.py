@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel import KernelEngine
-from trident.states.delta.torn_entries import set_aside_torn_entry, settle_newest_entry
+from trident.states.delta.torn_entries import set_aside_torn_entry, set_torn_entries_aside
 
 SCHEMA = '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"metadata":{}}]}'
 WHOLE = b'{"commitInfo":{"timestamp":1}}\n{"txn":{"appId":"a","version":1}}\n'
@@ -47,9 +47,9 @@ def test_a_whole_one_stays_and_so_does_all_that_is_older(tmp_path: Path) -> None
 
 def test_several_in_a_row_are_set_aside_and_what_is_whole_is_not_read_again(tmp_path: Path) -> None:
     folder = log_of(tmp_path, WHOLE, WHOLE, b"", WHOLE[:40])
-    assert settle_newest_entry(str(tmp_path)) == 1
+    assert set_torn_entries_aside(str(tmp_path)) == 1
     assert sorted(path.name for path in folder.glob("[0-9]*")) == [f"{version:020d}.json" for version in (0, 1)]
-    assert settle_newest_entry(str(tmp_path / "none")) is settle_newest_entry("s3://bucket/table") is None
+    assert set_torn_entries_aside(str(tmp_path / "none")) is set_torn_entries_aside("s3://bucket/table") is None
 
 
 def test_after_a_power_cut_the_commit_that_nobody_was_told_of_is_made_again(

@@ -15,7 +15,7 @@ from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
-from trident.states.delta import halts as contradictions
+from trident.states.delta import halts
 from trident.states.delta.log_entries import as_text, entry_of, has_log, newest_version, read_commit
 from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
@@ -44,7 +44,7 @@ def lives_in(warehouse: Path, topology: str) -> list[Life]:
         return found
     for group in groups_with_manifests(warehouse, topology):
         for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
-            said = contradictions.attempt_text(decision.txid, decision.attempt_id)
+            said = halts.attempt_text(decision.txid, decision.attempt_id)
             found.append(Life(manifest.incarnation, f"a manifest of batch group {group} of {said}"))
     return found
 
@@ -63,7 +63,7 @@ def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> li
 
 
 def _life(table: str, control: ControlRecord) -> Life:
-    said = contradictions.attempt_text(control.txid, control.attempt_id)
+    said = halts.attempt_text(control.txid, control.attempt_id)
     return Life(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
 
 

@@ -22,7 +22,7 @@ from trident.workers.tracking import Tracked
 
 @dataclass(frozen=True)
 class PartitionHints:
-    """What is known of Spark partitions before there are any.
+    """The Spark partitions that hints ask for, known before any exist.
 
     Attributes:
         counts: node → how many Spark partitions a hint gives its rows.
@@ -34,7 +34,7 @@ class PartitionHints:
 
 
 class SegmentBuilder:
-    """What nodes push their operations to.
+    """Takes the operations that nodes push, and knows the columns behind the last one.
 
     Args:
         inputs: the columns at each anchor of the segment.
@@ -68,7 +68,7 @@ class SegmentBuilder:
 
     @property
     def computed(self) -> bool:
-        """Whether the rows come from more than reading what was staged, so that they are to be computed only once."""
+        """Whether the rows come from more than a read of staged files, so that they are to be computed only once."""
         return not all(op.cheap_to_repeat for op in self.ops)
 
     def narrowed(self, names: Sequence[str] | frozenset[str] | set[str]) -> Fields:
@@ -84,12 +84,12 @@ class SegmentBuilder:
         """Adds a step on the worker; see PyOp."""
         taken = frozenset(takes or names_of(self.fields[:1]))
         if not self.ends_in_python and taken != set(names_of(self.fields)):
-            # What Python does not need is not converted for it.
+            # Columns that Python does not need are not converted for it.
             self._select(tuple(field for field in self.fields if field.name in taken))
         self.push(PyOp(tuple(fields), step, taken, batch_id))
 
     def push_rows(self, step: Step, fields: Fields, takes: Sequence[str], goes_on: bool) -> None:
-        """Adds a step that calls a function for rows; where they have anchors, what raises fails its row alone.
+        """Adds a step that calls a function for rows; where they have anchors, a call that raises fails its row alone.
 
         Args:
             step: with ROW among the columns that it keeps where the anchors go on.

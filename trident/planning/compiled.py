@@ -21,14 +21,14 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Chain
 
-CALL = faults.register("batch.call", "the Spark job of an operation whose rows nobody takes")
+CALL = faults.register("batch.call", "the Spark job of an operation whose rows no state takes")
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class BuiltBatch(dict[str, "DataFrame"]):
-    """State name → DataFrame of one attempt, with what was kept in memory for it."""
+    """State name → DataFrame of one attempt, and the checkpoints kept in memory for it."""
 
     def __init__(self, frames: Mapping[str, "DataFrame"], checkpoints: Sequence["DataFrame"]) -> None:
         super().__init__(frames)
@@ -129,7 +129,7 @@ class CompiledGroup:
             built[target.output_name] = target.output(frame)
         elif boundary is not None:
             built[boundary.name] = frame.drop(ANCHORS) if len(segment.fields) > len(boundary.fields) else frame
-        elif not used:  # a dangling end: nobody takes its rows, but its functions are to be called
+        elif not used:  # a dangling end: no state takes its rows, but its functions are to be called
             with faults.fault_point(CALL):
                 frame.write.format("noop").mode("overwrite").save()
 
@@ -186,7 +186,7 @@ def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 @dataclass
 class LoweredPlan:
-    """A lowered group, and what it was compiled to.
+    """A lowered group, which is compiled once per session.
 
     Attributes:
         lowered: the pure description.
@@ -199,7 +199,7 @@ class LoweredPlan:
     def compiled(self, session: Any) -> CompiledGroup:
         """The plan in a session; made once."""
         with self._lock:
-            # What is compiled belongs to one SparkContext.
+            # A compiled group belongs to one SparkContext.
             if self._compiled is None or self._compiled.context is not session.sparkContext:
                 self._compiled = CompiledGroup(self.lowered, session)
             return self._compiled

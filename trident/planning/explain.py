@@ -35,7 +35,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Described:
-    """A batch group, or what answers a DRPC function.
+    """Describes a batch group, or the plan of a DRPC function.
 
     Attributes:
         nodes, lowered: its.

@@ -12,7 +12,7 @@ from trident.planning.request_nodes import DrpcNode, no_committer, origin_of
 
 @dataclass(eq=False)
 class TopologyGraph:
-    """What a topology consists of; each call of the user adds to it.
+    """The nodes of a topology, and its sources, states and functions; each call of the user adds to it.
 
     Attributes:
         name: the topology's.

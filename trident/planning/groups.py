@@ -1,4 +1,4 @@
-"""The batch groups of a topology, and the plan of each: what is built for every batch.
+"""The batch groups of a topology, and the plan by which each builds every batch.
 
 Three layers, as in Trident: the user's calls made **nodes**; connected nodes
 are a **batch group**, with a coordinator of its own; a group becomes, per
@@ -42,7 +42,7 @@ class GroupPlan(LoweredPlan):
     Attributes:
         name: the group's: the smallest tx_id of its streams.
         nodes: of the group, parents first.
-        bindings: what is written to which state.
+        bindings: the states that it writes to.
         spout_tables: tx_id → the table that its spout owns.
         tracked: streams whose messages are acknowledged one by one.
         message_tables: stream → the name of the table of its messages; "" → that of the dead letters; none
@@ -71,13 +71,13 @@ class GroupPlan(LoweredPlan):
         Args:
             inputs: tx_id → the batch, with the columns of the spout's output_schema.
             attempt: whose batch it is; given to aggregators as their batch id.
-            info: what users' own states are told; made of the attempt when None.
+            info: for users' own states; made of the attempt when None.
         """
         session = next(iter(inputs.values())).sparkSession
         return self.compiled(session).build(inputs, info or BatchInfo(attempt))
 
     def build_late(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: Stored) -> BuiltBatch:
-        """The rows to stage for states that are read in the transaction's turn, and for what is made of them.
+        """The rows to stage for states that are read in the transaction's turn, and for those behind them.
 
         Args:
             inputs: boundary name → the rows that were staged for it.

@@ -7,7 +7,7 @@ Nodes that read a state of the group are *late*: they run in the transaction's
 turn, when the one before is published, and everything else has run long
 before that. Where rows pass from early to late nodes is a *boundary*: there
 they are staged, and the late segments begin. A late segment may look a state up
-by key, go on from what was found, or update a map of the user's against a buffer
+by key, go on from the value found, or update a map of the user's against a buffer
 (``trident.workers.states.UpdateMap``).
 
 A node that several branches use is computed once per batch and checkpointed,
@@ -87,7 +87,7 @@ def _lower_early(
     uses = Counter(staged)
     for node in early:
         for parent in node.parents:
-            # A state that is written is a use of its own, beside what is made of its new values.
+            # A state that is written is a use of its own, beside the streams of its new values.
             uses[parent] += 1 + int(parent.writes is not None and not uses[parent])
     begins = set(sources(early))
     shared = {node for node in early if uses[node] > 1} - begins
@@ -97,7 +97,7 @@ def _lower_early(
     lower_segment = _SegmentLowering(anchors, live, hints, anchor_branches(early, anchors, live))
     ends = {*targets, *staged}
     segments = [lower_segment(node) for node in early if node in shared or node in single_use or node in ends]
-    # What several branches use is computed once where it could give them other rows, or costs a shuffle.
+    # A node that several branches use is computed once where it could give them other rows, or costs a shuffle.
     costly = {segment.target for segment in segments if any(op.shuffles for op in segment.ops)}
     return Lowered(
         segments=tuple(segments),

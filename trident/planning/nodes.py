@@ -1,4 +1,4 @@
-"""The one kind of node: what a user's call becomes, before anything is planned.
+"""The one kind of node: a step of a stream, which says what it reads and lowers itself.
 
 A node knows its parents and its fields and never changes, so a stream may be
 used by several branches. It says itself what it reads and which operations it
@@ -82,7 +82,7 @@ class Node:
         """The columns of a segment that begins at the node."""
         return self.fields_left(live)
 
-    # --- what the planner must know ------------------------------------------------------
+    # --- for the planner -----------------------------------------------------------------
 
     @property
     def links(self) -> tuple["Node", ...]:
@@ -129,7 +129,7 @@ class Node:
         """Whether it calls a function that may fail for a row, so that it needs the anchors of its rows."""
         return False
 
-    # --- what it does to Spark partitions ------------------------------------------------
+    # --- Spark partitions ----------------------------------------------------------------
 
     @property
     def row_by_row(self) -> bool:
@@ -190,11 +190,11 @@ class Node:
 
     @property
     def drawn_as(self) -> str:
-        """ "spout", "Python", "Spark", "repartition" or "state": what it looks like in a picture of the plan."""
+        """ "spout", "Python", "Spark", "repartition" or "state": its look in a picture of the plan."""
         return "Python" if self.calls_user else "Spark"
 
     def notes(self) -> Iterator[str]:
-        """What ``explain`` says to the user about it."""
+        """The notes about it that ``explain`` gives to the user."""
         return iter(())
 
 

@@ -37,7 +37,7 @@ class Operation:
     fields: Fields
 
     def transform(self, frames: SessionFrames) -> Transform:
-        """(DataFrame, Batch) → DataFrame; what is made of the session may be kept."""
+        """(DataFrame, Batch) → DataFrame; made once per session, so it may keep Columns."""
         raise AssertionError(f"{type(self).__name__} has no transform")
 
     def describe(self) -> str:

@@ -1,7 +1,7 @@
 """Plans DRPC streams: one plan per function, lowered and compiled once, built for every request.
 
-The lowering is that of batch groups. What it would stage between processing a
-batch and its turn is handed on directly: a request has no turn to wait for.
+The lowering is that of batch groups. Rows that it would stage between processing
+a batch and its turn are handed on directly: a request has no turn to wait for.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DrpcPlan(LoweredPlan):
         """The boundaries that must be computed before they are used twice: a staged file gives the same rows again."""
         uses: Counter[Node] = Counter()
         for segment in self.lowered.late_segments:
-            # What is looked up is read twice: as keys, and as the rows beside which the values are put.
+            # Rows that are looked up are read twice: as keys, and as the rows beside which the values are put.
             weight = 2 if any(op.reads_state for op in segment.ops) else 1
             for anchor in segment.anchors:
                 uses[anchor] += weight

@@ -2,7 +2,7 @@
 
 A target of its own: the planner lowers up to it as to a state, and
 ``GroupPlan.build`` gives its rows under :data:`RESULT`. It is never part of a
-topology; who wants the rows plans the nodes above a stream with it.
+topology; a caller that wants the rows plans the nodes above a stream with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
 
-# What the rows are called among a batch's frames; no state can have this name.
+# The name of the rows among a batch's frames; no state can have it.
 RESULT = "__trident_result"
 
 

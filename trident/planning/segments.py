@@ -37,7 +37,7 @@ class Boundary:
     """Rows that are staged early and read late.
 
     Attributes:
-        name: what they are staged under; of a state's own rows the state's name.
+        name: under which they are staged; of a state's own rows the state's name.
         fields: of the rows.
         own: whether a folder of its own is needed: not for a state's own rows.
     """
@@ -49,14 +49,14 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A group's segments; those of shared nodes come before what uses them.
+    """A group's segments; those of shared nodes come before their users.
 
     Attributes:
         segments: in the order in which they are built.
         shared: nodes that several branches use.
         checkpointed: those of them that must be computed once.
         boundaries: nodes whose rows are staged for late segments, with the name they are staged under.
-        late_segments: what runs in the transaction's turn, in order.
+        late_segments: those that run in the transaction's turn, in order.
         single_use: nodes that one operation with several parents uses.
         source_partitions: source → the Spark partitions that its batches are given, where a hint says so.
         anchored: sources whose batches must have anchors: something behind them may fail for a row.

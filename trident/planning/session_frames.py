@@ -36,10 +36,10 @@ _LARGE_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Batch:
-    """What transforms are told of the batch that they build.
+    """The batch that transforms build.
 
     Attributes:
-        info: what user code may be told.
+        info: for user code.
         stored: (state, frame of its keys or None) → its keys and values as of the
             transaction before; for late segments.
         once: computes a frame now, so that it can be used twice.
@@ -57,7 +57,7 @@ Join = Callable[[Sequence["DataFrame"], Batch], "DataFrame"]
 
 
 class SessionFrames:
-    """The calls of one session; Columns and what is made of them belong to its JVM.
+    """The calls of one session; Columns, and the Java sequences of them, belong to its JVM.
 
     Attributes:
         session, context: whose JVM it is.
@@ -96,7 +96,7 @@ class SessionFrames:
         Args:
             chain: the steps.
             takes: the columns that they are given.
-            schema: of what they give.
+            schema: of the rows that they give.
             uses_batch_id: whether the chain must be told the batch, so that it is pickled anew for each.
         """
         if uses_batch_id:
@@ -170,7 +170,7 @@ def _frame(origin: Any, java: Any) -> "DataFrame":
 
 
 def _udf(chain: Chain | SentChain, takes: Sequence[str], schema: StructType) -> Any:
-    """What ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""
+    """The UDF that ``DataFrame.mapInArrow`` would make anew, and pickle, at every call."""
     make: Any = pandas_udf
     udf = make(chain, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     return udf(*column_list(takes))

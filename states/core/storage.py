@@ -15,7 +15,8 @@ from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.errors import TableError
-from trident.states.core.local_storage import Appending, LocalStorage, Stat
+from trident.states.core.local_storage import Appending as Appending
+from trident.states.core.local_storage import LocalStorage, Stat
 
 AnyPath = str | os.PathLike[str]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from trident.states.core import storage
-from trident.states.core.plain_values import frozen, python_values
+from trident.states.core.plain_values import Row, frozen, python_values
 from trident.states.core.values import loads
 from trident.states.maps.map_states import CachedMap
 
@@ -78,7 +78,7 @@ def open_backing(state: Any, info: BatchInfo, partition: int) -> Any:
     return _caches[place]
 
 
-def plain_key(key: Sequence[Any]) -> tuple:
+def plain_key(key: Sequence[Any]) -> Row:
     """A key as every path must write it: the same for the same instant, whatever the session's time zone."""
     return tuple(_plain(value) for value in key)
 
@@ -99,7 +99,7 @@ class Collector:
     """What an updater emits to. Of a state that is updated after the decision nobody takes it."""
 
     def __init__(self) -> None:
-        self.emitted: list[tuple] = []
+        self.emitted: list[Row] = []
 
     def emit(self, values: Sequence[Any]) -> None:
         self.emitted.append(tuple(values) if isinstance(values, (tuple, list)) else (values,))
@@ -108,7 +108,7 @@ class Collector:
 def call_updater(
     updater: Any,
     state: Any,
-    tuples: Sequence[tuple],
+    tuples: Sequence[Row],
     collector: Collector,
     config: Mapping[str, Any],
     index: int,
@@ -179,7 +179,7 @@ class PublishTask:
         if follows:
             backing.transaction_committed(self.info.attempt.txid)
 
-    def _rows(self, table: "pa.Table", names: Sequence[str]) -> list[tuple]:
+    def _rows(self, table: "pa.Table", names: Sequence[str]) -> list[Row]:
         columns = [python_values(table.column(name)) for name in names]
         return list(zip(*columns)) if columns else [()] * table.num_rows
 
@@ -203,7 +203,7 @@ class PublishTask:
         values = self._rows(table, self.values)
         single = len(self.values) == 1
 
-        def adder(row: tuple) -> Any:
+        def adder(row: Row) -> Any:
             new = row[0] if single else row
             return lambda old: new if old is None else combine(old, new)
 

@@ -84,7 +84,7 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
 def look(task: Mapping[str, Any], tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Tells, on an executor, what is there: a plain dict for each task number."""
     # The function is sent by value: an executor that lacks the framework runs it too.
-    import importlib
+    import importlib.util
     import socket
     import sys
     import time

@@ -72,7 +72,7 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 def _cancel_the_users_jobs() -> None:
     """Those without a group: each batch, and each other job of the framework, has one."""
-    context = SparkContext._active_spark_context
+    context: Any = SparkContext._active_spark_context
     try:
         for job_id in context.statusTracker().getJobIdsForGroup(None) if context is not None else ():
             context._jsc.sc().cancelJob(job_id)  # one that has ended is passed over

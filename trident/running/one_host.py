@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def master_of(spark: SparkSession | None, config: TridentConfig) -> str:
     """The Spark master that a topology will run on: that of a session that there is, else what the settings say."""
     spark = spark or current_session()
-    return spark.sparkContext.master if spark is not None else spark_settings(config)["spark.master"]
+    return spark_settings(config)["spark.master"] if spark is None else str(spark.sparkContext.master)
 
 
 def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -41,6 +41,7 @@ from trident.udf.signatures import translate_failure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from trident.messages.executor import MessageSpoutExecutor
     from trident.planning.groups import GroupPlan, Stored
 
 log = logging.getLogger("trident.runner")
@@ -107,7 +108,7 @@ class SparkBatchRunner:
         if plan.message_tables:
             self._tracked = TrackedBatches(
                 spark,
-                {tx_id: host.executors[tx_id] for tx_id in plan.tracked},
+                cast("Mapping[str, MessageSpoutExecutor]", {tx_id: host.executors[tx_id] for tx_id in plan.tracked}),
                 plan.anchored,
                 self._tracked_frame,
                 [*targets, *self._boundaries],
@@ -117,7 +118,7 @@ class SparkBatchRunner:
                 incarnation,
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
-        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
+        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
         self._context = spark.sparkContext
         self._repeats = gives_again(plan.spouts.values())
         self._running: dict[TransactionAttempt, _Running] = {}
@@ -179,8 +180,9 @@ class SparkBatchRunner:
         for tx_id, executor in self._host.executors.items():
             spout = self._plan.spouts[tx_id]
             if tx_id in self._plan.tracked:
-                spouts[tx_id] = _described(spout, metadata[tx_id], None)
-                counts.append(metadata[tx_id]["rows"])
+                pinned: Any = metadata[tx_id]  # MessageSpoutExecutor's: an object with the count of rows
+                spouts[tx_id] = _described(spout, pinned, None)
+                counts.append(pinned["rows"])
                 continue
             emitted = executor.emit_batch(attempt, metadata[tx_id])
             if emitted.table_rows is not None and tx_id not in self._plan.spout_tables:

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ class WarmUp:
         self._on_warm = on_warm
         self._job_group = f"trident-{topology}-warm-up-{uuid.uuid4().hex[:8]}"
         self._folder = warehouse / "_trident" / f"{_FOLDER}-{self._job_group}"
-        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", "snappy")
+        self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -110,7 +110,7 @@ class WarmUp:
         code would then be generated and compiled in the first real transaction.
         """
         given = self._given
-        own = SparkSession(given.sparkContext, given._jsparkSession.cloneSession())  # type: ignore[attr-defined]
+        own = SparkSession(given.sparkContext, given._jsparkSession.cloneSession())
         keep_empty_partitions(own)
         return own
 
@@ -171,11 +171,11 @@ class WarmUp:
 
     def _parts(self) -> Iterator[Callable[[], None]]:
         for plan in self._plans:
-            yield lambda plan=plan: self._early(plan)  # type: ignore[misc]
+            yield partial(self._early, plan)
             if plan.is_late:
-                yield lambda plan=plan: self._late(plan)  # type: ignore[misc]
+                yield partial(self._late, plan)
             for binding in plan.bindings:
-                yield lambda binding=binding: self._open(binding)  # type: ignore[misc]
+                yield partial(self._open, binding)
         yield self._store
 
     # --- the topology's own plan, on nothing ------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any, ClassVar
 from trident.coordinators.errors import (
     ConfigError,
     ForeignTable,
-    OutcomeUnknown,
     TopologyError,
     TridentError,
     described,
@@ -31,9 +29,9 @@ from trident.states.core.names import check_name
 from trident.states.core.values import dumps, loads
 from trident.states.maps.backing_maps import stale_epoch
 from trident.states.maps.map_states import key_text
+from trident.states.maps.sqlite_file import BUSY_TIMEOUT_SECS, OpenFile, transaction
 from trident.states.maps.user_states import Key
 
-BUSY_TIMEOUT_SECS = 30.0
 _EPOCHS = "trident_epochs"
 # SQLite's limit on parameters was 999 for a long time.
 _KEYS_PER_SELECT = 500
@@ -83,7 +81,7 @@ class SqliteMap:
         """
         texts = [key_text(key) for key in keys]
         rows: dict[str, str] = {}
-        with self._errors("read"), _transaction(self._connection(), "BEGIN") as connection:
+        with self._errors("read"), transaction(self._connection(), "BEGIN") as connection:
             for start in range(0, len(texts), _KEYS_PER_SELECT):
                 some = texts[start : start + _KEYS_PER_SELECT]
                 marks = ",".join("?" * len(some))
@@ -99,7 +97,7 @@ class SqliteMap:
             TridentError: nothing was written (the file is locked, full, not a database, …).
         """
         rows = [(key_text(key), None if value is None else dumps(value)) for key, value in zip(keys, values)]
-        with self._errors("write"), _transaction(self._connection(), "BEGIN IMMEDIATE") as connection:
+        with self._errors("write"), transaction(self._connection()) as connection:
             if epoch is not None:
                 self._check_epoch(connection, epoch)
             # In their order: the same key may come twice.
@@ -111,13 +109,13 @@ class SqliteMap:
 
     def items(self) -> Iterator[tuple[Key, Any]]:
         """Every (key, stored value), as of one moment, in no promised order; all are read at the call."""
-        with self._errors("read"), _transaction(self._connection(), "BEGIN") as connection:
+        with self._errors("read"), transaction(self._connection(), "BEGIN") as connection:
             rows = connection.execute(f'SELECT key, value FROM "{self.table}"').fetchall()
         return ((loads(key), loads(value)) for key, value in rows)
 
     def clear(self) -> None:
         """Removes every row and forgets the epoch; only while no topology writes to it."""
-        with self._errors("write"), _transaction(self._connection(), "BEGIN IMMEDIATE") as connection:
+        with self._errors("write"), transaction(self._connection()) as connection:
             connection.execute(f'DELETE FROM "{self.table}"')
             connection.execute(f"DELETE FROM {_EPOCHS} WHERE map = ?", (self.table.lower(),))
 
@@ -130,11 +128,7 @@ class SqliteMap:
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's connection with the table made."""
-        open_here = _this_thread()
-        opened = open_here.get(self.path)
-        if opened is None or opened.file != _file(self.path):
-            open_here.pop(self.path, None)
-            opened = open_here[self.path] = _Opened(self.path)
+        opened = _of_this_thread(self.path)
         if self.table not in opened.tables:
             self._make_table(opened.connection)
             opened.tables.add(self.table)
@@ -142,7 +136,7 @@ class SqliteMap:
 
     def _make_table(self, connection: sqlite3.Connection) -> None:
         columns = "(key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-        with _transaction(connection, "BEGIN IMMEDIATE"):
+        with transaction(connection):
             connection.execute(f'CREATE TABLE IF NOT EXISTS "{self.table}" {columns}')
             connection.execute(f"CREATE TABLE IF NOT EXISTS {_EPOCHS} (map TEXT PRIMARY KEY, epoch INTEGER NOT NULL)")
             found = [(name, kind) for _, name, kind, *_ in connection.execute(f'PRAGMA table_info("{self.table}")')]
@@ -167,80 +161,14 @@ class SqliteMap:
             ) from problem
 
 
-class _Opened:
-    """A connection of one process and thread, and which file it has open."""
-
-    def __init__(self, path: str) -> None:
-        # Transactions are begun explicitly: Python's own would begin without the write lock.
-        self.connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECS, isolation_level=None)
-        _use_wal(self.connection)
-        self.connection.execute("PRAGMA synchronous=FULL")
-        self.file, self.pid = _file(path), os.getpid()
-        self.tables: set[str] = set()
-
-    def __del__(self) -> None:
-        # With its thread, or when the file was replaced; never in a child process (below).
-        if getattr(self, "pid", None) == os.getpid():
-            self.connection.close()
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Readers and the writer do not wait for each other."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_SECS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as problem:
-            # Of two processes that make a file at once one is told "locked" without any waiting.
-            if "locked" not in str(problem) or time.monotonic() > deadline:
-                connection.close()
-                raise
-            time.sleep(0.01)
-
-
 _local = threading.local()
-_inherited: list[Any] = []
 
 
-def _this_thread() -> dict[str, _Opened]:
-    """Path -> connection of this thread of this process."""
-    if getattr(_local, "pid", None) != os.getpid():
-        # After a fork: a connection of the parent may neither be used nor closed here
-        # (sqlite.org/howtocorrupt.html, section 2.6), so it is kept from the garbage collector.
-        _inherited.append(getattr(_local, "opened", None))
-        _local.pid, _local.opened = os.getpid(), {}
-    return _local.opened
-
-
-def _file(path: str) -> tuple[int, int] | None:
-    """Which file is there now: one that was removed and made again must be opened again."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[sqlite3.Connection]:
-    connection.execute(begin)
-    try:
-        yield connection
-    except BaseException:
-        _roll_back(connection)
-        raise
-    try:
-        connection.execute("COMMIT")
-    except sqlite3.Error as problem:
-        # Still in the transaction: certainly not committed.
-        if connection.in_transaction:
-            _roll_back(connection)
-            raise
-        raise OutcomeUnknown("an SQLite commit failed", found=f"{type(problem).__name__}: {problem}") from problem
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    # Some errors have rolled back already.
-    if connection.in_transaction:
-        connection.execute("ROLLBACK")
+def _of_this_thread(path: str) -> OpenFile:
+    """This thread's connection; of a parent process, or of a file that was replaced, there is none."""
+    open_here: dict[str, OpenFile] = _local.__dict__.setdefault("open", {})
+    opened = open_here.get(path)
+    if opened is None or not opened.is_current():
+        open_here.pop(path, None)
+        opened = open_here[path] = OpenFile(path)
+    return opened

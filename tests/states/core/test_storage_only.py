@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/core/local_storage.py": (22, _STORAGE),
     "states/delta/log_commit.py": (15, _COMMIT),
     "states/delta/table_lock.py": (7, _COMMIT),
-    "states/maps/sqlite_map.py": (1, _SQLITE),
+    "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/user_file.py": (4, _SESSION),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
     "trident/running/cluster_probe.py": (2, "runs on executors that may have no framework yet"),
@@ -44,7 +44,6 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/spouts/files/tasks.py": (3, _SOURCE),
     "trident/spouts/queues/directory.py": (26, _QUEUE + "; and copies of its files, flushed by nobody"),
     "trident/spouts/queues/directory_spout.py": (1, _QUEUE),
-    "trident/spouts/queues/sqlite.py": (1, _SQLITE),
     "trident/spouts/structured_stream.py": (2, "the checkpoint of a user's Structured Streaming query"),
 }
 

@@ -35,6 +35,7 @@ from trident.coordinators.errors import (
     described,
 )
 from trident.spouts import arguments as spout_arguments
+from trident.states.maps.sqlite_file import BUSY_TIMEOUT_SECS, OpenFile, transaction
 
 PUT = faults.register("queue.put", "the SQLite transaction that puts messages into a queue")
 TAKE = faults.register("queue.take", "the SQLite transaction that takes messages from a queue")
@@ -43,7 +44,6 @@ ACKNOWLEDGE = faults.register("queue.acknowledge", "the SQLite transaction that 
 GIVE_BACK = faults.register("queue.give_back", "the SQLite transaction that gives messages back")
 TAKE_OVER = faults.register("queue.take_over", "the SQLite transaction in which a consumer takes over its name")
 
-BUSY_TIMEOUT_SECS = 30.0
 SYNCHRONOUS = "FULL"  # what has returned survives a loss of power
 _FREE = 0.0  # visible_at of a message that nobody has
 _HELD = 1e300  # … and of one that is held: no clock gets there
@@ -206,7 +206,7 @@ class SqliteQueue:
     @contextmanager
     def _write(self, point: str) -> Iterator[sqlite3.Connection]:
         with faults.fault_point(point), self._open.lock, self._errors(point):
-            with _transaction(self._open.connection(self.path)) as connection:
+            with transaction(self._open.connection(self.path)) as connection:
                 yield connection
 
     @contextmanager
@@ -218,11 +218,11 @@ class SqliteQueue:
     def _errors(self, point: str) -> Iterator[None]:
         try:
             yield
-        except _CommitFailed as problem:
+        except OutcomeUnknown as problem:
             if point == PUT:
-                raise OutcomeUnknown(f"messages may have been put into {self.path}", found=problem) from problem
+                raise OutcomeUnknown(f"messages may have been put into {self.path}", found=problem.found) from problem
             # All else may be done again: a lease runs out, a message is acknowledged once.
-            raise SourceError(f"a commit to {self.path} failed; it may have happened", found=problem) from problem
+            raise SourceError(f"a commit to {self.path} failed; it may have happened", found=problem.found) from problem
         except sqlite3.Error as problem:
             raise SourceError(
                 f"the queue {self.path} cannot be used",
@@ -346,109 +346,54 @@ def _split(ticket: str) -> tuple[int, str | None]:
 # --- SQLite --------------------------------------------------------------------------------------
 
 
-class _CommitFailed(Exception):
-    """A COMMIT raised and the transaction is over: it may have happened."""
-
-
 class _Open:
     """The connection of one queue object in one process, used by one thread at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-        self._file: tuple[int, int] | None = None
-        self._inherited: list[sqlite3.Connection] = []
+        self._file: OpenFile | None = None
 
     def connection(self, path: str) -> sqlite3.Connection:
-        if self._connection is not None and self._pid != os.getpid():
-            # After a fork: the parent's connection may neither be used nor closed here (sqlite.org/howtocorrupt.html).
-            self._inherited.append(self._connection)
-            self._connection = None
-        if self._connection is not None and _file(path) != self._file:
+        if self._file is None or not self._file.is_current():
             self.close()  # removed, and perhaps made again: what is put now is put there
-        if self._connection is None:
-            self._connection, self._pid = _connect(path), os.getpid()
-            self._file = _file(path)
-        return self._connection
+            self._file = _opened(path)
+        return self._file.connection
 
     def close(self) -> None:
         with self.lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-                self._connection = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
-def _file(path: str) -> tuple[int, int] | None:
+def _opened(path: str) -> OpenFile:
+    file = OpenFile(path, SYNCHRONOUS, any_thread=True)
     try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    # Transactions are begun explicitly: Python's own would begin without the write lock.
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECS, isolation_level=None, check_same_thread=False)
-    try:
-        _use_wal(connection)
-        connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
-        with _transaction(connection):
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables:
-                for statement in _TABLES:
-                    connection.execute(statement)
-                connection.execute("INSERT INTO queue VALUES (?, ?)", (_SCHEMA, uuid.uuid4().hex))
-            elif "queue" not in tables or "messages" not in tables:
-                raise ForeignTable(
-                    f"{path} was not made by a SqliteQueue",
-                    found=f"tables {', '.join(sorted(tables))}",
-                    expected="a file of its own",
-                    action="choose another path",
-                )
-            else:
-                (schema,) = connection.execute("SELECT schema FROM queue").fetchone()
-                if schema != _SCHEMA:
-                    raise ForeignTable(f"the queue {path} is of another version", found=schema, expected=_SCHEMA)
+        with transaction(file.connection) as connection:
+            _make_tables(connection, path)
     except BaseException:
-        connection.close()
+        file.close()
         raise
-    return connection
+    return file
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Changing the mode does not wait for locks as other statements do: two first users may meet."""
-    end = time.monotonic() + BUSY_TIMEOUT_SECS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as problem:
-            if "locked" not in str(problem) or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-    except BaseException:
-        _roll_back(connection)
-        raise
-    try:
-        connection.execute("COMMIT")
-    except sqlite3.Error as problem:
-        if connection.in_transaction:  # certainly not committed
-            _roll_back(connection)
-            raise
-        raise _CommitFailed(f"{type(problem).__name__}: {problem}") from problem
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:  # some errors have rolled back already
-        connection.execute("ROLLBACK")
+def _make_tables(connection: sqlite3.Connection, path: str) -> None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.execute("INSERT INTO queue VALUES (?, ?)", (_SCHEMA, uuid.uuid4().hex))
+    elif "queue" not in tables or "messages" not in tables:
+        raise ForeignTable(
+            f"{path} was not made by a SqliteQueue",
+            found=f"tables {', '.join(sorted(tables))}",
+            expected="a file of its own",
+            action="choose another path",
+        )
+    else:
+        (schema,) = connection.execute("SELECT schema FROM queue").fetchone()
+        if schema != _SCHEMA:
+            raise ForeignTable(f"the queue {path} is of another version", found=schema, expected=_SCHEMA)
 
 
 __all__: Sequence[str] = ["Message", "SqliteConsumer", "SqliteQueue"]

@@ -31,7 +31,6 @@ from trident.coordinators import faults
 from trident.coordinators.errors import FieldError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.window_spec import Unit, WindowSpec, duration_us
-from trident.operations.windows import window
 from trident.planning.groups import plan
 from trident.spouts.contracts import SpoutKind
 from trident.states.publishing.user_tasks import BatchInfo
@@ -188,7 +187,7 @@ def test_every_kind_of_window_gives_what_the_oracle_gives(spark: SparkSession, r
     made = {
         "rows": marked.sliding_window(5, 3),
         "event": marked.sliding_window("13 seconds", "5 seconds"),
-        "now": window(stream, "sliding_window", "8 seconds", "3 seconds", None, lambda: next(ticks)),
+        "now": stream._window("sliding_window", "8 seconds", "3 seconds", None, lambda: next(ticks)),
     }
     for name, windowed in made.items():
         windowed.rows().partition_persist(DeltaAppend(name))
@@ -351,7 +350,7 @@ def test_due_windows_of_processing_time_fire_in_an_empty_batch_and_an_attempt_th
     # The third transaction looks at the clock twice: its first attempt fails when its windows are staged.
     ticks = iter([second * SECOND for second in (3, 8, 12, 7, 21, 50)])
     stream = topology.new_stream("rows", FixedBatchSpout("n long", [[(1,), (2,)], [(3,)], [(4,)], [], [(5,)]]))
-    made = window(stream, "tumbling_window", "10 seconds", "10 seconds", None, lambda: next(ticks))
+    made = stream._window("tumbling_window", "10 seconds", "10 seconds", None, lambda: next(ticks))
     made.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("totals"))
     faults.arm("resolve.stage:do_then_fail:3")
     query = start.run(topology)

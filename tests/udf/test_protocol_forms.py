@@ -17,7 +17,7 @@ import pytest
 from tests.stream_helpers import ATTEMPT, raised, run_pass, stream_of, topology_of
 from trident import Aggregator, DeltaMapState, MultiReducer, StaticMap, TridentTopology, opaque
 from trident.coordinators.errors import OutputTypeError
-from trident.operations.joins import MultiReduceNode
+from trident.operations.multi_reduce import MultiReduceNode
 from trident.planning.groups import plan
 from trident.planning.operation import PyOp
 from trident.states.publishing.user_tasks import BatchInfo

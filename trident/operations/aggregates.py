@@ -10,12 +10,14 @@ from typing import Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType
 
-from trident.operations.aggregation import Aggregation
-from trident.operations.aggregators import is_plain
+from trident.coordinators.errors import TopologyError
+from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
+from trident.operations.aggregators import is_groupable, is_plain
 from trident.planning.builder import SegmentBuilder
-from trident.planning.nodes import Node
+from trident.planning.nodes import Node, picked, require_fields
 from trident.planning.operation import ANCHORS_FIELD, Fields, GroupingOp, Operation, arrow_type, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.udf.signatures import call_site
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import CountRows, Rows
 from trident.workers.failures import Label
@@ -59,6 +61,30 @@ class AggregateNode(Node):
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         fields = tuple(self.schema.fields)
         lower_aggregation(builder, self.aggregation, self, (*fields, ANCHORS_FIELD) if ANCHORS in live else fields)
+
+
+def check_groupable(parent: Node, names: Sequence[str]) -> None:
+    """Raises FieldError or TopologyError unless rows can be grouped by the fields."""
+    require_fields(names, parent.schema, "group_by")
+    for name in names:
+        if not is_groupable(parent.schema[name].dataType):
+            raise TopologyError(
+                f"group_by cannot use field {name!r}",
+                found=parent.schema[name].dataType.simpleString(),
+                expected="a type that can be compared",
+            )
+
+
+def aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> AggregateNode:
+    """See :meth:`trident.streams.stream.Stream.aggregate`."""
+    aggregation = read_aggregation(parent.schema, "aggregate", keys, inputs, aggregator, outputs, call_site())
+    return AggregateNode(
+        parents=(parent,),
+        schema=StructType([*picked(parent.schema, keys).fields, *aggregation.outputs]),
+        aggregation=aggregation,
+        location=call_site(),
+        operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
+    )
 
 
 # --- what it becomes ---------------------------------------------------------------------

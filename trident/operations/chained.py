@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -15,6 +15,7 @@ from trident.operations.aggregates import groups_step, lower_aggregation, partia
 from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
 from trident.operations.repartitioning import AtLeastOneOp, PlaceOp
 from trident.planning.builder import SegmentBuilder
+from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import GroupingNode, Node, is_source, picked
 from trident.planning.operation import MARKER_FIELD, GroupingOp, Operation
 from trident.planning.partition_hints import partitioner_of
@@ -24,9 +25,6 @@ from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.groups import _NOTHING, Folds
 from trident.workers.lifecycle import Several
-
-if TYPE_CHECKING:
-    from trident.streams.stream import Stream
 
 _CHAIN = "__trident_chain"
 _MODES = {"native": "combine", "combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}
@@ -78,80 +76,41 @@ class PartitionAggregateNode(Node):
         builder.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
 
 
-def partition_aggregate(
-    stream: "Stream", keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any
-) -> "Stream":
+def partition_aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> Node:
     """See :meth:`trident.streams.stream.Stream.partition_aggregate`."""
-    aggregation = read_aggregation(stream.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site())
-    return _partition_aggregate(stream, aggregation, aggregator_name(aggregator))
+    aggregation = read_aggregation(parent.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site())
+    return _partition_aggregate(parent, aggregation, aggregator_name(aggregator))
 
 
-def _partition_aggregate(stream: "Stream", aggregation: Aggregation, name: str) -> "Stream":
-    schema = StructType([*picked(stream.schema, aggregation.keys).fields, *aggregation.outputs])
-    return stream._next(
-        PartitionAggregateNode(
-            parents=(stream._node,),
-            schema=schema,
-            operation=f"partition_aggregate({name})",
-            location=call_site(),
-            aggregation=aggregation,
-        )
+def _partition_aggregate(parent: Node, aggregation: Aggregation, name: str) -> Node:
+    schema = StructType([*picked(parent.schema, aggregation.keys).fields, *aggregation.outputs])
+    return PartitionAggregateNode(
+        parents=(parent,),
+        schema=schema,
+        operation=f"partition_aggregate({name})",
+        location=call_site(),
+        aggregation=aggregation,
     )
 
 
 # --- several side by side ------------------------------------------------------------------
 
 
-class ChainedAggregation:
-    """Several aggregates of the same rows: ``chained_agg().aggregate(…).aggregate(…).chain_end()``.
+class AggregationChain:
+    """The links of a ``chained_agg()`` so far; the graph knows of it until its end is said."""
 
-    The result has the keys, if the stream is grouped, and the outputs of all:
-    one row where each gives one, else every combination of the rows that they
-    give. All links are of one kind: ``aggregate`` or ``partition_aggregate``.
-    """
-
-    def __init__(self, stream: "Stream", keys: tuple[str, ...]) -> None:
-        self._stream, self._keys = stream, keys
+    def __init__(self, graph: TopologyGraph, parent: Node, keys: tuple[str, ...]) -> None:
+        self._graph, self._parent, self._keys = graph, parent, keys
         self._links: list[Aggregation] = []
         self._kind: str | None = None
-        self._location = call_site()
         self._ended = False
-        stream._graph.open_chains[self] = self._location
+        self._location = graph.open_chains[self] = call_site()
 
     def __repr__(self) -> str:
         return f"ChainedAggregation({', '.join(aggregator_name(link.aggregator) for link in self._links)})"
 
-    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = ...) -> "ChainedAggregation":
-        """Adds an aggregate over the batch, or per group; the arguments are those of ``Stream.aggregate``."""
-        return self._add("aggregate", inputs, aggregator, outputs)
-
-    agg = aggregate
-
-    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = ...) -> "ChainedAggregation":
-        """Adds an aggregate per Spark partition; the arguments are those of ``Stream.aggregate``."""
-        return self._add("partition_aggregate", inputs, aggregator, outputs)
-
-    def chain_end(self) -> "Stream":
-        """The stream of the results.
-
-        Raises:
-            TopologyError: nothing was added, or it has ended already.
-            FieldError: two links give fields of one name.
-        """
-        self._check_open()
-        if not self._links:
-            raise TopologyError("the chained_agg has no aggregate", expected="at least one before chain_end()")
-        names = [field.name for link in self._links for field in link.outputs]
-        check_distinct([*self._keys, *names], "the outputs of chained_agg")
-        self._ended = True
-        self._stream._graph.open_chains.pop(self, None)
-        return _chain(self._stream, self._keys, tuple(self._links), self._kind == "partition_aggregate")
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise TopologyError("this chained_agg has ended already", found=repr(self), expected="one chain_end()")
-
-    def _add(self, kind: str, inputs: Any, aggregator: Any, outputs: Any) -> "ChainedAggregation":
+    def add(self, kind: str, inputs: Any, aggregator: Any, outputs: Any) -> None:
+        """Adds a link of a kind, "aggregate" or "partition_aggregate"."""
         self._check_open()
         if self._kind not in (None, kind):
             raise TopologyError(
@@ -159,29 +118,40 @@ class ChainedAggregation:
                 found=f"{self._kind} and {kind}",
                 expected="aggregate in all links, or partition_aggregate in all",
             )
-        if outputs is ...:
-            inputs, aggregator, outputs = (), inputs, aggregator
         # A chain whose last link was refused is not waited for.
-        self._stream._graph.open_chains.pop(self, None)
-        link = read_aggregation(self._stream.schema, kind, self._keys, inputs, aggregator, outputs, call_site())
+        self._graph.open_chains.pop(self, None)
+        link = read_aggregation(self._parent.schema, kind, self._keys, inputs, aggregator, outputs, call_site())
         self._kind = kind
         self._links.append(link)
-        self._stream._graph.open_chains[self] = self._location
-        return self
+        self._graph.open_chains[self] = self._location
+
+    def end(self) -> Node:
+        """The node that all links become."""
+        self._check_open()
+        if not self._links:
+            raise TopologyError("the chained_agg has no aggregate", expected="at least one before chain_end()")
+        names = [field.name for link in self._links for field in link.outputs]
+        check_distinct([*self._keys, *names], "the outputs of chained_agg")
+        self._graph.open_chains.pop(self, None)
+        self._ended = True
+        return _chain(self._parent, self._keys, tuple(self._links), self._kind == "partition_aggregate")
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise TopologyError("this chained_agg has ended already", found=repr(self), expected="one chain_end()")
 
 
-def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> "Stream":
+def _chain(parent: Node, keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> Node:
     name = f"chained({', '.join(aggregator_name(link.aggregator) for link in links)})"
     outputs = tuple(field for link in links for field in link.outputs)
-    schema = StructType([*picked(stream.schema, keys).fields, *outputs])
+    schema = StructType([*picked(parent.schema, keys).fields, *outputs])
     kinds = {link.kind for link in links}
     inputs = tuple(dict.fromkeys(name for link in links for name in link.inputs))
     location = links[0].location
     if kinds == {"native"} and not per_partition:
-        node: Node = NativeChainNode(
-            parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, members=links
+        return NativeChainNode(
+            parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, members=links
         )
-        return stream._next(node)
     if kinds <= {"native", "combiner"} and not per_partition:
         parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
         whole = Aggregation(
@@ -192,10 +162,8 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
             outputs=(StructField(_CHAIN, parts, True),),
             location=location,
         )
-        return stream._next(
-            CombinerChainNode(
-                parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
-            )
+        return CombinerChainNode(
+            parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
         )
     whole = Aggregation(
         aggregator=_AnyChain(links, inputs),
@@ -207,12 +175,8 @@ def _chain(stream: "Stream", keys: tuple[str, ...], links: tuple[Aggregation, ..
         many=True,
     )
     if per_partition:
-        return _partition_aggregate(stream, whole, name)
-    return stream._next(
-        AnyChainNode(
-            parents=(stream._node,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
-        )
-    )
+        return _partition_aggregate(parent, whole, name)
+    return AnyChainNode(parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole)
 
 
 # --- chains of native aggregates -----------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
@@ -17,9 +17,6 @@ from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
-
-if TYPE_CHECKING:
-    from trident.streams.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -103,23 +100,23 @@ class SelectColumnsOp(Operation):
         return f"select {', '.join(parts)}"
 
 
-def select(stream: "Stream", chosen: Sequence[Any], what: str = "select") -> "Stream":
+def select(parent: Node, chosen: Sequence[Any], what: str = "select") -> Node:
     """Fields by name and Columns side by side."""
     made: list[Made] = []
     for one in chosen:
         if is_expression(one):
-            made.append(_made(stream, one, what))
+            made.append(_made(parent, one, what))
         else:
             names = field_names(one, what)
-            require_fields(names, stream.schema, what)
+            require_fields(names, parent.schema, what)
             made += [Made(name, name, None) for name in names]
-    return _select(stream, made, what)
+    return _select(parent, made, what)
 
 
-def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
+def with_columns(parent: Node, columns: Mapping[str, Any]) -> Node:
     """See :meth:`trident.streams.stream.Stream.with_column`."""
     _require_names(columns, "with_columns", "{'name': a Column, …}")
-    made = {name.lower(): Made(name, name, None) for name in stream.fields}  # Spark ignores case
+    made = {name.lower(): Made(name, name, None) for name in parent.names}  # Spark ignores case
     for name, given in columns.items():
         if not is_expression(given):
             raise TopologyError(
@@ -128,27 +125,27 @@ def with_columns(stream: "Stream", columns: Mapping[str, Any]) -> "Stream":
                 expected="a Column or trident.expr(…)",
                 action="use each for a function",
             )
-        made[name.lower()] = _made(stream, given, "with_column", name)
-    return _select(stream, list(made.values()), "with_column")
+        made[name.lower()] = _made(parent, given, "with_column", name)
+    return _select(parent, list(made.values()), "with_column")
 
 
-def drop(stream: "Stream", names: tuple[str, ...]) -> "Stream":
+def drop(parent: Node, names: tuple[str, ...]) -> Node:
     """See :meth:`trident.streams.stream.Stream.drop`."""
-    require_fields(names, stream.schema, "drop")
-    made = [Made(name, name, None) for name in stream.fields if name not in names]
+    require_fields(names, parent.schema, "drop")
+    made = [Made(name, name, None) for name in parent.names if name not in names]
     if not made:
         raise FieldError("drop leaves no field", found=", ".join(names), expected="at least one that stays")
-    return _select(stream, made, "drop")
+    return _select(parent, made, "drop")
 
 
-def rename(stream: "Stream", names: Mapping[str, str]) -> "Stream":
+def rename(parent: Node, names: Mapping[str, str]) -> Node:
     """See :meth:`trident.streams.stream.Stream.rename`."""
     _require_names(names, "rename", "{'field': 'its new name', …}")
     odd = [name for name in names.values() if not isinstance(name, str)]
     if odd:
         raise FieldError("rename needs names", found=described(odd[0]), expected="text")
-    require_fields(names, stream.schema, "rename")
-    return _select(stream, [Made(names.get(name, name), name, None) for name in stream.fields], "rename")
+    require_fields(names, parent.schema, "rename")
+    return _select(parent, [Made(names.get(name, name), name, None) for name in parent.names], "rename")
 
 
 def _require_names(given: Any, what: str, expected: str) -> None:
@@ -156,7 +153,7 @@ def _require_names(given: Any, what: str, expected: str) -> None:
         raise FieldError(f"{what} needs the fields by name", found=described(given), expected=expected)
 
 
-def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
+def _select(parent: Node, made: Sequence[Made], what: str) -> Node:
     if not made:
         raise FieldError(f"{what} has no fields", expected="at least one")
     check_distinct([one.name for one in made], f"the fields of {what}")
@@ -164,22 +161,20 @@ def _select(stream: "Stream", made: Sequence[Made], what: str) -> "Stream":
     for one in made:
         if one.expression is None:
             assert one.given is not None
-            fields.append(StructField(one.name, stream.schema[one.given].dataType, True))
+            fields.append(StructField(one.name, parent.schema[one.given].dataType, True))
         else:
             fields.append(one.expression.outputs[0])
-    return stream._next(
-        SelectNode(
-            parents=(stream._node,),
-            schema=StructType(fields),
-            operation=f"{what}({', '.join(o.name for o in made)})",
-            location=call_site(),
-            made=tuple(made),
-        )
+    return SelectNode(
+        parents=(parent,),
+        schema=StructType(fields),
+        operation=f"{what}({', '.join(o.name for o in made)})",
+        location=call_site(),
+        made=tuple(made),
     )
 
 
-def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> Made:
-    found = analyse(column, stream.schema, what, needs_name=name is None)
+def _made(parent: Node, column: Any, what: str, name: str | None = None) -> Made:
+    found = analyse(column, parent.schema, what, needs_name=name is None)
     if found.aggregates:
         raise TopologyError(
             f"{what} cannot aggregate", found=str(column), expected="an expression over a single row", action="use agg"
@@ -194,7 +189,7 @@ def _made(stream: "Stream", column: Any, what: str, name: str | None = None) -> 
         )
     field = found.fields[0]
     field = StructField(name or field.name, field.dataType, True)
-    return Made(field.name, None, Expression(column, stream.schema, (field,), found, what))
+    return Made(field.name, None, Expression(column, parent.schema, (field,), found, what))
 
 
 # --- agg with Columns ----------------------------------------------------------------------
@@ -244,7 +239,7 @@ class ColumnAggregateOp(GroupingOp):
         return f"aggregate {names}{self.by_keys}"
 
 
-def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[Any]) -> "Stream":
+def column_aggregate(parent: Node, keys: tuple[str, ...], columns: Sequence[Any]) -> Node:
     """See :meth:`trident.streams.stream.Stream.agg`."""
     for one in columns:
         if not is_expression(one):
@@ -253,19 +248,17 @@ def column_aggregate(stream: "Stream", keys: tuple[str, ...], columns: Sequence[
                 found=repr(one),
                 expected="F.sum('n').alias('total'), or ('n', Sum(), 'total')",
             )
-    found = analyse_aggregates(columns, keys, stream.schema, "agg")
-    schema = StructType([*picked(stream.schema, keys).fields, *found.fields])
+    found = analyse_aggregates(columns, keys, parent.schema, "agg")
+    schema = StructType([*picked(parent.schema, keys).fields, *found.fields])
     check_distinct(schema.names, "the keys and outputs of agg")
-    return stream._next(
-        ColumnAggregateNode(
-            parents=(stream._node,),
-            schema=schema,
-            operation=f"agg({', '.join(f.name for f in found.fields)})",
-            location=call_site(),
-            keys=keys,
-            columns=tuple(columns),
-            taken=found.reads,
-            deterministic=found.deterministic,
-            all_fields=found.all_fields,
-        )
+    return ColumnAggregateNode(
+        parents=(parent,),
+        schema=schema,
+        operation=f"agg({', '.join(f.name for f in found.fields)})",
+        location=call_site(),
+        keys=keys,
+        columns=tuple(columns),
+        taken=found.reads,
+        deterministic=found.deterministic,
+        all_fields=found.all_fields,
     )

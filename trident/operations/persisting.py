@@ -10,100 +10,23 @@ value of before: it is found in the transaction's turn, before its decision
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregates import AggregateNode
 from trident.operations.aggregation import aggregator_name, read_aggregation
-from trident.operations.guarantees import warn_if_not_exactly_once
-from trident.operations.repartitioning import check_hint
 from trident.operations.state_checks import check_fields, check_named, check_upsert
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
-from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Names, Node, field_names, picked, require_fields
 from trident.planning.operation import Fields
 from trident.states.core.binding import StateBinding, StateKind
 from trident.states.core.kinds import kind_of_state
-from trident.streams.other_names import STATE_NAMES, OtherNames
+from trident.states.core.tables import DELETED_COLUMN
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import parse_outputs
-
-if TYPE_CHECKING:
-    from trident.streams.stream import Stream
-
-
-class TridentState(OtherNames):
-    """A state that a topology writes to, or a static one: what ``state_query`` takes.
-
-    Attributes:
-        name: what ``query.snapshot`` takes; "" for a static state.
-        binding: what is written to it; None for a static state.
-        source: the factory of a static state; else None.
-    """
-
-    _OTHER_NAMES = STATE_NAMES
-
-    def __init__(self, graph: TopologyGraph, node: PersistNode | None, source: Any = None) -> None:
-        self._graph, self._node, self.source = graph, node, source
-
-    @property
-    def binding(self) -> StateBinding | None:
-        return self._node.binding if self._node is not None else None
-
-    @property
-    def name(self) -> str:
-        return self._node.binding.name if self._node is not None else ""
-
-    def __repr__(self) -> str:
-        return f"TridentState({self.name or self.source!r})"
-
-    def parallelism_hint(self, count: int) -> "TridentState":
-        """The state itself. In Storm it says how many tasks write to the state, as programs of Trident do at their end.
-
-        Here that follows from the rows that are written: give the hint to the
-        stream in front of the state, or ``partitions=`` to a map of your own. A
-        DeltaMapState and a DeltaAppend are written by the tasks that have the rows.
-
-        Raises:
-            TopologyError: it is no whole number from 1.
-        """
-        check_hint(count)
-        return self
-
-    def new_values_stream(self) -> "Stream":
-        """The keys that a transaction changes, with their new values, in the same transaction.
-
-        Of an aggregate: the keys and the value over all transactions so far,
-        one row per key that the batch touched. Of an upsert: the rows that are
-        kept, not those that are removed. Of an updater: what it emits.
-
-        What is made of it is decided and published together with the state.
-
-        Raises:
-            TopologyError: new values of this state are not known before it is published.
-        """
-        from trident.streams.stream import Stream
-
-        node = self._node
-        if node is None or node.binding.state_kind.why_no_new_values is not None:
-            raise TopologyError(
-                f"state {self.name or self.source!r} has no stream of new values",
-                found="a static state" if node is None else node.binding.state_kind.why_no_new_values,
-                expected="a persistent aggregate, an upsert, or an updater of opaque(…) or transactional(…)",
-            )
-        schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
-        if not schema.names:
-            raise TopologyError(
-                f"the updater of state {self.name} emits nothing", expected="outputs given to partition_persist"
-            )
-        made = NewValuesNode(
-            parents=(node,), schema=schema, operation=f"new_values_stream({self.name})", location=call_site()
-        )
-        self._graph.add(made)
-        return Stream(self._graph, made)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,25 +43,44 @@ class _UpdaterNode(PersistNode):
         return (), self.binding.value_fields, self.shown_fields
 
 
-def _values_schema(node: PersistNode) -> StructType:
-    return picked(node.schema, [name for name in node.schema.names if not name.startswith("_deleted")])
+def new_values(node: PersistNode) -> NewValuesNode:
+    """The keys that a transaction changes in a state, with their new values.
+
+    Raises:
+        TopologyError: they are not known before the state is published, or there are none.
+    """
+    name, why_not = node.binding.name, node.binding.state_kind.why_no_new_values
+    if why_not is not None:
+        raise no_new_values(name, why_not)
+    schema = node.new_values if isinstance(node, _UpdaterNode) else node.schema
+    if not schema.names:
+        raise TopologyError(f"the updater of state {name} emits nothing", expected="outputs given to partition_persist")
+    return NewValuesNode(parents=(node,), schema=schema, operation=f"new_values_stream({name})", location=call_site())
+
+
+def no_new_values(state: Any, found: str) -> TopologyError:
+    """The error for a state whose new values are not known before it is published."""
+    return TopologyError(
+        f"state {state!r} has no stream of new values",
+        found=found,
+        expected="a persistent aggregate, an upsert, or an updater of opaque(…) or transactional(…)",
+    )
 
 
 # --- partition_persist -------------------------------------------------------------------
 
 
 def partition_persist(
-    stream: "Stream", state: Any, inputs: Union[Names, None], updater: Any, outputs: Any, partition_by: Any
-) -> TridentState:
+    parent: Node, state: Any, inputs: Union[Names, None], updater: Any, outputs: Any, partition_by: Any
+) -> PersistNode:
     """See :meth:`trident.streams.stream.Stream.partition_persist`."""
-    stream._graph.check_commits(stream._node, "partition_persist")
     kind = kind_of_state(state)
-    names = stream.fields if inputs is None else field_names(inputs, "partition_persist")
-    require_fields(names, stream.schema, "partition_persist")
-    schema = picked(stream.schema, names)
+    names = parent.names if inputs is None else field_names(inputs, "partition_persist")
+    require_fields(names, parent.schema, "partition_persist")
+    schema = picked(parent.schema, names)
     if isinstance(updater, Upsert):
         check_upsert(state, kind, schema, updater)
-        return _upsert(stream, state, kind, schema, updater)
+        return _upsert(parent, state, kind, schema, updater)
     if kind.appends:
         if updater is not None or outputs:
             raise TopologyError(
@@ -146,7 +88,7 @@ def partition_persist(
             )
         kind.check_rows(state, schema, ())
         binding = StateBinding(state, kind, (), schema, names)
-        return _add(stream, binding, PersistNode, parents=(stream._node,))
+        return _sink(binding, PersistNode, parents=(parent,))
     if updater is None:
         raise TopologyError(
             "partition_persist appends rows",
@@ -157,12 +99,12 @@ def partition_persist(
         )
     by = field_names(partition_by, "partition_by") if partition_by else ()
     require_fields(by, schema, "partition_by of partition_persist")
-    return _updater(stream, state, kind, schema, updater, outputs, by)
+    return _updater(parent, state, kind, schema, updater, outputs, by)
 
 
 def _updater(
-    stream: "Stream", state: Any, kind: StateKind, schema: StructType, updater: Any, outputs: Any, by: tuple[str, ...]
-) -> TridentState:
+    parent: Node, state: Any, kind: StateKind, schema: StructType, updater: Any, outputs: Any, by: tuple[str, ...]
+) -> PersistNode:
     if not callable(getattr(updater, "update_state", None)) or isinstance(updater, type):
         raise TopologyError(
             "partition_persist needs an updater",
@@ -194,11 +136,10 @@ def _updater(
             expected="partition_by, the fields whose equal values stay together",
         )
     binding = StateBinding(state, kind, by, schema, tuple(schema.names), updater)
-    return _add(
-        stream,
+    return _sink(
         binding,
         _UpdaterNode,
-        parents=(stream._node,),
+        parents=(parent,),
         mode="update" if kind.updated_before_decision else None,
         new_values=_emitted(outputs),
     )
@@ -216,14 +157,14 @@ def _emitted(outputs: Any) -> StructType:
     return fields
 
 
-def _upsert(stream: "Stream", state: Any, kind: StateKind, schema: StructType, upsert: Upsert) -> TridentState:
+def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upsert: Upsert) -> PersistNode:
     keys = tuple(upsert.keys)
     values = tuple(name for name in schema.names if name not in (*keys, upsert.delete_when))
     stored = picked(schema, (*keys, *values))
     check_fields(state, kind, stored, keys)
     last = LastNode(
-        parents=(stream._node,),
-        schema=StructType([*stored.fields, _deleted_field()]),
+        parents=(parent,),
+        schema=StructType([*stored.fields, StructField(DELETED_COLUMN, BooleanType(), True)]),
         operation=f"last({', '.join(keys)})",
         location=call_site(),
         keys=keys,
@@ -232,8 +173,7 @@ def _upsert(stream: "Stream", state: Any, kind: StateKind, schema: StructType, u
         order_by=upsert.order_by,
     )
     binding = StateBinding(state, kind, keys, stored, values, upsert, merging="last")
-    return _add(
-        stream,
+    return _sink(
         binding,
         PersistNode,
         parents=(last,),
@@ -242,24 +182,17 @@ def _upsert(stream: "Stream", state: Any, kind: StateKind, schema: StructType, u
     )
 
 
-def _deleted_field() -> Any:
-    from pyspark.sql.types import BooleanType, StructField
-
-    return StructField("_deleted", BooleanType(), True)
-
-
 # --- persistent_aggregate ----------------------------------------------------------------
 
 
 def persistent_aggregate(
-    stream: "Stream", keys: tuple[str, ...], state: Any, inputs: Any, aggregator: Any, outputs: Any
-) -> TridentState:
+    parent: Node, keys: tuple[str, ...], state: Any, inputs: Any, aggregator: Any, outputs: Any
+) -> PersistNode:
     """See :meth:`trident.streams.stream.Stream.persistent_aggregate`."""
     what = "persistent_aggregate"
-    stream._graph.check_commits(stream._node, what)
     kind = kind_of_state(state)
     kind.check_has_keys(state, what)
-    aggregation = read_aggregation(stream.schema, what, keys, inputs, aggregator, outputs, call_site())
+    aggregation = read_aggregation(parent.schema, what, keys, inputs, aggregator, outputs, call_site())
     combines = aggregation.kind in ("native", "combiner")
     if aggregation.kind == "aggregator" and not callable(getattr(aggregator, "resume", None)):
         raise TopologyError(
@@ -268,14 +201,14 @@ def persistent_aggregate(
             expected="resume(batch_id, *stored) -> the state that aggregate() takes, with one argument per output",
             action="add it; or write a combiner or a reducer",
         )
-    schema = StructType([*picked(stream.schema, keys).fields, *aggregation.outputs])
+    schema = StructType([*picked(parent.schema, keys).fields, *aggregation.outputs])
     check_fields(state, kind, schema, keys)
     values = tuple(field.name for field in aggregation.outputs)
     name = f"{state.name}, {aggregator_name(aggregator)}"
     if kind.users_code and combines:
         # A map takes one value per key: the batch's own, which is found before the transaction's turn.
         of_batch = AggregateNode(
-            parents=(stream._node,),
+            parents=(parent,),
             schema=schema,
             aggregation=aggregation,
             location=call_site(),
@@ -283,10 +216,10 @@ def persistent_aggregate(
         )
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
         mode = "merge" if kind.updated_before_decision else None
-        return _add(stream, binding, PersistNode, parents=(of_batch,), mode=mode, label=name)
+        return _sink(binding, PersistNode, parents=(of_batch,), mode=mode, label=name)
     if combines:
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
-        return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, label=name)
+        return _sink(binding, PersistNode, parents=(parent,), aggregation=aggregation, label=name)
     if kind.updated_when_published:
         raise TopologyError(
             f"state {state.name} cannot keep a {aggregation.kind}: it is updated while it is published",
@@ -297,11 +230,10 @@ def persistent_aggregate(
         state, kind, keys, schema, values, aggregator, merging="combine" if kind.users_code else "last"
     )
     mode = "reduce" if aggregation.kind == "reducer" else "aggregate"
-    return _add(stream, binding, PersistNode, parents=(stream._node,), aggregation=aggregation, mode=mode, label=name)
+    return _sink(binding, PersistNode, parents=(parent,), aggregation=aggregation, mode=mode, label=name)
 
 
-def _add(
-    stream: "Stream",
+def _sink(
     binding: StateBinding,
     cls: type[PersistNode],
     *,
@@ -311,9 +243,9 @@ def _add(
     takes: tuple[str, ...] | None = None,
     label: str = "",
     **more: Any,
-) -> TridentState:
+) -> PersistNode:
     operation = f"{'persistent_aggregate' if label else 'partition_persist'}({label or binding.name})"
-    node = cls(
+    return cls(
         parents=parents,
         schema=binding.schema,
         operation=operation,
@@ -324,6 +256,3 @@ def _add(
         takes=takes,
         **more,
     )
-    stream._graph.add_sink(node)
-    warn_if_not_exactly_once(node, stream._graph.name)
-    return TridentState(stream._graph, node)

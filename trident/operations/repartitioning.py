@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -20,9 +20,6 @@ from trident.planning.session_frames import Batch, SessionFrames, Transform, col
 from trident.udf.signatures import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
 from trident.workers.chain import Rows
 from trident.workers.failures import Label
-
-if TYPE_CHECKING:
-    from trident.streams.stream import Stream
 
 _TARGET = "__trident_target"
 
@@ -251,16 +248,14 @@ def keep_empty_partitions(session: Any) -> None:
 # --- what streams call ---------------------------------------------------------------------
 
 
-def repartition(
-    stream: "Stream", kind: str, operation: str, keys: tuple[str, ...] = (), function: Any = None
-) -> "Stream":
-    """A stream whose rows are moved; see the methods of Stream."""
-    require_fields(keys, stream.schema, operation)
+def repartition(parent: Node, kind: str, operation: str, keys: tuple[str, ...] = (), function: Any = None) -> Node:
+    """Moves the rows; see the methods of Stream."""
+    require_fields(keys, parent.schema, operation)
     for name in keys if kind == "partition_by" else ():
-        if not is_groupable(stream.schema[name].dataType):
+        if not is_groupable(parent.schema[name].dataType):
             raise TopologyError(
                 f"{operation} cannot use field {name!r}",
-                found=stream.schema[name].dataType.simpleString(),
+                found=parent.schema[name].dataType.simpleString(),
                 expected="a type that can be compared",
             )
     site, described = call_site(), None
@@ -276,23 +271,21 @@ def repartition(
         check_serialisable(function, f"{operation}({described.name})")
         check_lifecycle(function, f"{operation}({described.name})")
     label = described.name if described else ", ".join(keys)
-    return stream._next(
-        RepartitionNode(
-            parents=(stream._node,),
-            schema=stream.schema,
-            operation=f"{operation}({label})",
-            location=site,
-            kind=kind,
-            keys=keys,
-            function=described,
-        )
+    return RepartitionNode(
+        parents=(parent,),
+        schema=parent.schema,
+        operation=f"{operation}({label})",
+        location=site,
+        kind=kind,
+        keys=keys,
+        function=described,
     )
 
 
-def hint(stream: "Stream", count: int) -> "Stream":
+def parallelism_hint(parent: Node, count: int) -> Node:
     """See :meth:`trident.streams.stream.Stream.parallelism_hint`."""
     check_hint(count)
-    return _pass(stream, f"parallelism_hint({count})", parallelism=count)
+    return _pass(parent, f"parallelism_hint({count})", parallelism=count)
 
 
 def check_hint(count: Any) -> None:
@@ -303,19 +296,17 @@ def check_hint(count: Any) -> None:
         )
 
 
-def named(stream: "Stream", name: str) -> "Stream":
+def named(parent: Node, name: str) -> Node:
     """See :meth:`trident.streams.stream.Stream.name`."""
     if not isinstance(name, str) or not name.strip():
         raise TopologyError("name takes a name", found=repr(name), expected="a text")
-    return _pass(stream, f"name({name})")
+    return _pass(parent, f"name({name})")
 
 
-def unmoved(stream: "Stream", operation: str) -> "Stream":
-    """A stream whose rows stay where they are."""
-    return _pass(stream, operation)
+def unmoved(parent: Node, operation: str) -> Node:
+    """Leaves the rows where they are."""
+    return _pass(parent, operation)
 
 
-def _pass(stream: "Stream", operation: str, **more: Any) -> "Stream":
-    return stream._next(
-        PassNode(parents=(stream._node,), schema=stream.schema, operation=operation, location=call_site(), **more)
-    )
+def _pass(parent: Node, operation: str, **more: Any) -> Node:
+    return PassNode(parents=(parent,), schema=parent.schema, operation=operation, location=call_site(), **more)

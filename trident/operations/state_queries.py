@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.types import DataType, StructType
 
@@ -14,17 +14,13 @@ from trident.planning.basic_operations import SelectOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, OutputsNode, appended, field_names, require_fields
 from trident.planning.operation import Fields, arrow_types, names_of
+from trident.states.core.binding import StateBinding
 from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
 from trident.udf.types import parse_outputs
 from trident.workers.failures import Label
 from trident.workers.states import QueryRows
-
-if TYPE_CHECKING:
-    from trident.operations.persisting import TridentState
-    from trident.states.core.binding import StateBinding
-    from trident.streams.stream import Stream
 
 BUILT_IN = (MapGet, SnapshotGet, TupleCollectionGet)
 
@@ -89,7 +85,7 @@ class StateQueryNode(OutputsNode):
         else:
             self._ask_by_spark(builder, live, binding)
 
-    def _ask_by_spark(self, builder: SegmentBuilder, live: frozenset[str], binding: "StateBinding") -> None:
+    def _ask_by_spark(self, builder: SegmentBuilder, live: frozenset[str], binding: StateBinding) -> None:
         every = isinstance(self.query, TupleCollectionGet)
         stored = (*binding.keys, *binding.value_fields) if every else binding.value_fields
         columns = tuple(zip(stored, self.outputs))
@@ -120,54 +116,58 @@ class StateQueryNode(OutputsNode):
         return tuple(self.schema[name] for name in self.outputs)
 
 
-def state_query(stream: "Stream", state: "TridentState", inputs: Any, query: Any, outputs: Any) -> "Stream":
-    """See :meth:`trident.streams.stream.Stream.state_query`."""
-    from trident.operations.persisting import TridentState
-    from trident.streams.stream import Stream
+@dataclass(frozen=True)
+class AskedState:
+    """A state that is asked.
 
+    Attributes:
+        writer: the node that writes it; None for a static one.
+        source: the factory of a static one; else None.
+    """
+
+    writer: PersistNode | None
+    source: Any = None
+
+    @property
+    def binding(self) -> StateBinding | None:
+        return None if self.writer is None else self.writer.binding
+
+    @property
+    def name(self) -> str:
+        return "" if self.writer is None else self.writer.binding.name
+
+
+def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, outputs: Any) -> StateQueryNode:
+    """See :meth:`trident.streams.stream.Stream.state_query`."""
     what = "state_query"
-    if not isinstance(state, TridentState):
-        raise TopologyError(
-            f"{what} needs a state of the topology",
-            found=repr(state),
-            expected="what persistent_aggregate, partition_persist or new_static_state gave",
-        )
-    if state._graph is not stream._graph:
-        raise TopologyError(
-            f"{what} needs a state of its own topology",
-            found=repr(state),
-            action="query it from a stream of that topology",
-        )
     names = field_names(inputs, what) if inputs else ()
-    require_fields(names, stream.schema, what)
+    require_fields(names, parent.schema, what)
     if isinstance(query, type):
         raise TopologyError(
             f"{what} needs a query, not its class", found=query.__name__, expected=f"{query.__name__}()"
         )
     many: bool | None = None
     if isinstance(query, BUILT_IN):
-        fields = _built_in(stream.schema, state, names, query, parse_outputs(outputs))
+        fields = _built_in(parent.schema, state, names, query, parse_outputs(outputs))
     else:
-        fields, many = _own(stream.schema, state, names, query, parse_outputs(outputs))
+        fields, many = _own(parent.schema, state, names, query, parse_outputs(outputs))
     made = tuple(name for name, _ in fields)
-    node = StateQueryNode(
-        parents=(stream._node,),
-        schema=appended(stream.schema, fields, what),
+    return StateQueryNode(
+        parents=(parent,),
+        schema=appended(parent.schema, fields, what),
         operation=f"{what}({state.name or 'static'}, {type(query).__name__})",
         location=call_site(),
         state=state.binding or state.source,
-        writer=state._node,
+        writer=state.writer,
         query=query,
         inputs=names,
         outputs=made,
         many=many,
     )
-    stream._graph.add(node)
-    return Stream(stream._graph, node)
 
 
 def _built_in(
-    schema: StructType, state: "TridentState", inputs: tuple[str, ...], query: Any, outputs: Any
+    schema: StructType, state: AskedState, inputs: tuple[str, ...], query: Any, outputs: Any
 ) -> list[tuple[str, DataType]]:
     binding = state.binding
     if binding is None or not binding.state_kind.values_by_key:
@@ -204,7 +204,7 @@ def _built_in(
     return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
 
 
-def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any) -> None:
+def _check_collection(state: AskedState, inputs: tuple[str, ...], query: Any) -> None:
     """Raises TopologyError unless a state of one's own can give all its entries at one place."""
     setting = state.binding.state if state.binding is not None else state.source
     if inputs:
@@ -232,7 +232,7 @@ def _check_collection(state: "TridentState", inputs: tuple[str, ...], query: Any
         )
 
 
-def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str, ...], query: Any) -> None:
+def _check_inputs(schema: StructType, binding: StateBinding, inputs: tuple[str, ...], query: Any) -> None:
     wanted = binding.keys if isinstance(query, MapGet) else ()
     if isinstance(query, MapGet) and not binding.keys:
         raise TopologyError(f"state {binding.name} has no keys", found="MapGet()", expected="SnapshotGet()")
@@ -254,7 +254,7 @@ def _check_inputs(schema: StructType, binding: "StateBinding", inputs: tuple[str
 
 
 def _own(
-    schema: StructType, state: "TridentState", inputs: tuple[str, ...], query: Any, outputs: Any
+    schema: StructType, state: AskedState, inputs: tuple[str, ...], query: Any, outputs: Any
 ) -> tuple[Any, bool | None]:
     for method in ("batch_retrieve", "execute"):
         if not callable(getattr(query, method, None)):

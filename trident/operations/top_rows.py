@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,7 +26,7 @@ from trident.workers.failures import Label, fail
 from trident.workers.order import Ordered
 
 if TYPE_CHECKING:
-    from trident.streams.stream import Stream
+    from typing_extensions import Self
 
 _PLACE = "__trident_place"
 _PART = StructField("__trident_part", IntegerType(), True)
@@ -183,11 +183,11 @@ class BestRow(Step):
         return not worse and order >= before
 
 
-def extreme(stream: "Stream", what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> "Stream":
+def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> Node:
     """See :meth:`trident.streams.stream.Stream.min_by` and the like."""
     if scope not in SCOPES:
         raise TopologyError(f"{what} has no such scope", found=repr(scope), expected="'partition' or 'batch'")
-    require_fields(by, stream.schema, what)
+    require_fields(by, parent.schema, what)
     defined = call_site()
     if comparator is not None:
         if not callable(comparator):
@@ -202,28 +202,33 @@ def extreme(stream: "Stream", what: str, by: tuple[str, ...], greatest: bool, co
         defined = function_location(comparator) or defined
     else:
         for name in by:
-            if not is_ordered(stream.schema[name].dataType):
+            if not is_ordered(parent.schema[name].dataType):
                 raise FieldError(
                     f"{what} cannot compare field {name!r}",
-                    found=stream.schema[name].dataType.simpleString(),
+                    found=parent.schema[name].dataType.simpleString(),
                     expected="a type with an order, or a comparator",
                 )
-    return stream._next(
-        ExtremeNode(
-            parents=(stream._node,),
-            schema=stream.schema,
-            location=call_site(),
-            by=by,
-            greatest=greatest,
-            operation=f"{what}({', '.join(by)})",
-            comparator=comparator,
-            scope=scope,
-            defined=defined,
-        )
+    return ExtremeNode(
+        parents=(parent,),
+        schema=parent.schema,
+        location=call_site(),
+        by=by,
+        greatest=greatest,
+        operation=f"{what}({', '.join(by)})",
+        comparator=comparator,
+        scope=scope,
+        defined=defined,
     )
 
 
 # --- the first rows ------------------------------------------------------------------------
+
+
+class _GivesFirst(Protocol):
+    def first_n(self, n: int, by: str | None = None, reverse: bool = False) -> "Self": ...
+
+
+_S = TypeVar("_S", bound=_GivesFirst)
 
 
 class FirstN:
@@ -246,25 +251,27 @@ class FirstN:
     def __repr__(self) -> str:
         return f"FirstN({self.n}{f', {self.by!r}' if self.by else ''}{', reverse=True' if self.reverse else ''})"
 
-    def apply(self, stream: "Stream") -> "Stream":
+    def apply(self, stream: _S) -> _S:
         """What ``apply_assembly`` calls."""
+        return stream.first_n(self.n, self.by, self.reverse)
+
+    def node(self, parent: Node) -> Node:
+        """The node behind a parent."""
         if self.by is not None:
-            require_fields((self.by,), stream.schema, repr(self))
-            kind = stream.schema[self.by].dataType
+            require_fields((self.by,), parent.schema, repr(self))
+            kind = parent.schema[self.by].dataType
             if not is_ordered(kind):
                 raise FieldError(
                     f"{self!r} cannot order by {self.by!r}", found=kind.simpleString(), expected="a type with an order"
                 )
-        return stream._next(
-            FirstNode(
-                parents=(stream._node,),
-                schema=stream.schema,
-                operation=repr(self),
-                location=call_site(),
-                n=self.n,
-                by=self.by,
-                reverse=self.reverse,
-            )
+        return FirstNode(
+            parents=(parent,),
+            schema=parent.schema,
+            operation=repr(self),
+            location=call_site(),
+            n=self.n,
+            by=self.by,
+            reverse=self.reverse,
         )
 
 

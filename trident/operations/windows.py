@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.state_checks import check_fields
 from trident.operations.state_writes import PersistNode
 from trident.operations.window_ops import FIRED, LATE, TaggedOp, WindowOp, of_state, window_fields
 from trident.operations.window_spec import Unit, WindowSpec, duration_text, duration_us, read_spec
 from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import Names, Node, require_fields
+from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Fields
 from trident.states.core.binding import LAST, StateBinding
+from trident.states.keyed.delta_map import KEYED, DeltaMapState
 from trident.udf.signatures import call_site
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.operations.chained import ChainedAggregation
-    from trident.streams.stream import GroupedStream, Stream
 
 WINDOW = "window"
 # Fields of the state: the row's number, its position; and in the one row about all, numbered -1, what comes next.
@@ -105,110 +103,40 @@ class WindowRowsNode(Node):
         builder.push(TaggedOp(fields, FIRED if self.fired else LATE, window.spec))
 
 
-class WindowedStream:
-    """The windows of a stream.
+def window_rows(node: WindowNode, fired: bool) -> WindowRowsNode:
+    """The rows of fired windows, ``window`` before their fields; or those that came too late.
 
-    A transaction fires every window that its watermark has reached the end of.
-    The watermark never goes back, and it is:
-
-    - of rows: how many there are so far. A window fires in the transaction that
-      brings its last row; the first sliding windows hold fewer rows.
-    - of event time: the greatest timestamp so far, less the delay. A row that
-      all windows of which were fired by an earlier transaction is late, and so
-      is one whose timestamp is null; see :meth:`late_rows`.
-    - of processing time: the time of the transaction's turn, which is also the
-      position of its rows. It is read once and decided with the batch.
-
-    Windows fire only in a transaction: a source that gives none fires none,
-    and what is due then fires in the next one. A window without rows gives nothing.
-
-    Exactly once, over replays and crashes, with transactional and opaque spouts:
-    the rows are a keyed state of the group, decided and published like all its
-    states. Each transaction reads the rows of all open windows.
-
-    Attributes:
-        name: of the state that keeps the rows of open windows, which ``query.snapshot`` shows: a
-            row each with its number ``_seq`` and its ``_position``, then its fields; and one row with
-            ``_seq`` -1 about all: the watermark in ``_position``, the number of the next row in
-            ``_next`` and how many rows were late so far in ``_late``.
+    Raises:
+        TopologyError: late ones are asked for, and the windows are not of event time.
     """
-
-    def __init__(self, stream: "Stream", node: WindowNode) -> None:
-        self._stream, self._node = stream, node
-
-    @property
-    def name(self) -> str:
-        return self._node.binding.name
-
-    def __repr__(self) -> str:
-        return f"WindowedStream({self._node.spec} of {self._stream!r})"
-
-    def rows(self) -> "Stream":
-        """What fired windows hold: ``window``, then the stream's fields; a row once for each of its windows.
-
-        ``window`` is a struct of ``start`` and ``end``, two timestamps, the end
-        exclusive; of windows of rows two row numbers, counted from 0.
-        """
-        return self._given(fired=True)
-
-    def aggregate(self, inputs: Any, *more: Any) -> "Stream":
-        """One row per fired window: ``window``, then the outputs: ``aggregate("n", Sum(), "total")``.
-
-        Args: as of :meth:`trident.streams.stream.GroupedStream.aggregate`.
-        """
-        return self.group_by().aggregate(inputs, *more)
-
-    def agg(self, inputs: Any, *more: Any) -> "Stream":
-        """As :meth:`aggregate`; Args: as of :meth:`trident.streams.stream.GroupedStream.agg`."""
-        return self.group_by().agg(inputs, *more)
-
-    def chained_agg(self) -> "ChainedAggregation":
-        """Several aggregates of each fired window side by side, as ``GroupedStream.chained_agg``."""
-        return self.group_by().chained_agg()
-
-    def group_by(self, *fields: Names) -> "GroupedStream":
-        """Groups by window and the named fields: ``group_by("word").aggregate(Count(), "n")``."""
-        return self.rows().group_by(WINDOW, *fields)
-
-    def late_rows(self) -> "Stream":
-        """The rows that came too late for all of their windows, in the transaction that they came with.
-
-        Raises:
-            TopologyError: the windows are not of event time.
-        """
-        if self._node.spec.unit is not Unit.EVENT_TIME:
-            raise TopologyError(
-                f"no row is late for {self._node.operation}",
-                found=f"windows of {self._node.spec.unit.value}",
-                expected="windows of event time",
-                action="put with_watermark(field, delay) before the window",
-            )
-        return self._given(fired=False)
-
-    def _given(self, fired: bool) -> "Stream":
-        node = self._node
-        fields = self._stream.schema.fields
-        if fired:
-            kind = LongType() if node.spec.unit is Unit.ROWS else TimestampType()
-            fields = [StructField(WINDOW, StructType([StructField("start", kind), StructField("end", kind)])), *fields]
-        return self._stream._next(
-            WindowRowsNode(
-                parents=(node,),
-                schema=StructType(fields),
-                location=call_site(),
-                fired=fired,
-                operation=f"{'rows' if fired else 'late_rows'}({node.binding.name})",
-            )
+    if not fired and node.spec.unit is not Unit.EVENT_TIME:
+        raise TopologyError(
+            f"no row is late for {node.operation}",
+            found=f"windows of {node.spec.unit.value}",
+            expected="windows of event time",
+            action="put with_watermark(field, delay) before the window",
         )
+    (parent,) = node.parents
+    fields = parent.schema.fields
+    if fired:
+        kind = LongType() if node.spec.unit is Unit.ROWS else TimestampType()
+        fields = [StructField(WINDOW, StructType([StructField("start", kind), StructField("end", kind)])), *fields]
+    return WindowRowsNode(
+        parents=(node,),
+        schema=StructType(fields),
+        location=call_site(),
+        fired=fired,
+        operation=f"{'rows' if fired else 'late_rows'}({node.binding.name})",
+    )
 
 
-def with_watermark(stream: "Stream", field: str, delay: str) -> "Stream":
+def with_watermark(parent: Node, field: str, delay: str) -> WatermarkNode:
     """See :meth:`trident.streams.stream.Stream.with_watermark`."""
     what = "with_watermark"
     if not isinstance(field, str):
         raise FieldError(f"{what} takes a field name", found=repr(field), expected="the name of a timestamp")
-    require_fields([field], stream.schema, what)
-    kind = stream.schema[field].dataType
+    require_fields([field], parent.schema, what)
+    kind = parent.schema[field].dataType
     if not isinstance(kind, TimestampType):
         raise TopologyError(
             f"{what} needs a timestamp",
@@ -219,68 +147,61 @@ def with_watermark(stream: "Stream", field: str, delay: str) -> "Stream":
     micros = duration_us(delay, f"the delay of {what}")
     if micros < 0:
         raise TopologyError(f"the delay of {what} is negative", found=repr(delay), expected="'0 seconds' or more")
-    return stream._next(
-        WatermarkNode(
-            parents=(stream._node,),
-            schema=stream.schema,
-            operation=f"{what}({field}, {duration_text(micros)})",
-            location=call_site(),
-            field=field,
-            delay=micros,
-        )
+    return WatermarkNode(
+        parents=(parent,),
+        schema=parent.schema,
+        operation=f"{what}({field}, {duration_text(micros)})",
+        location=call_site(),
+        field=field,
+        delay=micros,
     )
 
 
 def window(
-    stream: "Stream",
+    parent: Node,
     what: str,
     length: Union[int, str],
     slide: Union[int, str],
-    name: str | None,
+    name: str,
     clock: Clock = now_us,
-) -> WindowedStream:
+) -> WindowNode:
     """See :meth:`trident.streams.stream.Stream.sliding_window`.
 
     Args:
-        stream: whose windows.
+        parent: whose rows they hold.
         what: the operation, for messages.
-        length, slide, name: the user's.
+        length, slide: the user's.
+        name: of the state.
         clock: of processing time; microseconds since 1970.
     """
-    from trident.states.keyed.delta_map import KEYED, DeltaMapState
-
-    watermark = watermark_of(stream._node) if isinstance(slide, str) else None
+    watermark = watermark_of(parent) if isinstance(slide, str) else None
     spec = read_spec(what, length, slide, None if watermark is None else (watermark.field, watermark.delay))
-    graph = stream._graph
-    state = DeltaMapState(name if name is not None else _default_name(graph))
-    for field in stream.fields:
+    state = DeltaMapState(name)
+    for field in parent.names:
         if field.lower() in (*_OF_STATE, WINDOW):
             raise FieldError(
                 f"{what} cannot keep field {field!r}",
                 expected=f"a name other than {', '.join((WINDOW, *_OF_STATE))}",
                 action="give the field another name",
             )
-    check_fields(state, KEYED, stream.schema, ())
+    check_fields(state, KEYED, parent.schema, ())
     long = LongType()
-    schema = StructType([*(StructField(field, long, True) for field in _OF_STATE), *stream.schema.fields])
+    schema = StructType([*(StructField(field, long, True) for field in _OF_STATE), *parent.schema.fields])
     binding = StateBinding(state, KEYED, (SEQ,), schema, tuple(schema.names[1:]), spec, merging=LAST)
-    node = WindowNode(
-        parents=(stream._node,),
+    return WindowNode(
+        parents=(parent,),
         schema=schema,
         operation=f"{what}({spec})",
         location=call_site(),
         binding=binding,
         mode="window",
-        takes=stream.fields,
+        takes=parent.names,
         spec=spec,
         clock=clock,
     )
-    graph.add_sink(node)
-    warn_if_not_exactly_once(node, graph.name)
-    return WindowedStream(stream, node)
 
 
-def _default_name(graph: TopologyGraph) -> str:
+def default_name(graph: TopologyGraph) -> str:
     """The topology's name, since several may share a warehouse, and which of its windows this is."""
     number = 1 + sum(isinstance(node, WindowNode) for node in graph.nodes)
     return f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window{number}"

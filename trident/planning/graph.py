@@ -33,14 +33,15 @@ class TopologyGraph:
     open_chains: dict[Any, str] = field(default_factory=dict)
 
     def add(self, node: Node) -> None:
-        """Adds a node, behind those of its parents that are new.
+        """Adds a node, behind those of its parents that are new; one that is there stays where it is.
 
         Raises:
             TopologyError: rows of a request would meet others.
         """
+        if node in self.origins:
+            return
         for parent in node.parents:
-            if parent not in self.origins:
-                self.add(parent)
+            self.add(parent)
         self.origins[node] = origin_of(node, self.origins)
         self.nodes.append(node)
 

@@ -1,55 +1,121 @@
-"""The fluent API: streams, grouped streams, and writes to states.
+"""The classes that users chain: streams, grouped and windowed ones, chained aggregations, states.
 
-A stream never changes: each operation gives a new one, so a stream may be
-used by several branches. Everything that can be checked is checked at once:
-fields, types, the number of a function's parameters, whether it can be sent to
-workers.
+A stream never changes: each operation gives a new one. What can be checked is
+checked at once: fields, types, a function's parameters, whether it can be pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Union
 
-from pyspark.sql.types import StructType
-
-from trident.coordinators.errors import FieldError, TopologyError, described
-from trident.operations import columns
-from trident.operations import joins as meetings
-from trident.operations.aggregates import AggregateNode
-from trident.operations.aggregation import aggregator_name, read_aggregation
-from trident.operations.aggregators import is_groupable
-from trident.operations.builtins import as_expression, native_form
-from trident.operations.chained import ChainedAggregation, partition_aggregate
-from trident.operations.joins import JoinOutFieldsMode
-from trident.operations.kept_fields import kept_fields
-from trident.operations.persisting import TridentState, partition_persist, persistent_aggregate
-from trident.operations.repartitioning import hint, named, repartition, unmoved
-from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
+from trident.coordinators.errors import FieldError
+from trident.operations import columns, persisting, windows
+from trident.operations.aggregates import aggregate, check_groupable
+from trident.operations.aggregators import Count
+from trident.operations.chained import AggregationChain
 from trident.operations.state_queries import state_query
-from trident.operations.top_rows import FirstN, extreme
-from trident.operations.windows import WindowedStream, window, with_watermark
+from trident.operations.state_writes import PersistNode
 from trident.planning.graph import TopologyGraph
-from trident.planning.nodes import Names, Node, appended, field_names, picked, require_fields
-from trident.streams.arguments import NOT_GIVEN, Columnar, Function, Outputs, as_columns, flat, shifted
-from trident.streams.grouped import GroupedStream
-from trident.streams.other_names import STREAM_NAMES, OtherNames
-from trident.udf.deferred import expr
-from trident.udf.expressions import is_expression, resolve
-from trident.udf.signatures import (
-    UserFunction,
-    call_site,
-    check_arity,
-    check_lifecycle,
-    check_serialisable,
-    describe,
-    resolve_outputs,
-)
-from trident.udf.types import parse_outputs
-from trident.udf.vectorised import vector_outputs
+from trident.planning.nodes import Names, Node
+from trident.streams.arguments import NOT_GIVEN, as_columns, flat, shifted
+from trident.streams.other_names import GROUPED_NAMES, STREAM_NAMES, snake_case
+from trident.streams.rows import RowOperations
+from trident.streams.states import StateHandle, add_sink, asked_state
+from trident.streams.ungrouped import StreamOperations
+from trident.udf.expressions import is_expression
 
 
-class Stream(OtherNames):
+class _Ends(RowOperations):
+    """What streams and grouped streams do alike, and what ends a grouping."""
+
+    def _ungrouped(self, node: Node) -> "Stream":
+        self._graph.add(node)
+        return Stream(self._graph, node)
+
+    def _written(self, node: PersistNode) -> "TridentState":
+        add_sink(self._graph, node)
+        return TridentState(self._graph, node)
+
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
+        """One row for the whole batch: ``aggregate("n", Sum(), "total")``, ``aggregate(Count(), "rows")``.
+
+        There is exactly one, also for an empty batch: a combiner's ``zero()``, a
+        reducer's ``init()``, what an aggregator's ``complete`` makes of its
+        ``init``. The row holds the outputs only. Of a grouped stream: one row per
+        group of the batch, the keys, then the outputs; none for an empty batch.
+
+        Args:
+            inputs: the fields that the aggregator takes; may be left out.
+            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
+            outputs: the new fields.
+        """
+        return self._ungrouped(aggregate(self._node, self._keys, *shifted(inputs, aggregator, outputs)))
+
+    def agg(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN, *more: Any) -> "Stream":
+        """``aggregate``; or, as in PySpark, aggregate Columns: ``agg(F.sum("n").alias("total"))``.
+
+        One row for the whole batch, or per group, either way.
+        """
+        if not is_expression(inputs):
+            return self.aggregate(inputs, aggregator, outputs)
+        given = as_columns(inputs, aggregator, outputs, *more)
+        return self._ungrouped(columns.column_aggregate(self._node, self._keys, given))
+
+    def chained_agg(self) -> "ChainedAggregation":
+        """Several aggregates of the same rows; see :class:`ChainedAggregation`."""
+        return ChainedAggregation(self._graph, self._node, self._keys)
+
+    def persistent_aggregate(
+        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN
+    ) -> "TridentState":
+        """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
+
+        Exactly once for the states and spouts of docs/semantics.md 5. An empty batch
+        commits the aggregator's ``zero()``, so the state always has its row. Of
+        a grouped stream one value per group is kept.
+
+        A combiner's value is made of the batch before the transaction's turn and
+        added; a reducer and an aggregator go on from the stored value, which is
+        read as of the transaction before, in the transaction's turn: that costs a
+        read of the state. An aggregator stores what its ``complete`` gives (one
+        row) and goes on from it with ``resume(batch_id, *stored)``.
+
+        Args:
+            state: DeltaMapState(name), MemoryMapState(name), or a map of your own:
+                opaque(name, map), transactional(name, map), non_transactional(name, map).
+            inputs: the fields that the aggregator takes; may be left out.
+            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
+            outputs: the field of the value; several for an Aggregator.
+        """
+        self._graph.check_commits(self._node, "persistent_aggregate")
+        arguments = shifted(inputs, aggregator, outputs)
+        return self._written(persisting.persistent_aggregate(self._node, self._keys, state, *arguments))
+
+    def state_query(self, state: "TridentState", inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
+        """Looks each row up in a state: ``state_query(counts, "word", MapGet(), "count")``.
+
+        The state is read as of the transaction before this one, exactly: neither
+        more nor less, whatever is in flight and however often it is replayed.
+        That happens in the transaction's turn. A static state is read at any time.
+
+        It ends a grouping, as in Trident, where ``group_by`` only says which rows
+        ask together: what follows is over the whole batch or request.
+
+        Args:
+            state: what persistent_aggregate, partition_persist or new_static_state gave.
+            inputs: the fields that the query takes; may be left out.
+            query: MapGet(), SnapshotGet(), TupleCollectionGet(), or a QueryFunction
+                of your own for a state of your own.
+            outputs: the new fields; their types are known for the built-in queries.
+
+        Raises:
+            TopologyError: the state cannot be asked that.
+        """
+        asked = asked_state(self._graph, state)
+        return self._ungrouped(state_query(self._node, asked, *shifted(inputs, query, outputs)))
+
+
+class Stream(StreamOperations, _Ends):
     """Rows on their way through a topology, a batch at a time (docs/semantics.md 4).
 
     Streams come from ``TridentTopology.new_stream`` and from other streams.
@@ -70,392 +136,14 @@ class Stream(OtherNames):
 
     _OTHER_NAMES = STREAM_NAMES
 
-    def __init__(self, graph: TopologyGraph, node: Node) -> None:
-        self._graph, self._node = graph, node
-
-    @property
-    def schema(self) -> StructType:
-        """The fields and their types."""
-        return self._node.schema
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the fields."""
-        return self._node.names
-
     def __repr__(self) -> str:
-        return f"Stream({self._node.schema.simpleString()})"
-
-    # --- operations on rows --------------------------------------------------------------
-
-    def each(
-        self,
-        inputs: Union[Names, Columnar],
-        function: Union[Function, Outputs, None] = None,
-        outputs: Outputs = "",
-    ) -> "Stream":
-        """Appends fields: ``each("line", split, "word")`` or ``each(F.upper("word"), "upper")``.
-
-        The function returns an iterable of values (one output) or of tuples
-        (several outputs): each makes one row, none drops the row. A function
-        annotated with a single value (``-> int``) makes one row, and None drops
-        it. Without an annotation, text and whatever is not iterable is one
-        value, and so is a tuple when there are several outputs.
-
-        Without outputs, a function annotated ``-> bool`` is a filter, as in Trident.
-
-        Args:
-            inputs: the fields that the function is called with; or an expression.
-            function: yours; with an expression: its outputs.
-            outputs: names, with types where the annotation does not say them.
-
-        Raises:
-            FieldError: an input does not exist, or an output does already.
-            OutputTypeError: an output's type is not known.
-            TopologyError: the function takes another number of values, or cannot be pickled.
-        """
-        if is_expression(inputs):
-            return self._native("each", inputs, outputs or function)
-        if not outputs:
-            if function is not None and _says_bool(function):
-                return self._python_filter(inputs, function)
-            raise FieldError(
-                "each has no outputs",
-                expected="the new fields, as in each('line', split, 'word')",
-                action="use filter for a condition and peek for a side effect",
-            )
-        return self._python("each", field_names(inputs, "each"), function, outputs)
-
-    def map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Stream":
-        """Replaces each row by one other: ``map(f, "a long, b string")``.
-
-        The function is called with all fields and returns a value (one output,
-        where None is a null value) or a tuple (several). Without outputs the fields
-        stay what they are: it returns as many values as there are fields.
-        """
-        if is_expression(function):
-            return self._native("map", function, outputs)
-        return self._python("map", self.fields, function, outputs)
-
-    def flat_map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Stream":
-        """Replaces each row by any number of others: ``flat_map(F.explode("words"), "word")``.
-
-        The function is called with all fields and returns an iterable of values
-        (one output) or tuples (several); None is no row. Without outputs as
-        :meth:`map`.
-        """
-        if is_expression(function):
-            return self._native("flat_map", function, outputs)
-        return self._python("flat_map", self.fields, function, outputs)
-
-    def filter(self, inputs: Union[Names, Function, Columnar], function: Union[Function, None] = None) -> "Stream":
-        """Keeps the rows for which the condition holds.
-
-        ``filter("word", is_long)``, ``filter(function_of_all_fields)``,
-        ``filter(F.col("n") > 3)`` or, as SQL text, ``where("n > 3")``. What a
-        function returns is taken as true or false.
-        """
-        if isinstance(inputs, str) and function is None:
-            inputs = expr(inputs)
-        if is_expression(inputs):
-            site = call_site()
-            condition: Any = inputs
-            expression = resolve("filter", condition, (), self.schema, "filter")
-            return self._next(
-                NativeNode(
-                    parents=(self._node,),
-                    schema=self.schema,
-                    operation=f"filter({expression})",
-                    location=site,
-                    kind="filter",
-                    expression=expression,
-                )
-            )
-        if function is None:
-            return self._python_filter(self.fields, inputs)
-        return self._python_filter(inputs, function)
-
-    where = filter
-
-    def project(self, *fields: Names) -> "Stream":
-        """Keeps the named fields, in that order: ``project("word", "n")``."""
-        names = flat(fields, "project")
-        require_fields(names, self.schema, "project")
-        return self._next(
-            ProjectNode(
-                parents=(self._node,),
-                schema=picked(self.schema, names),
-                operation=f"project({', '.join(names)})",
-                location=call_site(),
-            )
-        )
-
-    def select(self, *fields: Any) -> "Stream":
-        """Fields and Columns side by side: ``select("word", F.upper("word").alias("upper"))``.
-
-        With names alone it is ``project``.
-
-        Raises:
-            FieldError: a field does not exist, or two have one name.
-            TopologyError: a Column makes many rows, or one of many.
-        """
-        if not any(is_expression(field) for field in fields):
-            return self.project(*fields)
-        return columns.select(self, fields)
-
-    def with_column(self, name: str, column: Columnar) -> "Stream":
-        """Adds a field, or replaces the one of that name: ``with_column("n", F.col("n") + 1)``."""
-        if not isinstance(name, str):
-            raise FieldError("with_column needs a name", found=described(name), expected="text")
-        return columns.with_columns(self, {name: column})
-
-    def with_columns(self, made: Mapping[str, Columnar]) -> "Stream":
-        """As ``with_column``, several at once; each sees the fields as they were before."""
-        return columns.with_columns(self, made)
-
-    def drop(self, *fields: Names) -> "Stream":
-        """All fields but the named ones: ``drop("line")``."""
-        return columns.drop(self, flat(fields, "drop"))
-
-    def rename(self, names: Mapping[str, str]) -> "Stream":
-        """Gives fields other names: ``rename({"value": "line"})``; the order stays."""
-        return columns.rename(self, names)
-
-    def apply_assembly(self, assembly: Any) -> "Stream":
-        """A part of a topology that is used in several places: ``apply_assembly(FirstN(3, "n", reverse=True))``.
-
-        Args:
-            assembly: an object with ``apply(stream)``, or a function of a stream; it gives a stream.
-
-        Raises:
-            TopologyError: it gives something else.
-        """
-        apply = getattr(assembly, "apply", assembly)
-        if not callable(apply):
-            raise TopologyError(
-                "apply_assembly needs an assembly",
-                found=repr(assembly),
-                expected="an object with apply(stream), or a function of a stream",
-            )
-        made = apply(self)
-        if not isinstance(made, (Stream, GroupedStream, TridentState)):
-            raise TopologyError(f"the assembly {assembly!r} gives no stream", found=repr(made), expected="a Stream")
-        return made  # type: ignore[return-value]
-
-    transform = apply_assembly
-
-    # --- several streams -----------------------------------------------------------------
-
-    def merge(self, *others: "Stream", outputs: Union[Names, None] = None) -> "Stream":
-        """The rows of this stream and of others, within each batch; see :meth:`TridentTopology.merge`."""
-        return meetings.merge(self._graph, [self, *others], outputs)
-
-    union = merge
-
-    def join(
-        self,
-        other: "Stream",
-        on: Any,
-        how: Any = "inner",
-        outputs: Union[Names, None] = None,
-        mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
-    ) -> "Stream":
-        """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
-
-        Rows of two transactions never meet: what that means for streams of
-        independent spouts is said at :meth:`TridentTopology.join`.
-
-        Args:
-            other: of the same topology.
-            on: the keys: one choice for both, or ``["a", "b"]`` where they have other names in the other stream.
-            how: "inner", "left", "right", "full", or as in :meth:`TridentTopology.join`.
-            outputs: the keys, then this stream's other fields, then the other's; or as ``mode`` says.
-            mode: which fields; as in :meth:`TridentTopology.join`.
-        """
-        return meetings.join(self._graph, [self, other], on, outputs, how, mode)
-
-    # --- Spark partitions ------------------------------------------------------------------
-
-    def shuffle(self) -> "Stream":
-        """Spreads the rows evenly over the Spark partitions."""
-        return repartition(self, "shuffle", "shuffle")
-
-    def local_or_shuffle(self) -> "Stream":
-        """As ``shuffle`` where that costs nothing: here the rows stay where they are."""
-        return unmoved(self, "local_or_shuffle()")
-
-    def identity_partition(self) -> "Stream":
-        """The rows stay where they are."""
-        return unmoved(self, "identity_partition()")
-
-    def broadcast(self) -> "Stream":
-        """Every row in every Spark partition. Not Spark's hint of that name: the rows are multiplied."""
-        return repartition(self, "broadcast", "broadcast")
-
-    def partition_by(self, *fields: Names) -> "Stream":
-        """Rows with equal values in the fields come to one Spark partition; null is equal to null."""
-        return repartition(self, "partition_by", "partition_by", flat(fields, "partition_by"))
-
-    def partition(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Stream":
-        """A function says which Spark partition each row comes to: ``partition("user", lambda user: user % 4)``.
-
-        It returns a number from 0, taken modulo the number of partitions; or
-        several, for a row that is to be in several.
-        """
-        given: Any = inputs if function is None else function
-        names = self.fields if function is None else field_names(inputs, "partition")
-        return repartition(self, "partition", "partition", names, given)
-
-    def global_(self) -> "Stream":
-        """All rows of the batch in one Spark partition."""
-        return repartition(self, "global", "global_")
-
-    batch_global = global_
-
-    def parallelism_hint(self, count: int) -> "Stream":
-        """So many Spark partitions, up to the repartitioning above, or to the spout.
-
-        Behind a native aggregate or a join it is an upper bound. Of two hints
-        for the same rows the greater one counts. Rows that are moved for it, as
-        by every repartitioning, are no longer in the batch's order: give
-        ``Upsert`` an ``order_by`` then.
-
-        Raises:
-            TopologyError: it is no whole number from 1.
-        """
-        return hint(self, count)
-
-    def name(self, name: str) -> "Stream":
-        """Names this place of the stream in ``explain`` and the drawn plan."""
-        return named(self, name)
-
-    def peek(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Stream":
-        """Calls a function with each row's values, for its side effect, on the executors.
-
-        ``peek(print)`` takes all fields, ``peek("word", f)`` some. It is called
-        again when a batch or a Spark task is tried again.
-        """
-        given: Any = inputs if function is None else function
-        names = self.fields if function is None else field_names(inputs, "peek")
-        described = self._function("peek", given, names)
-        return self._next(
-            PythonNode(
-                parents=(self._node,),
-                schema=self.schema,
-                operation=f"peek({described.name})",
-                location=call_site(),
-                kind="peek",
-                function=described,
-                inputs=names,
-            )
-        )
-
-    # --- groups and aggregates -----------------------------------------------------------
+        return f"Stream({self.schema.simpleString()})"
 
     def group_by(self, *fields: Names) -> "GroupedStream":
         """Groups by the named fields. Null is a group of its own."""
         names = flat(fields, "group_by")
-        require_fields(names, self.schema, "group_by")
-        for name in names:
-            if not is_groupable(self.schema[name].dataType):
-                raise TopologyError(
-                    f"group_by cannot use field {name!r}",
-                    found=self.schema[name].dataType.simpleString(),
-                    expected="a type that can be compared",
-                )
-        return GroupedStream(self, names)
-
-    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
-        """One row for the whole batch: ``aggregate("n", Sum(), "total")``, ``aggregate(Count(), "rows")``.
-
-        There is exactly one, also for an empty batch: a combiner's ``zero()``, a
-        reducer's ``init()``, what an aggregator's ``complete`` makes of its
-        ``init``. The row holds the outputs only.
-
-        Args:
-            inputs: the fields that the aggregator takes; may be left out.
-            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
-            outputs: the new fields.
-        """
-        return self._aggregate((), *shifted(inputs, aggregator, outputs))
-
-    def agg(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN, *more: Any) -> "Stream":
-        """``aggregate``; or, as in PySpark, aggregate Columns: ``agg(F.sum("n").alias("total"))``.
-
-        One row for the whole batch either way.
-        """
-        if is_expression(inputs):
-            return columns.column_aggregate(self, (), as_columns(inputs, aggregator, outputs, *more))
-        return self.aggregate(inputs, aggregator, outputs)
-
-    def partition_aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
-        """One aggregate per Spark partition, in place of its rows: ``partition_aggregate("n", Sum(), "part")``.
-
-        An empty partition gives the initial value too. How many partitions there
-        are says the repartitioning above with its hint; without one, the spout.
-
-        Args: as in :meth:`aggregate`.
-        """
-        return partition_aggregate(self, (), *shifted(inputs, aggregator, outputs))
-
-    def chained_agg(self) -> ChainedAggregation:
-        """Several aggregates of the same rows; see :class:`ChainedAggregation`."""
-        return ChainedAggregation(self, ())
-
-    def min_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
-        """The row with the least value in a field: of each Spark partition, as in Trident, or of the batch.
-
-        Rows where it is null are skipped; of equal ones the later one is kept;
-        no row gives no row.
-
-        Args:
-            field: that is compared.
-            comparator: (a, b) → below 0, 0 or above 0; the values' own order when None.
-            scope: "partition" or "batch".
-        """
-        return extreme(self, "min_by", field_names(field, "min_by"), False, comparator, scope)
-
-    def max_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
-        """The row with the greatest value in a field; otherwise as :meth:`min_by`."""
-        return extreme(self, "max_by", field_names(field, "max_by"), True, comparator, scope)
-
-    def min(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
-        """The least row, by all its fields in their order; a comparator is given tuples of them.
-
-        Otherwise as :meth:`min_by`; a row with a null is skipped.
-        """
-        return extreme(self, "min", self.fields, False, comparator, scope)
-
-    def max(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Stream":
-        """The greatest row; otherwise as :meth:`min`."""
-        return extreme(self, "max", self.fields, True, comparator, scope)
-
-    def first_n(self, n: int, by: Union[str, None] = None, reverse: bool = False) -> "Stream":
-        """The first n rows of the batch: ``first_n(3, "n", reverse=True)``; see :class:`FirstN`."""
-        return FirstN(n, by, reverse).apply(self)
-
-    def persistent_aggregate(
-        self, state: Any, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN
-    ) -> TridentState:
-        """Keeps an aggregate over all batches in a state: ``persistent_aggregate(state, Count(), "n")``.
-
-        Exactly once for the states and spouts of docs/semantics.md 5. An empty batch
-        commits the aggregator's ``zero()``, so the state always has its row.
-
-        A combiner's value is made of the batch before the transaction's turn and
-        added; a reducer and an aggregator go on from the stored value, which is
-        read as of the transaction before, in the transaction's turn: that costs a
-        read of the state. An aggregator stores what its ``complete`` gives (one
-        row) and goes on from it with ``resume(batch_id, *stored)``.
-
-        Args:
-            state: DeltaMapState(name), MemoryMapState(name), or a map of your own:
-                opaque(name, map), transactional(name, map), non_transactional(name, map).
-            inputs: the fields that the aggregator takes; may be left out.
-            aggregator: Count(), Sum(), Min(), Max(), or a Combiner, Reducer or Aggregator.
-            outputs: the field of the value; several for an Aggregator.
-        """
-        return persistent_aggregate(self, (), state, *shifted(inputs, aggregator, outputs))
+        check_groupable(self._node, names)
+        return GroupedStream(self._graph, self._node, names)
 
     def partition_persist(
         self,
@@ -464,7 +152,7 @@ class Stream(OtherNames):
         updater: Any = None,
         outputs: Any = "",
         partition_by: Union[Names, None] = None,
-    ) -> TridentState:
+    ) -> "TridentState":
         """Writes the rows to a state: ``partition_persist(DeltaAppend("words"), "word, n")``.
 
         - DeltaAppend(name) appends them.
@@ -485,56 +173,19 @@ class Stream(OtherNames):
             partition_by: for a state of your own in several partitions: rows with
                 equal values in these fields always come to the same one.
         """
-        return partition_persist(self, state, inputs, updater, outputs, partition_by)
+        self._graph.check_commits(self._node, "partition_persist")
+        return self._written(persisting.partition_persist(self._node, state, inputs, updater, outputs, partition_by))
 
-    def state_query(self, state: TridentState, inputs: Any, query: Any = None, outputs: Any = NOT_GIVEN) -> "Stream":
-        """Looks each row up in a state: ``state_query(counts, "word", MapGet(), "count")``.
-
-        The state is read as of the transaction before this one, exactly: neither
-        more nor less, whatever is in flight and however often it is replayed.
-        That happens in the transaction's turn. A static state is read at any time.
-
-        Args:
-            state: what persistent_aggregate, partition_persist or new_static_state gave.
-            inputs: the fields that the query takes; may be left out.
-            query: MapGet(), SnapshotGet(), TupleCollectionGet(), or a QueryFunction
-                of your own for a state of your own.
-            outputs: the new fields; their types are known for the built-in queries.
-
-        Raises:
-            TopologyError: the state cannot be asked that.
-        """
-        return state_query(self, state, *shifted(inputs, query, outputs))
-
-    # --- windows -------------------------------------------------------------------------
-
-    def with_watermark(self, field: str, delay: str) -> "Stream":
-        """Makes a timestamp the event time of windows behind: ``with_watermark("at", "10 minutes")``, as in PySpark.
-
-        The watermark is the greatest timestamp so far, less the delay. Windows
-        that it has reached the end of are fired; rows that come for them later
-        are late. A timestamp far in the future fires everything up to it.
-
-        Args:
-            field: a timestamp; the windows need it still.
-            delay: how much later than others rows may come, such as "1 hour 30 seconds".
-
-        Raises:
-            FieldError: there is no such field.
-            TopologyError: it is no timestamp, or the delay is no duration.
-        """
-        return with_watermark(self, field, delay)
-
-    def tumbling_window(self, length: Union[int, str], name: Union[str, None] = None) -> WindowedStream:
+    def tumbling_window(self, length: Union[int, str], name: Union[str, None] = None) -> "WindowedStream":
         """Windows that follow each other: ``tumbling_window(100)``, ``tumbling_window("10 minutes")``.
 
         Args: as in :meth:`sliding_window`, with a slide that is the length.
         """
-        return window(self, "tumbling_window", length, length, name)
+        return self._window("tumbling_window", length, length, name)
 
     def sliding_window(
         self, length: Union[int, str], slide: Union[int, str], name: Union[str, None] = None
-    ) -> WindowedStream:
+    ) -> "WindowedStream":
         """Windows of one length that begin a slide apart: ``sliding_window("10 minutes", "5 minutes")``.
 
         Of rows: each slide rows, a window of the last length rows, in the order
@@ -556,123 +207,194 @@ class Stream(OtherNames):
             TopologyError: there are no such windows.
             FieldError: a field has a name that windows use themselves.
         """
-        return window(self, "sliding_window", length, slide, name)
+        return self._window("sliding_window", length, slide, name)
 
-    # --- behind them ---------------------------------------------------------------------
+    def _window(self, what: str, length: Any, slide: Any, name: Any, clock: Any = windows.now_us) -> "WindowedStream":
+        name = windows.default_name(self._graph) if name is None else name
+        node = windows.window(self._node, what, length, slide, name, clock)
+        add_sink(self._graph, node)
+        return WindowedStream(self, node)
 
-    def _next(self, node: Node) -> "Stream":
+
+class GroupedStream(_Ends):
+    """A stream with the fields that its rows are grouped by.
+
+    What keeps the grouping and what ends it is as in Storm's GroupedStream: an
+    aggregate and a state query end it, ``each`` and ``partition_aggregate`` keep it.
+    """
+
+    _OTHER_NAMES = GROUPED_NAMES
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The grouping fields."""
+        return self._keys
+
+    def __repr__(self) -> str:
+        return f"GroupedStream({', '.join(self._keys)} of {self.to_stream()!r})"
+
+    def count(self) -> "Stream":
+        """As in PySpark: the keys, then ``count``, the number of rows of each group of the batch."""
+        return self.aggregate(Count(), "count")
+
+    def project(self, *fields: Names) -> "GroupedStream":
+        """As :meth:`Stream.project`, with the grouping fields among those kept; the grouping stays."""
+        names = flat(fields, "project")
+        for key in self._keys:
+            if key not in names:
+                raise FieldError(
+                    "project drops a field that the stream is grouped by",
+                    found=repr(key),
+                    expected=f"{', '.join(self._keys)} among the fields",
+                )
+        return super().project(*names)
+
+    def to_stream(self) -> "Stream":
+        """The same rows without the grouping."""
+        return Stream(self._graph, self._node)
+
+    @classmethod
+    def _hint(cls, name: str) -> Union[str, None]:
+        own = snake_case(name)
+        if not hasattr(cls, own) and own not in GROUPED_NAMES and hasattr(Stream, own):
+            return f"a grouped stream has none: write to_stream().{own}(…), or aggregate first"
+        return super()._hint(name)
+
+
+class ChainedAggregation:
+    """Several aggregates of the same rows: ``chained_agg().aggregate(…).aggregate(…).chain_end()``.
+
+    The result has the keys, if the stream is grouped, and the outputs of all:
+    one row where each gives one, else every combination of the rows that they
+    give. All links are of one kind: ``aggregate`` or ``partition_aggregate``.
+    """
+
+    def __init__(self, graph: TopologyGraph, node: Node, keys: tuple[str, ...]) -> None:
+        self._graph, self._chain = graph, AggregationChain(graph, node, keys)
+
+    def __repr__(self) -> str:
+        return repr(self._chain)
+
+    def aggregate(self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN) -> "ChainedAggregation":
+        """Adds an aggregate over the batch, or per group; the arguments are those of ``Stream.aggregate``."""
+        self._chain.add("aggregate", *shifted(inputs, aggregator, outputs))
+        return self
+
+    agg = aggregate
+
+    def partition_aggregate(
+        self, inputs: Any, aggregator: Any = None, outputs: Any = NOT_GIVEN
+    ) -> "ChainedAggregation":
+        """Adds an aggregate per Spark partition; the arguments are those of ``Stream.aggregate``."""
+        self._chain.add("partition_aggregate", *shifted(inputs, aggregator, outputs))
+        return self
+
+    def chain_end(self) -> "Stream":
+        """The stream of the results.
+
+        Raises:
+            TopologyError: nothing was added, or it has ended already.
+            FieldError: two links give fields of one name.
+        """
+        node = self._chain.end()
         self._graph.add(node)
         return Stream(self._graph, node)
 
-    def _function(self, kind: str, function: Any, inputs: tuple[str, ...]) -> UserFunction:
-        site = call_site()
-        require_fields(inputs, self.schema, kind)
-        described = describe(function, kind, site)
-        what = f"{kind}({described.name})"
-        check_arity(function, 1 if described.table else len(inputs), what)
-        if described.vectors and not inputs:
-            raise FieldError(f"{what} works on columns and is given none", expected="at least one input field")
-        check_lifecycle(function, what)
-        check_serialisable(function, what)
-        return described
 
-    def _python(self, kind: str, inputs: tuple[str, ...], function: Any, outputs: Union[Outputs, None]) -> "Stream":
-        described = self._function(kind, function, inputs)
-        what = f"{kind}({described.name})"
-        many: bool | None = None
-        named = kept_fields(kind, function, self.schema) if outputs is None else parse_outputs(outputs)
-        if described.vectors:
-            fields = vector_outputs(named, described.name, what)
-        else:
-            fields, many = resolve_outputs(kind, described, named, what)
-        base = self.schema if kind == "each" else StructType([])
-        form = native_form(function, inputs, self._node)
-        if form is not None and [type_ for _, type_ in fields] == [form.type]:
-            schema = appended(base, fields, what)
-            made = [schema[name] for name, _ in fields]
-            return self._next(
-                NativeNode(
-                    parents=(self._node,),
-                    schema=schema,
-                    operation=what,
-                    location=call_site(),
-                    kind=kind,
-                    expression=as_expression(form, inputs, self.schema, made, what),
-                    outputs=(made[0].name,),
-                )
-            )
-        return self._next(
-            PythonNode(
-                parents=(self._node,),
-                schema=appended(base, fields, what),
-                operation=what,
-                location=call_site(),
-                kind=kind,
-                function=described,
-                inputs=inputs,
-                outputs=tuple(name for name, _ in fields),
-                many=many,
-            )
-        )
+class WindowedStream:
+    """The windows of a stream.
 
-    def _python_filter(self, inputs: Any, function: Any) -> "Stream":
-        names = field_names(inputs, "filter")
-        described = self._function("filter", function, names)
-        form = native_form(function, names, self._node)
-        if form is not None:
-            what = f"filter({described.name})"
-            return self._next(
-                NativeNode(
-                    parents=(self._node,),
-                    schema=self.schema,
-                    operation=what,
-                    location=call_site(),
-                    kind="filter",
-                    expression=as_expression(form, names, self.schema, (), what),
-                )
-            )
-        return self._next(
-            PythonNode(
-                parents=(self._node,),
-                schema=self.schema,
-                operation=f"filter({described.name})",
-                location=call_site(),
-                kind="filter",
-                function=described,
-                inputs=names,
-            )
-        )
+    A transaction fires every window that its watermark has reached the end of.
+    The watermark never goes back, and it is:
 
-    def _native(self, kind: str, source: Any, outputs: Any) -> "Stream":
-        given = parse_outputs(outputs if outputs is not None else "")
-        expression = resolve(kind, source, given, self.schema, kind)
-        base = self.schema if kind == "each" else StructType([])
-        schema = appended(base, [(field.name, field.dataType) for field in expression.outputs], kind)
-        return self._next(
-            NativeNode(
-                parents=(self._node,),
-                schema=schema,
-                operation=f"{kind}({expression})",
-                location=call_site(),
-                kind=kind,
-                expression=expression,
-                outputs=tuple(field.name for field in expression.outputs),
-            )
-        )
+    - of rows: how many there are so far. A window fires in the transaction that
+      brings its last row; the first sliding windows hold fewer rows.
+    - of event time: the greatest timestamp so far, less the delay. A row that
+      all windows of which were fired by an earlier transaction is late, and so
+      is one whose timestamp is null; see :meth:`late_rows`.
+    - of processing time: the time of the transaction's turn, which is also the
+      position of its rows. It is read once and decided with the batch.
 
-    def _aggregate(self, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> "Stream":
-        aggregation = read_aggregation(self.schema, "aggregate", keys, inputs, aggregator, outputs, call_site())
-        schema = StructType([*picked(self.schema, keys).fields, *aggregation.outputs])
-        return self._next(
-            AggregateNode(
-                parents=(self._node,),
-                schema=schema,
-                aggregation=aggregation,
-                location=call_site(),
-                operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
-            )
-        )
+    Windows fire only in a transaction: a source that gives none fires none,
+    and what is due then fires in the next one. A window without rows gives nothing.
+
+    Exactly once, over replays and crashes, with transactional and opaque spouts:
+    the rows are a keyed state of the group, decided and published like all its
+    states. Each transaction reads the rows of all open windows.
+
+    Attributes:
+        name: of the state that keeps the rows of open windows, which ``query.snapshot`` shows: a
+            row each with its number ``_seq`` and its ``_position``, then its fields; and one row with
+            ``_seq`` -1 about all: the watermark in ``_position``, the number of the next row in
+            ``_next`` and how many rows were late so far in ``_late``.
+    """
+
+    def __init__(self, stream: Stream, node: windows.WindowNode) -> None:
+        self._stream, self._node = stream, node
+
+    @property
+    def name(self) -> str:
+        return self._node.binding.name
+
+    def __repr__(self) -> str:
+        return f"WindowedStream({self._node.spec} of {self._stream!r})"
+
+    def rows(self) -> "Stream":
+        """What fired windows hold: ``window``, then the stream's fields; a row once for each of its windows.
+
+        ``window`` is a struct of ``start`` and ``end``, two timestamps, the end
+        exclusive; of windows of rows two row numbers, counted from 0.
+        """
+        return self._stream._next(windows.window_rows(self._node, fired=True))
+
+    def aggregate(self, inputs: Any, *more: Any) -> Stream:
+        """One row per fired window: ``window``, then the outputs; Args: as of :meth:`GroupedStream.aggregate`."""
+        return self.group_by().aggregate(inputs, *more)
+
+    def agg(self, inputs: Any, *more: Any) -> "Stream":
+        """As :meth:`aggregate`; Args: as of :meth:`GroupedStream.agg`."""
+        return self.group_by().agg(inputs, *more)
+
+    def chained_agg(self) -> ChainedAggregation:
+        """Several aggregates of each fired window side by side, as ``GroupedStream.chained_agg``."""
+        return self.group_by().chained_agg()
+
+    def group_by(self, *fields: Names) -> "GroupedStream":
+        """Groups by window and the named fields: ``group_by("word").aggregate(Count(), "n")``."""
+        return self.rows().group_by(windows.WINDOW, *fields)
+
+    def late_rows(self) -> "Stream":
+        """The rows that came too late for all of their windows, in the transaction that they came with.
+
+        Raises:
+            TopologyError: the windows are not of event time.
+        """
+        return self._stream._next(windows.window_rows(self._node, fired=False))
 
 
-def _says_bool(function: Any) -> bool:
-    return callable(function) and describe(function, "each", "").returned is bool
+class TridentState(StateHandle):
+    """A state that a topology writes to, or a static one: what ``state_query`` takes.
+
+    Attributes:
+        name: what ``query.snapshot`` takes; "" for a static state.
+        binding: what is written to it; None for a static state.
+        source: the factory of a static state; else None.
+    """
+
+    def new_values_stream(self) -> "Stream":
+        """The keys that a transaction changes, with their new values, in the same transaction.
+
+        Of an aggregate: the keys and the value over all transactions so far,
+        one row per key that the batch touched. Of an upsert: the rows that are
+        kept, not those that are removed. Of an updater: what it emits.
+
+        What is made of it is decided and published together with the state.
+
+        Raises:
+            TopologyError: new values of this state are not known before it is published.
+        """
+        if self._node is None:
+            raise persisting.no_new_values(self.source, "a static state")
+        made = persisting.new_values(self._node)
+        self._graph.add(made)
+        return Stream(self._graph, made)

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations import joins as meetings
-from trident.operations.guarantees import warn_if_not_exactly_once
 from trident.operations.joins import JoinOutFieldsMode, JoinType
-from trident.operations.persisting import TridentState
 from trident.operations.state_writes import SpoutTableNode
 from trident.planning.explain import explain
 from trident.planning.graph import TopologyGraph
@@ -25,8 +22,10 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.kinds import kind_of_state
 from trident.states.core.names import check_name, check_streams_apart
 from trident.streams.other_names import TOPOLOGY_NAMES, OtherNames
+from trident.streams.several import join, merge, reduce_several
 from trident.streams.shown import as_html, as_line, topology_facts
-from trident.streams.stream import Stream
+from trident.streams.states import add_sink
+from trident.streams.stream import Stream, TridentState
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import call_site, check_serialisable
 from trident.udf.types import check_distinct, nullable
@@ -130,8 +129,7 @@ class TridentTopology(OtherNames):
             binding=StateBinding(state, kind, (), schema, tuple(schema.names)),
             tx_id=source.tx_id,
         )
-        self.graph.add_sink(node)
-        warn_if_not_exactly_once(node, self.name)
+        add_sink(self.graph, node)
 
     def new_static_state(self, source: Any) -> TridentState:
         """A state that no stream of this topology writes: for ``state_query``.
@@ -190,7 +188,7 @@ class TridentTopology(OtherNames):
             FieldError: the fields differ.
             TopologyError: a stream is of another topology.
         """
-        return meetings.merge(self.graph, _several(streams), outputs)
+        return Stream(self.graph, merge(self.graph, _several(streams), outputs))
 
     def join(
         self,
@@ -225,7 +223,7 @@ class TridentTopology(OtherNames):
             FieldError: a key does not exist, keys have other types, or names clash.
             TopologyError: a stream is of another topology, or the type is not known.
         """
-        return meetings.join(self.graph, _several(streams), keys, outputs, type, mode)
+        return Stream(self.graph, join(self.graph, _several(streams), keys, outputs, type, mode))
 
     def multi_reduce(self, *streams: Any, reducer: Any, outputs: Any, inputs: Any = None) -> Stream:
         """One reducer over the rows of several streams: ``multi_reduce(a, b, reducer=r, outputs="n long")``.
@@ -241,7 +239,7 @@ class TridentTopology(OtherNames):
             outputs: what ``complete`` gives, with types where its annotation does not say them.
             inputs: the fields that ``execute`` is given, a choice per stream; all but the keys when None.
         """
-        return meetings.multi_reduce(self.graph, _several(streams), inputs, reducer, outputs)
+        return Stream(self.graph, reduce_several(self.graph, _several(streams), inputs, reducer, outputs))
 
     def identity(self) -> dict[str, Any]:
         """What may not change between two runs of the topology (docs/semantics.md 10); JSON."""

@@ -1,0 +1,219 @@
+"""What a stream does that a grouped stream does not, and that gives a stream again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+from trident.coordinators.errors import TopologyError
+from trident.operations import columns, repartitioning, row_functions, top_rows, windows
+from trident.operations.joins import JoinOutFieldsMode
+from trident.planning.nodes import Names, field_names
+from trident.streams.arguments import Columnar, Function, Outputs, flat
+from trident.streams.rows import RowOperations
+from trident.streams.several import join, merge
+from trident.streams.states import StateHandle
+from trident.udf.expressions import is_expression
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class StreamOperations(RowOperations):
+    """Operations on whole rows, on Spark partitions and on several streams."""
+
+    def map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Self":
+        """Replaces each row by one other: ``map(f, "a long, b string")``.
+
+        The function is called with all fields and returns a value (one output,
+        where None is a null value) or a tuple (several). Without outputs the fields
+        stay what they are: it returns as many values as there are fields.
+        """
+        return self._mapped("map", function, outputs)
+
+    def flat_map(self, function: Union[Function, Columnar], outputs: Union[Outputs, None] = None) -> "Self":
+        """Replaces each row by any number of others: ``flat_map(F.explode("words"), "word")``.
+
+        The function is called with all fields and returns an iterable of values
+        (one output) or tuples (several); None is no row. Without outputs as
+        :meth:`map`.
+        """
+        return self._mapped("flat_map", function, outputs)
+
+    def _mapped(self, kind: str, function: Any, outputs: Any) -> "Self":
+        if is_expression(function):
+            return self._next(row_functions.by_expression(self._node, kind, function, outputs))
+        return self._next(row_functions.by_function(self._node, kind, self.fields, function, outputs))
+
+    def select(self, *fields: Any) -> "Self":
+        """Fields and Columns side by side: ``select("word", F.upper("word").alias("upper"))``.
+
+        With names alone it is ``project``.
+
+        Raises:
+            FieldError: a field does not exist, or two have one name.
+            TopologyError: a Column makes many rows, or one of many.
+        """
+        if not any(is_expression(field) for field in fields):
+            return self.project(*fields)
+        return self._next(columns.select(self._node, fields))
+
+    def with_columns(self, made: Mapping[str, Columnar]) -> "Self":
+        """As ``with_column``, several at once; each sees the fields as they were before."""
+        return self._next(columns.with_columns(self._node, made))
+
+    def drop(self, *fields: Names) -> "Self":
+        """All fields but the named ones: ``drop("line")``."""
+        return self._next(columns.drop(self._node, flat(fields, "drop")))
+
+    def rename(self, names: Mapping[str, str]) -> "Self":
+        """Gives fields other names: ``rename({"value": "line"})``; the order stays."""
+        return self._next(columns.rename(self._node, names))
+
+    def apply_assembly(self, assembly: Any) -> "Self":
+        """A part of a topology that is used in several places: ``apply_assembly(FirstN(3, "n", reverse=True))``.
+
+        Args:
+            assembly: an object with ``apply(stream)``, or a function of a stream; it gives a stream.
+
+        Raises:
+            TopologyError: it gives something else.
+        """
+        apply = getattr(assembly, "apply", assembly)
+        if not callable(apply):
+            raise TopologyError(
+                "apply_assembly needs an assembly",
+                found=repr(assembly),
+                expected="an object with apply(stream), or a function of a stream",
+            )
+        made = apply(self)
+        if not isinstance(made, (RowOperations, StateHandle)):
+            raise TopologyError(f"the assembly {assembly!r} gives no stream", found=repr(made), expected="a Stream")
+        return made  # type: ignore[return-value]
+
+    transform = apply_assembly
+
+    # --- several streams -----------------------------------------------------------------
+
+    def merge(self, *others: "Self", outputs: Union[Names, None] = None) -> "Self":
+        """The rows of this stream and of others, within each batch; see :meth:`TridentTopology.merge`."""
+        return self._next(merge(self._graph, [self, *others], outputs))
+
+    union = merge
+
+    def join(
+        self,
+        other: "Self",
+        on: Any,
+        how: Any = "inner",
+        outputs: Union[Names, None] = None,
+        mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
+    ) -> "Self":
+        """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
+
+        Rows of two transactions never meet: what that means for streams of
+        independent spouts is said at :meth:`TridentTopology.join`.
+
+        Args:
+            other: of the same topology.
+            on: the keys: one choice for both, or ``["a", "b"]`` where they have other names in the other stream.
+            how: "inner", "left", "right", "full", or as in :meth:`TridentTopology.join`.
+            outputs: the keys, then this stream's other fields, then the other's; or as ``mode`` says.
+            mode: which fields; as in :meth:`TridentTopology.join`.
+        """
+        return self._next(join(self._graph, [self, other], on, outputs, how, mode))
+
+    # --- Spark partitions ------------------------------------------------------------------
+
+    def _moved(self, kind: str, operation: str, names: tuple[str, ...] = (), function: Any = None) -> "Self":
+        return self._next(repartitioning.repartition(self._node, kind, operation, names, function))
+
+    def shuffle(self) -> "Self":
+        """Spreads the rows evenly over the Spark partitions."""
+        return self._moved("shuffle", "shuffle")
+
+    def local_or_shuffle(self) -> "Self":
+        """As ``shuffle`` where that costs nothing: here the rows stay where they are."""
+        return self._next(repartitioning.unmoved(self._node, "local_or_shuffle()"))
+
+    def identity_partition(self) -> "Self":
+        """The rows stay where they are."""
+        return self._next(repartitioning.unmoved(self._node, "identity_partition()"))
+
+    def broadcast(self) -> "Self":
+        """Every row in every Spark partition. Not Spark's hint of that name: the rows are multiplied."""
+        return self._moved("broadcast", "broadcast")
+
+    def partition_by(self, *fields: Names) -> "Self":
+        """Rows with equal values in the fields come to one Spark partition; null is equal to null."""
+        return self._moved("partition_by", "partition_by", flat(fields, "partition_by"))
+
+    def partition(self, inputs: Union[Names, Function], function: Union[Function, None] = None) -> "Self":
+        """A function says which Spark partition each row comes to: ``partition("user", lambda user: user % 4)``.
+
+        It returns a number from 0, taken modulo the number of partitions; or
+        several, for a row that is to be in several.
+        """
+        given: Any = inputs if function is None else function
+        names = self.fields if function is None else field_names(inputs, "partition")
+        return self._moved("partition", "partition", names, given)
+
+    def global_(self) -> "Self":
+        """All rows of the batch in one Spark partition."""
+        return self._moved("global", "global_")
+
+    batch_global = global_
+
+    # --- the least, the greatest and the first rows ------------------------------------------
+
+    def _extreme(self, what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> "Self":
+        return self._next(top_rows.extreme(self._node, what, by, greatest, comparator, scope))
+
+    def min_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Self":
+        """The row with the least value in a field: of each Spark partition, as in Trident, or of the batch.
+
+        Rows where it is null are skipped; of equal ones the later one is kept;
+        no row gives no row.
+
+        Args:
+            field: that is compared.
+            comparator: (a, b) → below 0, 0 or above 0; the values' own order when None.
+            scope: "partition" or "batch".
+        """
+        return self._extreme("min_by", field_names(field, "min_by"), False, comparator, scope)
+
+    def max_by(self, field: str, comparator: Union[Function, None] = None, scope: str = "partition") -> "Self":
+        """The row with the greatest value in a field; otherwise as :meth:`min_by`."""
+        return self._extreme("max_by", field_names(field, "max_by"), True, comparator, scope)
+
+    def min(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Self":
+        """The least row, by all its fields in their order; a comparator is given tuples of them.
+
+        Otherwise as :meth:`min_by`; a row with a null is skipped.
+        """
+        return self._extreme("min", self.fields, False, comparator, scope)
+
+    def max(self, comparator: Union[Function, None] = None, scope: str = "partition") -> "Self":
+        """The greatest row; otherwise as :meth:`min`."""
+        return self._extreme("max", self.fields, True, comparator, scope)
+
+    def first_n(self, n: int, by: Union[str, None] = None, reverse: bool = False) -> "Self":
+        """The first n rows of the batch: ``first_n(3, "n", reverse=True)``; see :class:`FirstN`."""
+        return self._next(top_rows.FirstN(n, by, reverse).node(self._node))
+
+    def with_watermark(self, field: str, delay: str) -> "Self":
+        """Makes a timestamp the event time of windows behind: ``with_watermark("at", "10 minutes")``, as in PySpark.
+
+        The watermark is the greatest timestamp so far, less the delay. Windows
+        that it has reached the end of are fired; rows that come for them later
+        are late. A timestamp far in the future fires everything up to it.
+
+        Args:
+            field: a timestamp; the windows need it still.
+            delay: how much later than others rows may come, such as "1 hour 30 seconds".
+
+        Raises:
+            FieldError: there is no such field.
+            TopologyError: it is no timestamp, or the delay is no duration.
+        """
+        return self._next(windows.with_watermark(self._node, field, delay))

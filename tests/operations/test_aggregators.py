@@ -283,7 +283,7 @@ def test_sums_of_decimals_keep_their_scale_and_of_nulls_are_zero(spark) -> None:
     stream = stream_of("key string, d decimal(38,30), n int").group_by("key")
     stream.persistent_aggregate(MemoryMapState("d"), "d", Sum(), "d")
     stream.persistent_aggregate(MemoryMapState("n"), "n", Sum(), "n")
-    (plan_,) = plan(stream._stream._graph)
+    (plan_,) = plan(stream._graph)
     tiny = Decimal("0.000000000000000000000000000001")
     frames = plan_.build({"rows": batch(spark, plan_, [("x", tiny, None), ("x", tiny, None)])}, ATTEMPT)
     assert collect(frames["d"]) == [("x", 2 * tiny)]

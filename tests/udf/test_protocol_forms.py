@@ -257,7 +257,7 @@ def test_a_combiner_in_a_batch_and_into_a_state(kind: type) -> None:
     assert given(step, frame(**ROWS_FRAME)) == SUMS
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"c{next(numbers)}")), "n", kind(), "t long")
-    assert committed(topology_of(stream._stream), {"k": ["a", "b"], "t": [3, 5]}, 2) == [("a", 6), ("b", 10)]
+    assert committed(topology_of(stream), {"k": ["a", "b"], "t": [3, 5]}, 2) == [("a", 6), ("b", 10)]
 
 
 @pytest.mark.parametrize("kind", [Reduces, ReducesAnnotated])
@@ -267,7 +267,7 @@ def test_a_reducer_in_a_batch_and_into_a_state(kind: type) -> None:
     assert resumed(kind()) == [("a", 103), ("b", 5)]
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"r{next(numbers)}")), "n", kind(), "t long")
-    assert committed(topology_of(stream._stream), ROWS_FRAME, 2) == [("a", 6), ("b", 10)]
+    assert committed(topology_of(stream), ROWS_FRAME, 2) == [("a", 6), ("b", 10)]
 
 
 @pytest.mark.parametrize("kind", [*TOTALS, *PAIRS])
@@ -286,7 +286,7 @@ def test_an_aggregator_that_goes_on_from_what_a_delta_table_has(kind: type) -> N
 def test_an_aggregator_that_goes_on_from_what_a_map_has(kind: type) -> None:
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"a{next(numbers)}")), "n", kind(), outputs_of(kind))
-    found = committed(topology_of(stream._stream), ROWS_FRAME, 2)
+    found = committed(topology_of(stream), ROWS_FRAME, 2)
     assert found == expected(kind, [("a", 6), ("b", 10)])
 
 
@@ -294,7 +294,7 @@ def resumed(aggregator: Any) -> list[tuple]:
     """Of a batch, where the state has 100 for the key a."""
     stream = grouped()
     stream.persistent_aggregate(DeltaMapState("s"), "n", aggregator, outputs_of(type(aggregator)))
-    (step,) = [one for one in steps_of(topology_of(stream._stream), Groups) if one.found]
+    (step,) = [one for one in steps_of(topology_of(stream), Groups) if one.found]
     stored = {name: [100, 100, None] for name in step.stored}
     return given(step.for_batch(BatchInfo(ATTEMPT)), frame(**ROWS_FRAME, **stored, **{step.found: [True, True, False]}))
 
@@ -345,7 +345,7 @@ def test_a_state_keeps_exactly_one_row_for_each_key_and_says_how_many_there_were
     assert isinstance(error, UserCodeFailed) and text in str(error), error
     stream = grouped()
     stream.persistent_aggregate(opaque("s", MemoryBackingMap(f"n{next(numbers)}")), "n", kind(), "t long")
-    error = raised(lambda: committed(topology_of(stream._stream), ROWS_FRAME, 1))
+    error = raised(lambda: committed(topology_of(stream), ROWS_FRAME, 1))
     assert isinstance(error, UserCodeFailed) and text in str(error), error
 
 

@@ -15,12 +15,12 @@ from tests.stream_helpers import ATTEMPT, RowsSpout, batch, collect, raised
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.operations.aggregators import Count, Sum
-from trident.operations.persisting import TridentState
 from trident.planning.groups import plan
 from trident.states.delta.append import DeltaAppend
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.maps.backing_maps import StaticMap
 from trident.states.maps.memory_map import MemoryMapState
+from trident.streams.stream import TridentState
 from trident.streams.topology import TridentTopology
 from trident.workers.chain import CountRows
 

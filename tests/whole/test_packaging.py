@@ -26,6 +26,8 @@ def imported(folder: str) -> set[str]:
     names = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "typing_extensions" and node.col_offset:
+                continue  # under TYPE_CHECKING: type checkers bring it
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -68,6 +68,7 @@ class Reporter:
 
     def waits(self, holder: Holder) -> None:
         self.front.waits()
+        self._writer.forget()
         if self._keeps_warm and self._warm_up is None:
             site = self.site
             self._warm_up = WarmUp(
@@ -157,6 +158,7 @@ class Reporter:
 
     def _show_status(self) -> None:
         supervisor = self.supervisor
+        self._writer.flush()
         self.front.listen_again()
         if supervisor.leading.is_set():
             in_flight = sum(len(group.driver.state.live) for group in supervisor.groups)

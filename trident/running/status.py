@@ -136,7 +136,8 @@ class StatusWriter:
     """Writes the status of one topology; only its leader may have one.
 
     ``update`` is cheap and may be called at every event and from any thread.
-    A change is on disk within ``interval_secs``, the last one at ``close``.
+    A change is on disk at the first ``update`` or ``flush`` that is ``interval_secs`` behind the
+    writing before, the last one at ``close``.
 
     Args:
         path: of :func:`status_path`; its folder is made.
@@ -150,34 +151,32 @@ class StatusWriter:
         self._wanted: TopologyStatus | None = None
         self._on_disk: TopologyStatus | None = None
         self._last_written: float | None = None
-        self._timer: threading.Timer | None = None
         self._warned = self._swept = False
         self._closed = False
 
     def update(self, status: TopologyStatus) -> None:
-        """Takes the new status; ``written_at`` in it is not looked at."""
+        """Takes the new status, and writes it if it is due; ``written_at`` in it is not looked at."""
         with self._lock:
-            if self._closed:
-                return
-            self._wanted = status
-            if self._same() or self._timer is not None:
-                return
+            if not self._closed:
+                self._wanted = status
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits, if it is due: without it the last change before a quiet time would never be shown."""
+        with self._lock:
             waited = float("inf") if self._last_written is None else time.monotonic() - self._last_written
-            if waited >= self._interval:
+            if not self._closed and not self._same() and waited >= self._interval:
                 self._write()
-                return
-            # Without this the last change before a quiet time would never be shown.
-            self._timer = threading.Timer(self._interval - waited, self._late)
-            self._timer.daemon = True
-            self._timer.start()
+
+    def forget(self) -> None:
+        """Drops what waits: another process leads by now, and the file is its own."""
+        with self._lock:
+            self._wanted = None
 
     def close(self) -> None:
         """Writes what is not yet written; later updates are ignored. May be called twice."""
         with self._lock:
             self._closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
             if not self._same():
                 self._write()
 
@@ -185,15 +184,6 @@ class StatusWriter:
         """As :meth:`close`, without writing: the file is another process's by now."""
         with self._lock:
             self._closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    def _late(self) -> None:
-        with self._lock:
-            self._timer = None
-            if not self._closed and not self._same():
-                self._write()
 
     def _same(self) -> bool:
         return self._wanted is None or self._wanted == self._on_disk

@@ -31,6 +31,7 @@ from trident.coordinators.errors import AttemptCapReached, CoordinationError, So
 from trident.running import registry as running
 from trident.running.status import read_status
 from trident.spouts.contracts import Backlog, SpoutKind
+from trident.states.core import storage
 from trident.udf.schemas import as_schema
 
 EVERY_HOOK = os.environ.get("TRIDENT_KILLS") == "all"  # make kills
@@ -152,21 +153,24 @@ def test_a_stop_leaves_behind_a_hook_that_does_not_return(
 
 
 def test_a_stop_ends_when_the_status_cannot_be_written_either(
-    start: Starter, hang: Callable[[], None], tmp_path: Path, monkeypatch: Any
+    start: Starter, hang: Callable[[], None], monkeypatch: Any
 ) -> None:
     """A disk that does not answer keeps whoever writes to it: nobody else may wait for that thread."""
     monkeypatch.setattr("trident.running.ending._END_SECS", 0.5)
-    folder = tmp_path / "warehouse" / "_trident" / "moody"
-    folder.mkdir(parents=True)
-    draft = folder / f".status.json.{os.getpid()}"
-    os.mkfifo(draft)  # opening it for writing does not return before somebody reads
+    write = storage.write
+
+    def never_answers(path: Path, data: bytes, durable: bool = True) -> None:
+        if path.name == "status.json":
+            asked.append(path)
+            hang()
+        write(path, data, durable)
+
+    asked: list[Path] = []
+    monkeypatch.setattr(storage, "write", never_answers)
     query = start(topology(spout := Moody(close=hang)), stop_timeout_secs=1)
-    try:
-        assert eventually(lambda: any(name == "success" for name, _ in spout.calls), WAIT_SECS)
-        assert not (folder / "status.json").exists()
-        assert stopped(query, 30)
-    finally:
-        os.close(os.open(draft, os.O_RDONLY | os.O_NONBLOCK))
+    assert eventually(lambda: asked and any(name == "success" for name, _ in spout.calls), WAIT_SECS)
+    assert stopped(query, 30)
+    assert not asked[0].exists()
 
 
 def test_waiting_for_a_query_that_will_not_go_on_ends_with_what_to_do(start: Starter, monkeypatch: Any) -> None:

@@ -87,7 +87,7 @@ def aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any,
     )
 
 
-# --- what it becomes ---------------------------------------------------------------------
+# --- its operations ----------------------------------------------------------------------
 
 
 def lower_aggregation(

@@ -74,7 +74,7 @@ class JoinOp(MultiInputOp):
     def join(self, frames: SessionFrames) -> Join:
         chosen = [self._side(side) for side in range(len(self.keys))]
         inner = [side for side, outer in enumerate(self.outer) if not outer]
-        # Sides that must have the key come first: what is joined to them cannot bring new keys.
+        # Sides that must have the key come first: a side that is joined to them cannot bring new keys.
         order = [*inner, *(side for side, outer in enumerate(self.outer) if outer)]
         keys = [f"{_KEY}{place}" for place in range(len(self.names))]
         renamed = dict(zip(self.names, keys))

@@ -26,7 +26,7 @@ _STORED_PREFIX = "__trident_stored_"
 
 @dataclass(frozen=True)
 class JoinStateOp(Operation):
-    """Puts beside each row what a state has for its key, as of the transaction before.
+    """Puts a state's values for the key of each row beside it, as of the transaction before.
 
     Attributes:
         binding: the state.

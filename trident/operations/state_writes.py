@@ -39,7 +39,7 @@ _MAP_FIELDS: Fields = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PersistNode(Node):
-    """partition_persist or persistent_aggregate: what is written to a state.
+    """partition_persist or persistent_aggregate: writes to a state.
 
     Attributes:
         binding: the state.
@@ -218,7 +218,7 @@ class NewValuesNode(Node):
             self._combine_stored(builder, persisted)
 
     def _combine_stored(self, builder: SegmentBuilder, persisted: PersistNode) -> None:
-        """The batch's partial values, which were staged for the log, on top of what is stored."""
+        """The batch's partial values, which were staged for the log, on top of the stored values."""
         binding, aggregation, fields = persisted.binding, persisted.aggregation, tuple(self.schema.fields)
         assert aggregation is not None
         if aggregation.kind == "native":

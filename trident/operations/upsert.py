@@ -27,7 +27,7 @@ class Upsert:
 
     Exactly once like every state of its kind (docs/semantics.md 5). A topology may be
     started again with more fields behind the earlier ones: they are null in
-    rows of before.
+    rows that were written before.
 
     Args:
         keys: the fields that name a row; ``"id"``, ``"country, id"`` or a list. Null is a key like any other.

@@ -1,6 +1,6 @@
 """Windows on Spark: one frame per transaction, for the state and for the fired and late rows.
 
-The frame is computed once. Each of its rows has a tag: what it tells the state,
+The frame is computed once. Each of its rows has a tag: a change of the state,
 or that it is a row of a fired window, or late. Watermarks and row numbers are
 found first, by one small job, and are constants in the frame's plan.
 """
@@ -33,13 +33,13 @@ _SMALL_BYTES = 4 << 20
 
 
 def window_fields(binding: StateBinding) -> Fields:
-    """What a window's segment leaves: the rows of the log, the start of a fired window, and the tag."""
+    """The columns that a window's segment leaves: the rows of the log, the start of a fired window, and the tag."""
     start, tag = StructField(START, LongType(), True), StructField(TAG, IntegerType(), True)
     return (*binding.log_schema.fields, start, tag)
 
 
 def of_state(frame: "DataFrame", binding: StateBinding) -> "DataFrame":
-    """Of what a window gives, the rows of its log."""
+    """The rows of the log among those that a window gives."""
     return frame.where(f"{TAG} = {STATE}").drop(START, TAG)
 
 
@@ -75,7 +75,7 @@ class TaggedOp(Operation):
 
 @dataclass(frozen=True)
 class _Turn:
-    """What a transaction must know before its rows are looked at.
+    """The watermarks and counts of a transaction, found before its rows are looked at.
 
     Attributes:
         before: the watermark of the transaction before; None: none yet.
@@ -111,7 +111,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class WindowOp(Operation):
-    """The new rows of a transaction and those that open windows hold become what the transaction changes and fires.
+    """Makes a transaction's changes and fired rows, of its new rows and those that open windows hold.
 
     Attributes:
         binding: the state that holds them.
@@ -240,7 +240,7 @@ class _Windows:
         return f"coalesce({spec.sql_last_start(at)} + {spec.length}L <= {_TURN}.{mark}, false)"
 
     def _event_texts(self) -> str:
-        """What a row gives: a change of the state, its fired windows, that it is late."""
+        """The events of a row: a change of the state, its fired windows, that it is late."""
         spec, at = self._op.spec, "_position"
         closed = self._is_closed(at, "now")
         changes = f"if({_NEW}, {at} is not null and not {closed}, {closed})"

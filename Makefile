@@ -43,7 +43,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 .PHONY: check test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types rooms venv \
 	clean check-python check-java
 
-test: check-java $(STAMP) $(CLASSES)
+test: check-java check $(CLASSES)
 	@echo "== tests: $(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)"
 	@$(BIN)/python -m pytest $(PYTEST) $(PYTEST_ARGS)
 

@@ -38,7 +38,7 @@ def run_batch(
     spark: "SparkSession | None" = None,
     partitions: int = 1,
     attempt: TransactionAttempt = _FIRST,
-) -> list[tuple]:
+) -> list[tuple[Any, ...]]:
     """What a stream gives for one batch, computed by Spark as the topology would.
 
     ::

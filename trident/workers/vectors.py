@@ -185,7 +185,7 @@ class VectorPeek(_OfColumns):
 
 def vector_step(
     kind: str, call: Call, outputs: tuple[str, ...], types: tuple[pa.DataType, ...], keep: tuple[str, ...]
-) -> Any:
+) -> Step:
     """The step of an operation: "each", "map", "flat_map", "filter" or "peek"."""
     if kind == "filter":
         return VectorKeep(call, keep)

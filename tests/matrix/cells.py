@@ -22,7 +22,7 @@ from trident import Count, DeltaAppend, DeltaMapState, TridentTopology
 from trident.coordinators import faults
 from trident.operations.guarantees import Guarantee, NotExactlyOnceWarning, guarantee
 from trident.running.query import TopologyQuery
-from trident.spouts.executors import kind_of
+from trident.spouts.executors import spout_kind
 from trident.states.maps.backed_map import non_transactional, opaque, transactional
 from trident.states.maps.sqlite_map import SqliteMap
 
@@ -181,7 +181,7 @@ class Run:
         (source,) = topology.graph.sources.values()
         for name, sink in topology.graph.sinks.items():
             row = sink.binding.state_kind.guarantee_row(sink.binding.state)
-            wanted = guarantee(kind_of(source.spout), row) is not Guarantee.EXACTLY_ONCE
+            wanted = guarantee(spout_kind(source.spout), row) is not Guarantee.EXACTLY_ONCE
             assert any(f"state {name!r}" in text for text in found) == wanted, (name, found)
 
     # --- running it -------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from trident.operations.aggregators import (
     Min,
     Reducer,
     Sum,
+    aggregator_kind,
     is_groupable,
     is_ordered,
-    kind_of,
 )
 from trident.planning.groups import plan
 from trident.states.core.native import NATIVE
@@ -85,16 +85,16 @@ class Rows:
 
 
 def test_the_kinds_are_told_by_their_methods() -> None:
-    assert kind_of(Count(), "x") == "native"
+    assert aggregator_kind(Count(), "x") == "native"
     for thing, kind, protocol in (
         (Longest(), "combiner", Combiner),
         (Joined(), "reducer", Reducer),
         (Distinct(), "aggregator", Aggregator),
     ):
-        assert kind_of(thing, "x") == kind and isinstance(thing, protocol)
+        assert aggregator_kind(thing, "x") == kind and isinstance(thing, protocol)
     for wrong in (None, "count", object(), len):
         with pytest.raises(TopologyError, match="needs an aggregator"):
-            kind_of(wrong, "aggregate")
+            aggregator_kind(wrong, "aggregate")
 
 
 @pytest.mark.parametrize("aggregator", [Count(), Sum(), Min(), Max()])

@@ -27,7 +27,7 @@ from trident import (
 )
 from trident.operations.guarantees import Guarantee, guarantee, guarantee_rows, table
 from trident.spouts.contracts import SpoutKind
-from trident.spouts.executors import kind_of
+from trident.spouts.executors import spout_kind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.kinds import kind_of_state
 from trident.states.keyed.delta_map import KEYED
@@ -65,7 +65,7 @@ def test_the_spouts_and_states_of_the_readme_can_be_imported_and_are_of_the_kind
     kinds = {name: kind for names, kind, _ in spouts[1:] for name in names.split(", ")}
     found = {name: getattr(trident, name, None) or getattr(trident.testing, name, None) for name in kinds}
     assert [name for name, spout in found.items() if spout is None] == []
-    assert {name: kind_of(spout).value for name, spout in found.items()} == kinds
+    assert {name: spout_kind(spout).value for name, spout in found.items()} == kinds
     names = {name for line in states[1:] for name in line[0].removeprefix("a ").split(", ")} - {"new_static_state"}
     assert [name for name in names if not (hasattr(trident, name) or hasattr(trident.testing, name))] == []
 
@@ -81,7 +81,7 @@ def test_a_pair_is_exactly_once_if_and_only_if_no_fault_of_the_matrix_shows(
     topology, _ = cells.Run(cells.Cell(spout, (state,), cells.Fault.NONE), tmp_path, start=_never).topology()
     (source,) = topology.graph.sources.values()
     (sink,) = [sink for name, sink in topology.graph.sinks.items() if name != "audit"]
-    said = guarantee(kind_of(source.spout), sink.binding.state_kind.guarantee_row(sink.binding.state))
+    said = guarantee(spout_kind(source.spout), sink.binding.state_kind.guarantee_row(sink.binding.state))
     outcomes = {cells.expected(spout, state, fault) for fault in cells.Fault if cells.applies(spout, fault)}
     possible = {
         Guarantee.EXACTLY_ONCE: set(),

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
+from trident.operations.aggregation import Aggregation, aggregator_class, read_aggregation
 from trident.operations.aggregators import is_groupable, is_plain
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, picked, require_fields
@@ -83,7 +83,7 @@ def aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any,
         schema=StructType([*picked(parent.schema, keys).fields, *aggregation.outputs]),
         aggregation=aggregation,
         location=call_site(),
-        operation=f"aggregate({aggregator_name(aggregation.aggregator)})",
+        operation=f"aggregate({aggregator_class(aggregation.aggregator)})",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
-from trident.operations.aggregators import kind_of
+from trident.operations.aggregators import aggregator_kind
 from trident.planning.nodes import field_names, require_fields
 from trident.udf.signatures import (
     check_arity,
@@ -72,7 +72,7 @@ def read_aggregation(
         raise TopologyError(
             f"{what} needs an aggregator, not its class", found=aggregator.__name__, expected=f"{aggregator.__name__}()"
         )
-    kind = kind_of(aggregator, what)
+    kind = aggregator_kind(aggregator, what)
     names = field_names(inputs, what) if inputs else ()
     require_fields(names, schema, what)
     given = parse_outputs(outputs)
@@ -92,7 +92,7 @@ def read_aggregation(
 def _result(
     schema: StructType, what: str, kind: str, inputs: tuple[str, ...], aggregator: Any, given: Any, site: str
 ) -> tuple[list[tuple[str, DataType]], bool | None]:
-    name = aggregator_name(aggregator)
+    name = aggregator_class(aggregator)
     if kind != "aggregator" and len(given) != 1:
         raise OutputTypeError(
             f"{what}({name}) gives one value",
@@ -118,7 +118,7 @@ def _result(
     return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
 
 
-def aggregator_name(aggregator: Any) -> str:
+def aggregator_class(aggregator: Any) -> str:
     """Its class, for plans and messages."""
     return function_name(type(aggregator))
 

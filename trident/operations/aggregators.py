@@ -85,7 +85,7 @@ class Aggregator(Protocol):
         """The results: as what a function of ``each`` returns."""
 
 
-def kind_of(aggregator: object, operation: str) -> str:
+def aggregator_kind(aggregator: object, operation: str) -> str:
     """ "native", "combiner", "reducer" or "aggregator".
 
     Raises:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.aggregates import groups_step, lower_aggregation, partial_value
-from trident.operations.aggregation import Aggregation, aggregator_name, read_aggregation
+from trident.operations.aggregation import Aggregation, aggregator_class, read_aggregation
 from trident.operations.repartitioning import AtLeastOneOp, PlaceOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
@@ -79,7 +79,7 @@ class PartitionAggregateNode(Node):
 def partition_aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any, outputs: Any) -> Node:
     """See :meth:`trident.streams.stream.Stream.partition_aggregate`."""
     aggregation = read_aggregation(parent.schema, "partition_aggregate", keys, inputs, aggregator, outputs, call_site())
-    return _partition_aggregate(parent, aggregation, aggregator_name(aggregator))
+    return _partition_aggregate(parent, aggregation, aggregator_class(aggregator))
 
 
 def _partition_aggregate(parent: Node, aggregation: Aggregation, name: str) -> Node:
@@ -107,7 +107,7 @@ class AggregationChain:
         self._location = graph.open_chains[self] = call_site()
 
     def __repr__(self) -> str:
-        return f"ChainedAggregation({', '.join(aggregator_name(link.aggregator) for link in self._links)})"
+        return f"ChainedAggregation({', '.join(aggregator_class(link.aggregator) for link in self._links)})"
 
     def add(self, kind: str, inputs: Any, aggregator: Any, outputs: Any) -> None:
         """Adds a link of a kind, "aggregate" or "partition_aggregate"."""
@@ -142,7 +142,7 @@ class AggregationChain:
 
 
 def _chain(parent: Node, keys: tuple[str, ...], links: tuple[Aggregation, ...], per_partition: bool) -> Node:
-    name = f"chained({', '.join(aggregator_name(link.aggregator) for link in links)})"
+    name = f"chained({', '.join(aggregator_class(link.aggregator) for link in links)})"
     outputs = tuple(field for link in links for field in link.outputs)
     schema = StructType([*picked(parent.schema, keys).fields, *outputs])
     kinds = {link.kind for link in links}

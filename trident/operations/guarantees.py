@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trident.planning.nodes import SourceNode
 from trident.spouts.contracts import SpoutKind
-from trident.spouts.executors import kind_of
+from trident.spouts.executors import spout_kind
 from trident.states.core.guarantee import Guarantee, GuaranteeRow
 from trident.states.core.kinds import all_kinds
 
@@ -52,7 +52,7 @@ def warn_if_not_exactly_once(node: "PersistNode", topology: str) -> None:
     """Warns, at the user's line, when a stream's spout and a state cannot give exactly-once together."""
     row = node.binding.state_kind.guarantee_row(node.binding.state)
     for source in sources_of(node):
-        found = guarantee(kind_of(source.spout), row)
+        found = guarantee(spout_kind(source.spout), row)
         if found is not Guarantee.EXACTLY_ONCE:
             file, _, line = node.location.rpartition(":")
             text = _text(topology, source, node, row, found)
@@ -61,7 +61,7 @@ def warn_if_not_exactly_once(node: "PersistNode", topology: str) -> None:
 
 
 def _text(topology: str, source: Any, node: "PersistNode", row: GuaranteeRow, found: Guarantee) -> str:
-    kind = kind_of(source.spout)
+    kind = spout_kind(source.spout)
     pair = f"stream {source.tx_id!r} ({type(source.spout).__name__}, {kind.value}) and state {node.binding.name!r}"
     if kind is SpoutKind.NON_TRANSACTIONAL:
         better = (

@@ -16,7 +16,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregates import AggregateNode
-from trident.operations.aggregation import aggregator_name, read_aggregation
+from trident.operations.aggregation import aggregator_class, read_aggregation
 from trident.operations.state_checks import check_fields, check_named, check_upsert
 from trident.operations.state_writes import NewValuesNode, PersistNode
 from trident.operations.upsert import LastNode, Upsert
@@ -197,14 +197,14 @@ def persistent_aggregate(
     if aggregation.kind == "aggregator" and not callable(getattr(aggregator, "resume", None)):
         raise TopologyError(
             f"{what} keeps what complete() gives, and this aggregator cannot go on from it",
-            found=f"{aggregator_name(aggregator)} without resume(batch_id, *stored)",
+            found=f"{aggregator_class(aggregator)} without resume(batch_id, *stored)",
             expected="resume(batch_id, *stored) -> the state that aggregate() takes, with one argument per output",
             action="add it; or write a combiner or a reducer",
         )
     schema = StructType([*picked(parent.schema, keys).fields, *aggregation.outputs])
     check_fields(state, kind, schema, keys)
     values = tuple(field.name for field in aggregation.outputs)
-    name = f"{state.name}, {aggregator_name(aggregator)}"
+    name = f"{state.name}, {aggregator_class(aggregator)}"
     if kind.users_code and combines:
         # A map takes one value per key: the batch's own, which is found before the transaction's turn.
         of_batch = AggregateNode(
@@ -212,7 +212,7 @@ def persistent_aggregate(
             schema=schema,
             aggregation=aggregation,
             location=call_site(),
-            operation=f"aggregate({aggregator_name(aggregator)})",
+            operation=f"aggregate({aggregator_class(aggregator)})",
         )
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
         mode = "merge" if kind.updated_before_decision else None

@@ -27,7 +27,7 @@ from trident.planning.session_frames import KEEP
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader, to_dataframe
 from trident.spouts.contracts import Emitted, Json, SpoutKind
-from trident.spouts.executors import kind_of
+from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
@@ -193,7 +193,11 @@ class SparkBatchRunner:
                 )
             inputs[tx_id] = self._frame(emitted, spout_schema(spout))
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
-            if kind_of(spout) is not SpoutKind.TRANSACTIONAL and executor.pins and isinstance(emitted.data, DataFrame):
+            if (
+                spout_kind(spout) is not SpoutKind.TRANSACTIONAL
+                and executor.pins
+                and isinstance(emitted.data, DataFrame)
+            ):
                 # Such a source may give other rows when a task is tried again, or to the next state.
                 with faults.fault_point(KEEP):
                     inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
@@ -357,14 +361,14 @@ def gives_again(spouts: Iterable[Any]) -> bool:
     A transactional source gives the same batch, an opaque one goes on from where the last commit left it. Others may
     leave the row out, so that it failed the same way proves nothing of the next attempt.
     """
-    return all(kind_of(spout) is not SpoutKind.NON_TRANSACTIONAL for spout in spouts)
+    return all(spout_kind(spout) is not SpoutKind.NON_TRANSACTIONAL for spout in spouts)
 
 
 def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
     """What the manifest says of a stream's part in the batch."""
     return {
         "spout": type(spout).__qualname__,
-        "kind": kind_of(spout).value,
+        "kind": spout_kind(spout).value,
         "metadata": metadata,
         "commit_data": commit_data,
     }

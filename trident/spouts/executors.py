@@ -111,7 +111,7 @@ def is_batch_spout(spout: Any) -> bool:
     return callable(getattr(spout, "emit_batch", None)) and not hasattr(spout, "get_emitter")
 
 
-def kind_of(spout: Any) -> SpoutKind:
+def spout_kind(spout: Any) -> SpoutKind:
     """What a spout counts as; a batch spout that says nothing is non-transactional."""
     if is_rich_spout(spout):
         return SpoutKind.OPAQUE  # a message may come again in another batch
@@ -234,7 +234,7 @@ class BatchSpoutExecutor:
 
     def __init__(self, spout: BatchSpout) -> None:
         self._spout = spout
-        self.kind = kind_of(spout)
+        self.kind = spout_kind(spout)
 
     @property
     def output_schema(self) -> Any:

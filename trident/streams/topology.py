@@ -16,7 +16,7 @@ from trident.planning.groups import group_members
 from trident.planning.nodes import SourceNode
 from trident.planning.request_nodes import drpc_node
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
-from trident.spouts.executors import is_batch_spout, kind_of
+from trident.spouts.executors import is_batch_spout, spout_kind
 from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.core.kinds import kind_of_state
@@ -92,7 +92,7 @@ class TridentTopology(OtherNames):
                 "with get_partition_emitter, for one in partitions; or a BatchSpout (open, emit_batch, ack, close); "
                 "or a RichSpout (open, next_tuple, ack, fail)",
             )
-        kind = kind_of(spout)
+        kind = spout_kind(spout)
         if not isinstance(kind, SpoutKind):
             raise TopologyError(f"the spout of stream {tx_id!r} says no kind", found=repr(kind), expected="a SpoutKind")
         if not schema.names:

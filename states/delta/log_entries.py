@@ -71,6 +71,15 @@ class Commit:
         """Paths of the files added, not URL-encoded."""
         return tuple(file.path for file in self.added)
 
+    def noted(self, key: str) -> Mapping[str, Any]:
+        """The JSON object under a key of the user metadata; an empty one when there is none."""
+        try:
+            said = json.loads(self.user_metadata or "null")
+        except (ValueError, RecursionError):
+            return {}
+        found = said.get(key) if isinstance(said, dict) else None
+        return found if isinstance(found, dict) else {}
+
 
 def read_actions(path: str, version: int) -> list[dict[str, Any]]:
     """The actions of the commit that made a table version, at least one, by Delta's protocol.

@@ -18,18 +18,10 @@ from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import halts, history
 from trident.states.delta.log_entries import read_commit, versions_of
-from trident.states.keyed.plain_watch import is_our_merge
+from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 
 # Where a MERGE says which version of the log it has read.
 LOG_VERSION = "log"
-
-
-def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
-    """Whether a commit to a table with control records is one of our transactions, or a log drop."""
-    value = commit.control.get(DOMAIN)
-    engine = (commit.engine_info or "").split(" ")[-1]
-    own = isinstance(value, Mapping) and value.get("incarnation") == incarnation
-    return own and engine.endswith(f"trident/{incarnation}")
 
 
 def begins_here(commit: history.Commit, incarnation: str) -> bool:
@@ -51,12 +43,8 @@ def repair_marker(topology: str, version: int, seen: int) -> str:
 
 def repaired_to(commit: history.Commit, topology: str) -> range | None:
     """The versions that a commit has taken back, when a repair of the topology made it."""
-    try:
-        said = json.loads(commit.user_metadata or "null")
-    except ValueError:
-        return None
-    marker = said.get("trident-repair") if isinstance(said, Mapping) else None
-    if commit.operation != "RESTORE" or not isinstance(marker, Mapping) or marker.get("topology") != topology:
+    marker = commit.noted("trident-repair")
+    if commit.operation != "RESTORE" or marker.get("topology") != topology:
         return None
     version, seen = marker.get("version"), marker.get("seen")
     if not isinstance(version, int):
@@ -74,7 +62,7 @@ def merged_log_version(path: str, state: StateDescriptor) -> int | None:
     for version in reversed(unbroken(path, max(versions_of(path), default=-1))):
         commit = read_commit(path, version)
         if state.merge_app in commit.txns and not commit.control and is_our_merge(commit, state):
-            found = json.loads(commit.user_metadata or "{}")["trident"].get(LOG_VERSION)
+            found = commit.noted("trident").get(LOG_VERSION)
             return found if isinstance(found, int) else None
         begun = begun or begins_here(commit, state.incarnation)
     return -1 if begun else None

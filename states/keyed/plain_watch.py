@@ -10,7 +10,6 @@ would be missing from then on, without a word (P is kept by a RESTORE).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,21 +39,22 @@ class _Seen:
     starts_at: int
 
 
+def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
+    """Whether a commit to a table with control records is one of our transactions, or a log drop."""
+    value = commit.control.get(DOMAIN)
+    engine = (commit.engine_info or "").split(" ")[-1]
+    own = isinstance(value, Mapping) and value.get("incarnation") == incarnation
+    return own and engine.endswith(f"trident/{incarnation}")
+
+
 def is_our_merge(commit: history.Commit, state: StateDescriptor) -> bool:
     """Whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
-    engine = (commit.engine_info or "").split(" ")[-1]
-    control = commit.control.get(DOMAIN)
-    if isinstance(control, Mapping):
-        return engine.endswith(f"trident/{state.incarnation}") and control.get("incarnation") == state.incarnation
-    try:
-        said = json.loads(commit.user_metadata or "null")
-    except ValueError:
-        return False
-    marker = said.get("trident") if isinstance(said, Mapping) else None
+    if isinstance(commit.control.get(DOMAIN), Mapping):
+        return is_our_publish(commit, state.incarnation)
+    marker = commit.noted("trident")
     wanted = {"topology": state.topology, "group": state.group, "incarnation": state.incarnation}
     return (
-        isinstance(marker, Mapping)
-        and {key: marker.get(key) for key in wanted} == wanted
+        {key: marker.get(key) for key in wanted} == wanted
         and dict(commit.txns) == {state.merge_app: marker.get("upto")}
         and not commit.metadata_changed
         and not commit.control

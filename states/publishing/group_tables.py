@@ -12,8 +12,7 @@ from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.log_entries import entry_signature
-from trident.states.keyed.log_watch import is_our_publish
-from trident.states.keyed.plain_watch import PlainWatch, check_commits
+from trident.states.keyed.plain_watch import PlainWatch, check_commits, is_our_publish
 
 
 @dataclass

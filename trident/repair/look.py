@@ -48,14 +48,13 @@ from trident.states.delta.log_entries import entry_signature, read_actions, read
 from trident.states.delta.manifest import Manifest, ManifestStore, groups_with_manifests
 from trident.states.delta.staging import verify_staged
 from trident.states.keyed.log_watch import (
-    is_our_publish,
     merged_log_version,
     only_properties,
     repaired_to,
     start_of,
     unbroken,
 )
-from trident.states.keyed.plain_watch import is_our_merge
+from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 from trident.states.keyed.tables import merged_upto
 from trident.states.publishing.dead_letters import tables_beside
 

@@ -15,8 +15,6 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import msgspec
-
 # In the metadata of a field that versions before this one did not write: what is stored may be without it.
 MAY_BE_MISSING = "may be missing"
 
@@ -125,6 +123,8 @@ def as_record(value: Any, kind: type[Record], schema: int | None = None) -> Reco
         given = found.pop("schema", None)
         if type(given) is not int or given != schema:
             raise Unreadable(f'"schema" is {given!r}, not {schema}', f"schema {given!r}")
+    import msgspec  # optional: executors of a cluster, which read files too, do not have it
+
     try:
         record = msgspec.convert(found, kind, strict=True, str_keys=True)
     except msgspec.ValidationError as problem:
@@ -142,6 +142,8 @@ def as_record(value: Any, kind: type[Record], schema: int | None = None) -> Reco
 
 def plain(record: Any) -> Any:
     """A record as values that JSON has."""
+    import msgspec  # optional: as above
+
     return msgspec.to_builtins(record, str_keys=True, enc_hook=_as_dict)
 
 

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+
 from trident.coordinators.errors import Halted, TopologyError
 from trident.states.core.binding import StateKind
 
-_kinds: dict[str, StateKind] = {}
+# Module -> the kinds that it defines. A user's state is recognised in this order. The modules are loaded when a kind is
+# first asked for: workers and `trident status` read stored files without them.
+_HOMES = {
+    "delta.append": "APPEND",
+    "keyed.delta_map": "KEYED",
+    "maps.memory_map": "MEMORY",
+    "maps.own_kinds": "MAP USER",
+    "delta.beside": "DEAD_LETTERS MESSAGES",
+}
 
 
-def register(*kinds: StateKind) -> None:
-    """Makes kinds known; ``trident/states/__init__.py`` does it before anything else of states is loaded."""
-    _kinds.update({kind.name: kind for kind in kinds})
+@functools.cache
+def _known() -> dict[str, StateKind]:
+    kinds: list[StateKind] = [
+        getattr(importlib.import_module(f"trident.states.{home}"), name)
+        for home, names in _HOMES.items()
+        for name in names.split()
+    ]
+    return {kind.name: kind for kind in kinds}
 
 
 def all_kinds() -> list[StateKind]:
-    """In the order of their registration."""
-    return list(_kinds.values())
+    """In the order in which a user's state is recognised."""
+    return list(_known().values())
 
 
 def find_kind(name: str) -> StateKind | None:
     """The kind of a name; None when there is none."""
-    return _kinds.get(name)
+    return _known().get(name)
 
 
 def stored_kind(name: str, state: str) -> StateKind:
@@ -29,12 +45,12 @@ def stored_kind(name: str, state: str) -> StateKind:
     Raises:
         Halted: this version of the framework does not know it.
     """
-    found = _kinds.get(name)
+    found = _known().get(name)
     if found is None:
         raise Halted(
             f"state {state!r} is of a kind that this version of the framework does not know",
             found=repr(name),
-            expected=f"one of {', '.join(_kinds)}",
+            expected=f"one of {', '.join(_known())}",
             action="start the version that wrote it: a later one, or one with a kind of its own",
         )
     return found
@@ -47,12 +63,12 @@ def kind_of_state(state: object) -> StateKind:
         TopologyError: it is no state.
     """
     a_class = isinstance(state, type)
-    for kind in () if a_class else _kinds.values():
+    for kind in () if a_class else _known().values():
         if kind.holds(state):
             return kind
     raise TopologyError(
         "this is not a state",
         found=f"{state.__name__}, the class" if isinstance(state, type) else repr(state),
-        expected=f"{', '.join(kind.example for kind in _kinds.values() if kind.example)}"
+        expected=f"{', '.join(kind.example for kind in _known().values() if kind.example)}"
         f"{' (an instance)' if a_class else ''}",
     )

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +157,29 @@ def violations(file: str, source: str) -> list[str]:
 def source_files() -> list[str]:
     packages = [*FORBIDDEN, "examples"]
     return sorted(path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py"))
+
+
+# The hosts of a cluster have PySpark and Arrow; the framework's other libraries are the driver's alone.
+DRIVER_ONLY = ("click", "delta", "kazoo", "msgspec", "psutil", "rich", "waitress", "werkzeug")
+RUN_BY_WORKERS = [
+    *(f"trident.workers.{path.stem}" for path in sorted((ROOT / "trident" / "workers").glob("[a-z]*.py"))),
+    "trident.spouts.files.parquet",
+    "trident.spouts.files.tasks",
+    "trident.spouts.partition_tasks",
+    "trident.spouts.row_tasks",
+    "trident.states.delta.parquet_files",
+    "trident.states.keyed.log_merge",
+    "trident.states.publishing.user_tasks",
+    "trident.tuples.tasks",
+]
+
+
+def test_workers_need_nothing_that_only_the_driver_has():
+    script = f"import sys; sys.modules.update(dict.fromkeys({DRIVER_ONLY!r}))\n"
+    script += "".join(f"import {module}\n" for module in RUN_BY_WORKERS)
+    script += "assert 'pandas' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_packages_are_all_there():

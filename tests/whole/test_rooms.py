@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.rooms import FACADE, ROOT, Rooms, late_imports, product_files, strongly_connected
+from tests.rooms import FACADE, MAP, ROOT, Rooms, late_imports, module_map, product_files, strongly_connected
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,9 @@ def test_every_module_says_in_one_line_what_it_holds(rooms):
     assert {module: line for module, line in lines.items() if not line.endswith(".") or len(line) > 120} == {}
 
 
-@pytest.mark.skip
 def test_every_import_within_a_function_has_its_reason_beside():
     assert [f"{item.file}:{item.line} {item.text}" for item in late_imports(product_files()) if not item.reason] == []
+
+
+def test_the_map_of_modules_is_up_to_date(rooms):
+    assert MAP.read_text(encoding="utf-8") == module_map(rooms), "write it anew: python -m tests.rooms --map"

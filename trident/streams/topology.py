@@ -281,7 +281,7 @@ class TridentTopology(OtherNames):
             TopologyError: the topology has nothing to do.
             TridentError: it runs in this process already; and as ``trident.running.starting.start_topology``.
         """
-        from trident.running.starting import start_topology
+        from trident.running.starting import start_topology  # time: 300 ms that only a start needs
 
         return start_topology(self, spark, config, replace=replace, standby=standby, **overrides)
 
@@ -293,7 +293,7 @@ class TridentTopology(OtherNames):
         Returns:
             the query, which has ended.
         """
-        from trident.running.starting import run_topology
+        from trident.running.starting import run_topology  # time: 300 ms that only a start needs
 
         return run_topology(self, spark, config, **overrides)
 

@@ -117,7 +117,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "opaque metadata of an attempt that failed is the base": (
         Edit(
             "tests.simulator.sources:SimExecutor._read_on",
-            "base = self._positions.get(known.parent) if known.parent is not None else None",
+            "base = self._positions.get(context.parent) if context.parent is not None else None",
             "base = list(self._positions.values())[-1] if self._positions else None",
         ),
     ),

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from tests import stream_interpreter as meaning
 from tests.stream_helpers import RowsSpout
 from tests.stream_interpreter import Batch
-from trident import Count, FirstN, JoinType, Max, Min, Sum, TridentTopology, expr
+from trident import Count, FirstN, GroupedStream, JoinType, Max, Min, Sum, TridentTopology, expr
 from trident.streams.stream import Stream
 from trident.testing import run_batch
 
@@ -434,6 +434,7 @@ def aggregated(world: World, both: Both) -> Both:
     if len(links) == 1 and world.maybe():
         aggregator, (_, inputs, outputs), _, _ = links[0]
         stream = getattr(start, method)(inputs, aggregator, outputs)
+        stream = stream.to_stream() if isinstance(stream, GroupedStream) else stream
     else:
         chain = start.chained_agg()
         for aggregator, (_, inputs, outputs), _, _ in links:

@@ -83,7 +83,7 @@ class _Running:
         self._running.__exit__(*raised)
 
     def catch_up(self, count: int) -> float:
-        """Seconds for so many more files."""
+        """Seconds for this many more files."""
         self._query.pause()
         words.write_files(self._folder, count, self._lines, first=self._files)
         self._files += count

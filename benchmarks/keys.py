@@ -44,7 +44,7 @@ class GatedKeys:
         return StructType([StructField("key", StringType()), StructField("n", LongType())])
 
     def allow(self, batches: int) -> None:
-        """So many more batches are ready."""
+        """This many more batches are ready."""
         with self._lock:
             self._allowed += batches
 

@@ -130,7 +130,7 @@ def noop(frame: "DataFrame") -> None:
 
 
 def in_flight_ms(spark: "SparkSession", jobs: list[Callable[[], None]], in_flight: int, warm_up: int) -> float:
-    """Milliseconds a job with so many at once, each thread in a FAIR pool of its own."""
+    """Milliseconds a job with this many at once, each thread in a FAIR pool of its own."""
 
     def run(job: Callable[[], None]) -> None:
         # Local to the thread; the JVM has one of its own for each of ours.

@@ -106,7 +106,7 @@ def _one(frame: "DataFrame") -> Any:
 
 
 def _sustained(bench: Bench, report: Report, state: "_Sized") -> float:
-    """So many seconds at full speed with four in flight and the MERGE settings that a user gets."""
+    """This many seconds at full speed with four in flight and the MERGE settings that a user gets."""
     secs = bench.size(60, 2)
     # Quick: so that a MERGE falls into it at all.
     settings = {"merge_every_txids": 5} if bench.quick else {}
@@ -131,7 +131,7 @@ def _sustained(bench: Bench, report: Report, state: "_Sized") -> float:
 
 
 class _Sized:
-    """A topology whose state has so many keys, and its peer."""
+    """A topology whose state has this many keys, and its peer."""
 
     def __init__(self, bench: Bench, keys: int, changed: int) -> None:
         self._bench, self._keys, self._changed = bench, keys, changed
@@ -183,7 +183,7 @@ class _Sized:
         return self.query.status["groups"][0]["current_txid"]
 
     def transactions(self, count: int) -> float:
-        """Milliseconds a transaction over so many, each of them of changed keys only."""
+        """Milliseconds a transaction over this many, each of them of changed keys only."""
         with Recorder(self.query) as recorder:
             first = self._current()
             self.spout.allow(count)

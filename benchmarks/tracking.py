@@ -21,7 +21,7 @@ _STORM_BYTES = 20
 
 
 class _Lines(RichSpout):
-    """So many messages; it keeps them until they are acknowledged, in a dict."""
+    """This many messages; it keeps them until they are acknowledged, in a dict."""
 
     fields = "value string"
 
@@ -88,7 +88,7 @@ def _compare(
 
 
 def _run(bench: Bench, messages: int, batches: int, in_flight: int, behind: bool, ackers: int) -> float:
-    """Milliseconds for so many messages."""
+    """Milliseconds for this many messages."""
     settings: dict[str, Any] = {"ackers": ackers, "max_pending_messages": messages * (in_flight + 1)}
     topology = _topology(messages * batches, behind)
     with bench.running(topology, bench.fresh("tracking"), in_flight, **settings) as query:
@@ -103,7 +103,7 @@ def _run(bench: Bench, messages: int, batches: int, in_flight: int, behind: bool
 
 
 def _ledger(bench: Bench, report: Report, messages: int) -> None:
-    """A ledger of so many messages, added up on the driver and by a Spark job."""
+    """A ledger of this many messages, added up on the driver and by a Spark job."""
     import numpy as np
 
     from trident.messages.ledger import BatchLedger

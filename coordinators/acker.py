@@ -26,7 +26,7 @@ _SMALLEST = 8
 
 
 class Verdict(Enum):
-    """What has become of a root."""
+    """The fate of a root."""
 
     ACKED = "acked"
     FAILED = "failed"
@@ -152,7 +152,7 @@ class Acker:
         self._rotates_at = now + self._period
 
     def __len__(self) -> int:
-        """How many roots are pending."""
+        """Counts how many roots are pending."""
         return sum(bucket.length for bucket in self._buckets)
 
     @property
@@ -190,7 +190,7 @@ class Acker:
                 return
 
     def advance(self, now: float) -> list[Ended]:
-        """What has timed out by now. To be called about once a second."""
+        """Returns what has timed out by now. To be called about once a second."""
         ended: list[Ended] = []
         # After a long pause every bucket is emptied once, not once for every period of the pause.
         late = int((now - self._rotates_at) // self._period) + 1 if now >= self._rotates_at else 0
@@ -235,7 +235,7 @@ class Ackers:
         self._ackers = [Acker(timeout_secs, buckets, now) for _ in range(count)]
 
     def __len__(self) -> int:
-        """How many roots are pending."""
+        """Counts how many roots are pending."""
         return sum(len(acker) for acker in self._ackers)
 
     @property
@@ -245,7 +245,7 @@ class Ackers:
 
     @property
     def tracking(self) -> bool:
-        """Whether there is an acker."""
+        """Tells whether there is an acker."""
         return bool(self._ackers)
 
     def init(self, root: int, value: int, spout: int) -> Ended | None:

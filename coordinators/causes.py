@@ -16,7 +16,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says; "" where that cannot be known."""
+    """Returns what an exception says; "" where that cannot be known."""
     try:
         return str(error)
     except Exception:  # str() of a Java error asks the JVM, which may be gone

@@ -62,7 +62,7 @@ SUCCESS = faults.register("spout.success", "telling the spouts that a transactio
 
 @dataclass
 class _Work:
-    """What the driver keeps of one attempt between its commands."""
+    """The driver's own notes on one attempt, kept between commands."""
 
     parent: TransactionAttempt | None
     timeout_factor: int
@@ -155,7 +155,7 @@ class GroupDriver:
         self._inbox.put(event)
 
     def stop(self) -> None:
-        """What is decided is finished, then the driver ends."""
+        """Finishes everything that is decided, then ends the driver."""
         self.post(master.StopRequested())
 
     def abandon(self) -> None:

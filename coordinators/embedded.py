@@ -279,7 +279,7 @@ def _start(folder: Path, idle_secs: float) -> Endpoint:
 
 
 def _usable(endpoint: Endpoint) -> bool:
-    """Whether the server answers, or soon does because its supervisor is starting it again."""
+    """Tells whether the server answers, or soon does because its supervisor is starting it again."""
     deadline = time.monotonic() + _STOP_SECS_MAX
     while not processes.is_gone(endpoint.supervisor_pid, endpoint.supervisor_started):
         if _connections(endpoint.port) is not None:
@@ -328,7 +328,7 @@ def _read_endpoint(folder: Path) -> Endpoint | None:
 
 
 def _connections(port: int) -> int | None:
-    """How many clients the server has beside this probe; None if it does not serve."""
+    """Counts how many clients the server has beside this probe; None if it does not serve."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_PROBE_SECS_MAX) as probe:
             probe.sendall(b"srvr")
@@ -505,7 +505,7 @@ class _Supervisor:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                return  # somebody is about to use it
+                return  # a process is about to use it
             if _connections(port) == 0:
                 (self._folder / "endpoint.json").unlink(missing_ok=True)
                 self._stopping = True

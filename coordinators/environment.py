@@ -10,7 +10,7 @@ _SECRET = re.compile(r"TRIDENT_(?:\w*(?:AUTH|PASSWORD|TOKEN)|SPARK_CONF)")
 
 
 def is_secret(variable: str) -> bool:
-    """Whether the variable is a setting of this framework that holds a credential."""
+    """Tells whether the variable is a setting of this framework that holds a credential."""
     return _SECRET.fullmatch(variable) is not None
 
 

@@ -255,7 +255,7 @@ class StaleEpoch(CoordinationError):
 
 
 class StaleState(CoordinationError):
-    """A znode's version was not the one expected: somebody else wrote it."""
+    """A znode's version was not the one expected: another writer wrote it."""
 
 
 class OutcomeUnknown(CoordinationError):
@@ -287,4 +287,4 @@ class Halted(TridentError):
 
 
 class PositionLost(Halted, SourceError):
-    """What a source keeps of how far it has come is lost, older than its transactions, or not as it was written."""
+    """A source's own record of its progress is lost, older than its transactions, or not as it was written."""

@@ -62,7 +62,7 @@ SLOW_SECS = 2.0
 
 
 class InjectedFault(TridentError):
-    """What a fault point raises; an ordinary failure of that piece of I/O.
+    """A fault point raises it: an ordinary failure of that piece of I/O.
 
     Whether the I/O was done is as unknown to the code under test as it would
     be after a lost answer.

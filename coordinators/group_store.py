@@ -227,7 +227,7 @@ class GroupStore:
                 self._partition_digests[tx_id] = (record.partitions or {}).get(tx_id, self._partition_digests[tx_id])
 
     def _written_meanwhile(self) -> bool:
-        """Whether the record was written while the rest was read: then the two do not belong together."""
+        """Tells whether the record was written while the rest was read: then the two do not belong together."""
         if self._fence is not None:
             self._fence.verify(self._zk)  # whoever writes beside this leader has deposed it
         now = self._zk.exists(self._record_path)
@@ -437,7 +437,7 @@ class GroupStore:
             self._decision = None
 
     def check_advance(self, txid: int, opaque_metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Whether the advance of a transaction will fit into one write; for before it is decided.
+        """Checks, before the decision, that the advance of a transaction will fit into one write.
 
         Once it is decided and published there would be nothing left to do about it.
 
@@ -501,7 +501,7 @@ class GroupStore:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a write ended in a way after which this store writes nothing more."""
+        """Tells whether a write ended in a way after which this store writes nothing more."""
         return self._broken is not None
 
     def _ensure(self, path: str) -> None:
@@ -576,7 +576,7 @@ class GroupStore:
                 self._threads.sleep(_RETRY_SECS)
             except MultiRefused as refusal:
                 raise StaleState(
-                    f"somebody else wrote {refusal.op.path} while this coordinator leads",
+                    f"another writer wrote {refusal.op.path} while this coordinator leads",
                     found=refusal.reason,
                     expected="one writer",
                     action="find who edited it; `trident status` shows what is stored",
@@ -603,7 +603,7 @@ class GroupStore:
         if found and znode_version == self._znode_version + 1 and found[0] == data:
             return True
         raise StaleState(
-            f"somebody else wrote {self._record_path} while this coordinator leads",
+            f"another writer wrote {self._record_path} while this coordinator leads",
             found=f"znode version {znode_version}",
             expected=f"znode version {self._znode_version}, or {self._znode_version + 1} with what was written",
         )

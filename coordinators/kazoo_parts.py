@@ -192,7 +192,7 @@ class HarmlessLog(_LoggerAdapter):
 
 
 def harmless(shown: Any) -> Any:
-    """What may be logged in place of an argument of kazoo's."""
+    """Returns what may be logged in place of an argument of kazoo's."""
     if isinstance(shown, Auth):
         return shown._replace(auth=_HIDDEN)
     if isinstance(shown, SASL):
@@ -209,7 +209,7 @@ def harmless(shown: Any) -> Any:
 
 
 class Problems:
-    """What went wrong since the last connection that was usable.
+    """The problems since the last connection that was usable.
 
     Attributes:
         host: the name of the server that is being tried.
@@ -247,7 +247,7 @@ class Problems:
         return None
 
     def described(self) -> str:
-        """What went wrong in a few words, "" for nothing."""
+        """Returns what went wrong in a few words, "" for nothing."""
         if self._certificate is not None:
             return _explained(self._certificate)[0]
         if self.last is None:

@@ -74,7 +74,7 @@ def holder_is_gone(holder: Holder, me: Holder) -> bool:
 
 
 def holder_is_here(holder: Holder, me: Holder) -> bool:
-    """Whether the holder is of this very process."""
+    """Tells whether the holder is of this very process."""
     return (holder.host, holder.boot_id, holder.pid) == (me.host, me.boot_id, me.pid)
 
 
@@ -246,7 +246,7 @@ class Leadership:
 
 
 class Lease:
-    """What the leader holds until it is lost or released.
+    """The leader's hold on a topology, until it is lost or released.
 
     Attributes:
         fences: the fence of every batch group.
@@ -342,7 +342,7 @@ class Lease:
 
 
 class Successor:
-    """Whether somebody leads by now, for a process that has released its lease and has something left to do."""
+    """Tells a process that has released its lease, and has something left to do, when another leads."""
 
     def __init__(self, zk: ZooKeeper, topology: str, threads: Threads = THREADS) -> None:
         self._zk, self._live_path, self._threads = zk, zk.path(topology, "live"), threads

@@ -74,7 +74,7 @@ class Stage(enum.IntEnum):
 
 
 class Mode(enum.Enum):
-    """What the coordinator as a whole is doing."""
+    """The coordinator's own state, beside those of its attempts."""
 
     NEW = "new"  # nothing is known before Recovered
     RUNNING = "running"
@@ -113,7 +113,7 @@ class Live(NamedTuple):
 
 
 class FailureCount(NamedTuple):
-    """What has gone wrong with one txid since this coordinator started."""
+    """Counts the failures of one txid since this coordinator started."""
 
     failures: int = 0
     timeouts: int = 0
@@ -163,7 +163,7 @@ class CoordinatorState:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What ZooKeeper holds at the start, read under the new fence."""
+    """ZooKeeper's record at the start, read under the new fence."""
 
     current: int
     greatest: Mapping[int, int] = field(default_factory=dict)

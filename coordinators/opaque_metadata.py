@@ -61,7 +61,7 @@ class PageChanges:
         self._of.follow(self)
 
     def of(self, metadata: OpaqueMetadata) -> bool:
-        """Whether these are writes to that stream's pages."""
+        """Tells whether these are writes to that stream's pages."""
         return self._of is metadata
 
     @property
@@ -70,7 +70,7 @@ class PageChanges:
         return self._of.root
 
     def values(self) -> dict[str, Entry]:
-        """What is stored once they are applied."""
+        """Returns what is stored once they are applied."""
         return _effective(self.pages, self.old)
 
 

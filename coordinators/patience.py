@@ -22,7 +22,7 @@ from trident.coordinators.transactions import TransactionAttempt
 
 _FIRST_DOUBLINGS = 2
 _DOUBLINGS_MAX = 5
-# So many transactions without a time-out, and the time that was learned is halved.
+# This many transactions without a time-out, and the time that was learned is halved.
 _CALM_TXIDS = 10
 
 
@@ -40,7 +40,7 @@ class Patience:
         self._learned = self._calm = 0
 
     def secs(self, attempt: TransactionAttempt, factor: int) -> float | None:
-        """How long the attempt may be processed.
+        """Tells how long the attempt may be processed.
 
         Args:
             factor: the coordinator's, doubled for each time-out of this transaction.

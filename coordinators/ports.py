@@ -18,7 +18,7 @@ Json = Any
 
 @dataclass(frozen=True)
 class ProcessedBatch:
-    """What one attempt has staged; opaque to the driver but for the counts.
+    """The staged work of one attempt; opaque to the driver but for the counts.
 
     Attributes:
         staged: what the committer needs to write the manifest.
@@ -44,7 +44,7 @@ class PreparedBatch:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a spout host is told of an attempt that begins.
+    """A spout host is told this of an attempt that begins.
 
     Attributes:
         attempt: the attempt.
@@ -78,7 +78,7 @@ class Initialized:
 
 @dataclass(frozen=True)
 class Published:
-    """What publishing left behind.
+    """The marks that publishing left behind.
 
     Attributes:
         marks: of its tables, by table id.
@@ -93,7 +93,7 @@ class SpoutHost(Protocol):
     """The spouts of a group's streams."""
 
     def is_ready(self, txid: int) -> bool:
-        """Whether any stream has something for txid; quick."""
+        """Tells whether any stream has something for txid; quick."""
 
     def initialize(self, beginning: Beginning) -> Initialized:
         """The metadata per stream: what is pinned, or new (smaller with shrink)."""
@@ -180,7 +180,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Term:
-    """What a process leads under.
+    """The terms under which a process leads.
 
     Attributes:
         incarnation: the topology's life; "" before this process has led.
@@ -217,7 +217,7 @@ class GroupSpouts(SpoutHost, Protocol):
         """The next readiness answers take into account what is there now."""
 
     def messages(self) -> tuple[int, int]:
-        """How many single messages were handed out so far, and how many of them are not settled."""
+        """Counts how many single messages were handed out so far, and how many of them are not settled."""
 
     def ask_backlog(self) -> list[str]:
         """Asks the spouts how much waits, which may hang; gives what failed and had not failed before."""
@@ -261,12 +261,12 @@ class Upkeep(Protocol):
         """Ends it, with ``compact`` after a last merge; whether that was done."""
 
     def behind(self, topology: str) -> list[str]:
-        """Which tables lack transactions, in a line for each."""
+        """Tells which tables lack transactions, in a line for each."""
 
 
 @dataclass(frozen=True)
 class GroupParts:
-    """What a batch group works with from its opening to its close."""
+    """A batch group's parts, from its opening to its close."""
 
     spouts: GroupSpouts
     runner: GroupRunner

@@ -55,7 +55,7 @@ def digest_of(value: Any) -> str:
 def compare(
     record: GroupRecord, pins: Mapping[str, Mapping[int, str]], partitions: Mapping[str, str]
 ) -> Iterator[Misplaced]:
-    """What of the stored positions does not belong to a record.
+    """Returns what of the stored positions does not belong to a record.
 
     A stream that the record says nothing of has not taken part yet, or was
     away when the record was first written with digests.

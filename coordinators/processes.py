@@ -14,7 +14,7 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    """What two processes share exactly if they can see each other's pids.
+    """Returns what two processes share exactly if they can see each other's pids.
 
     On Linux the boot id with the pid namespace: two containers of one host
     have one boot id, and perhaps one host name, but each its own pids.

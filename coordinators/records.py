@@ -91,7 +91,7 @@ class GroupRecord:
     partitions: Mapping[Name, str] | None = field(default=None, compare=False, metadata=_MAY_BE_MISSING)
 
     def problem(self) -> str | None:
-        """What contradicts itself in this record, or None."""
+        """Returns what contradicts itself in this record, or None."""
         if (self.last.txid if self.last else 0) != self.current_txid - 1:
             return f"`last` must be transaction {self.current_txid - 1}, the one before `current_txid`"
         if self.last_published and self.last and self.last_published.txid > self.last.txid:
@@ -124,7 +124,7 @@ class Decision:
         return TransactionAttempt(self.txid, self.attempt_id)
 
     def problem(self) -> str | None:
-        """What contradicts itself in this record, or None."""
+        """Returns what contradicts itself in this record, or None."""
         if self.manifest.startswith("/") or ".." in self.manifest.split("/"):
             return "`manifest` must be a path inside the warehouse"
         return None
@@ -147,7 +147,7 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class StateIdentity:
-    """What may not change about a state between runs."""
+    """The facts of a state that may not change between runs."""
 
     keys: tuple[str, ...]
     value_schema: str
@@ -251,7 +251,7 @@ def encode_value(value: Any, owner: str) -> bytes:
 
 
 def decode_value(path: str, data: bytes) -> Any:
-    """What :func:`encode_value` stored at ``path``.
+    """Returns what :func:`encode_value` stored at ``path``.
 
     Raises:
         CorruptZnode: it is not such a value.

@@ -60,7 +60,7 @@ def identity_conflicts(stored: IdentityDict, given: IdentityDict) -> list[str]:
 
 
 def _advice(topology: str, stored: IdentityDict, given: IdentityDict) -> str:
-    """What to do about the differences that are not allowed."""
+    """Returns what to do about the differences that are not allowed."""
     actions = list(dict.fromkeys(action for allowed, _, action in _differences(stored, given) if not allowed))
     if actions == [_STATE]:
         return _STATE
@@ -117,7 +117,7 @@ class Registered:
 
     @property
     def difference(self) -> list[str]:
-        """What this start changed."""
+        """Returns what this start changed."""
         return identity_difference(self.stored, self.given)
 
 
@@ -211,7 +211,7 @@ class Registration:
             except MultiRefused as refusal:
                 if found:
                     raise StaleState(
-                        f"somebody else wrote {refusal.op.path}", found=refusal.reason, expected="one leader"
+                        f"another writer wrote {refusal.op.path}", found=refusal.reason, expected="one leader"
                     ) from refusal
                 # Another first start was faster: compare with what it stored.
             except OutcomeUnknown:
@@ -263,7 +263,7 @@ def _group_of(identity: IdentityDict) -> dict[str, str]:
 
 
 def _only_columns_differ(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> bool:
-    """Whether a state, of a kind that may have nulls, has columns behind its earlier ones, or lacks some of them."""
+    """Tells whether a state that may have nulls has columns behind its earlier ones, or lacks some of them."""
     if key != "value_schema" or before["aggregator"] != after["aggregator"] or before["aggregator"] not in _EVOLVING:
         return False
     one, other = _columns(before[key]), _columns(after[key])

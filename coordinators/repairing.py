@@ -21,7 +21,7 @@ def leap_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:
     """Lets the epochs of a lease begin at ``epoch`` at least; a later leader has a greater one.
 
     A rebuilt ZooKeeper counts leaders from 1 again, and fenced maps and queues
-    would refuse them as older than those of before.
+    would refuse them as older than earlier ones.
 
     Raises:
         Deposed: another coordinator leads; nothing was written.
@@ -58,7 +58,7 @@ class RepairStore(GroupStore):
 
     @property
     def exists(self) -> bool:
-        """Whether the group has a record."""
+        """Tells whether the group has a record."""
         return self._record is not None
 
     def rebuild(

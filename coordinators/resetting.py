@@ -80,7 +80,7 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
     Raises:
         Deposed: a coordinator of it is alive, or started meanwhile.
         OutcomeUnknown: the connection was lost; do it again.
-        CorruptZnode: somebody holds the live znode, and it cannot be read who.
+        CorruptZnode: a process holds the live znode, and it cannot be read who.
     """
     root, mark = zk.path(topology), zk.path(topology, _MARK)
     zk.sync(root)
@@ -131,7 +131,7 @@ def finish_reset(zk: ZooKeeper, topology: str) -> None:
     try:
         zk.multi(ops, RESET)
     except MultiRefused:
-        # Somebody has come to contend meanwhile, or has finished the same reset: the root may stay.
+        # A process has come to contend meanwhile, or has finished the same reset: the root may stay.
         if zk.exists(mark) is not None:
             zk.multi([Delete(mark)], RESET)
 
@@ -145,7 +145,7 @@ def _mark(zk: ZooKeeper, path: str, incarnations: Iterable[str]) -> Op:
 
 
 def _nobody_leads(zk: ZooKeeper, path: str, doomed: list[str]) -> list[Op]:
-    """Fails while somebody holds the live znode; deletes what stands in its place."""
+    """Fails while a process holds the live znode; deletes what stands in its place."""
     found = zk.get(path)
     if found is None:
         return [Create(path), Delete(path)]

@@ -109,7 +109,7 @@ class Supervisor:
     # --- control, from any thread ---------------------------------------------------------
 
     def request_stop(self, compact: bool = True) -> None:
-        """What is decided is finished, then it ends; ``compact`` False leaves out the last merge."""
+        """Has everything that is decided finished, then ends; ``compact`` False leaves out the last merge."""
         self._compact_at_end = self._compact_at_end and compact
         self.stop_requested.set()
         for group in list(self.groups):
@@ -130,11 +130,11 @@ class Supervisor:
 
     @property
     def successor_leads(self) -> bool:
-        """Whether another process has taken over since this one gave its lease back."""
+        """Tells whether another process has taken over since this one gave its lease back."""
         return self._successor is not None and self._successor.leads()
 
     def end(self) -> None:
-        """Tells whoever waits that it has ended."""
+        """Wakes those who wait for the end."""
         self.ended.set()
         self._notify()
 
@@ -242,7 +242,7 @@ class Supervisor:
             self._listener.event(f"{opened} znodes that everybody could change are left to this identity alone now")
 
     def _may_recover_later(self, error: Exception) -> bool:
-        """Whether the cause that ended a recovery may pass: a disk that is full or does not answer, a busy table.
+        """Tells whether the cause that ended a recovery may pass: a disk that is full or does not answer, a busy table.
 
         The lease is given up meanwhile: another process may have a better view of the same disk.
         """

@@ -20,7 +20,7 @@ from trident.coordinators.daemon_pool import DaemonPool
 
 
 class Threads:
-    """What Python's modules ``threading``, ``queue``, ``time`` and ``concurrent.futures`` give; times in seconds."""
+    """Python's ``threading``, ``queue``, ``time`` and ``concurrent.futures`` as one object; times in seconds."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -60,11 +60,11 @@ class Threads:
         return timer
 
     def wait_done(self, future: Future[Any], timeout_secs: float) -> bool:
-        """Whether what was submitted to a pool has ended, after waiting for it for that long at most."""
+        """Tells whether what was submitted to a pool has ended, after waiting for it for that long at most."""
         return bool(wait([future], timeout=timeout_secs).done)
 
     def interpreter_ends(self) -> bool:
-        """Whether the interpreter is closing down: pools refuse work then."""
+        """Tells whether the interpreter is closing down: pools refuse work then."""
         return not threading.main_thread().is_alive()
 
 

@@ -71,11 +71,11 @@ class Changes:
         self._state.follow(self._after)
 
     def visible(self, stored: dict[str, _Entry]) -> bool:
-        """Whether what is stored is what these changes lead to."""
+        """Tells whether what is stored is what these changes lead to."""
         return all(stored.get(key) == entry for key, entry in self._after.items())
 
     def of(self, state: TransactionalState) -> bool:
-        """Whether these are writes to that map."""
+        """Tells whether these are writes to that map."""
         return self._state is state
 
     def outcome(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class TransactionalState:
 
         Raises:
             Deposed: the guard's fence is not the newest.
-            StaleState: somebody else wrote this key.
+            StaleState: another writer wrote this key.
             ValueTooLarge: the value is over 512 KiB.
             OutcomeUnknown: the ZooKeeper session was lost meanwhile.
         """
@@ -159,7 +159,7 @@ class TransactionalState:
                     continue
             except MultiRefused as refusal:
                 raise StaleState(
-                    f"somebody else wrote {refusal.op.path}", found=refusal.reason, expected="one writer"
+                    f"another writer wrote {refusal.op.path}", found=refusal.reason, expected="one writer"
                 ) from refusal
             changes.applied()
             return result
@@ -171,7 +171,7 @@ class TransactionalState:
         return f"{self._path}/{check_name(key, 'a key')}"
 
     def entry(self, key: str) -> _Entry | None:
-        """What is known of a key."""
+        """Returns what is known of a key."""
         return self._entries.get(key)
 
     def follow(self, after: dict[str, _Entry | None]) -> None:
@@ -212,7 +212,7 @@ class StoreNone:
 
 
 def plan(stored: Sequence[int], txid: int, *, strict: bool = False) -> Existing | Initialize | StoreNone:
-    """What asking for ``txid`` means, given the txids stored, in ascending order.
+    """Returns what asking for ``txid`` means, given the txids stored, in ascending order.
 
     Lenient: a txid above all stored is initialised from the greatest one;
     a missing one with a greater one stored is None. Strict: a new txid is 1
@@ -310,7 +310,7 @@ class RotatingTransactionalState:
         return Changes(self._state)
 
     def is_changed_by(self, changes: Changes) -> bool:
-        """Whether these are writes to this map."""
+        """Tells whether these are writes to this map."""
         return changes.of(self._state)
 
     def outcome(self, changes: Changes) -> dict[int, Any]:
@@ -318,7 +318,7 @@ class RotatingTransactionalState:
         return {int(key): value for key, value in changes.outcome().items()}
 
     def has(self, txid: int) -> bool:
-        """Whether a txid has a value (which may be None)."""
+        """Tells whether a txid has a value (which may be None)."""
         return self._state.entry(str(txid)) is not None
 
     def value(self, txid: int) -> Any:

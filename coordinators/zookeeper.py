@@ -89,7 +89,7 @@ _kazoo_log.propagate = False
 
 
 class ConnectionState(str, Enum):
-    """What listeners are told."""
+    """The state of a connection, as listeners are told it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -134,7 +134,7 @@ class ZooKeeperConfig:
 
 
 class Znode(NamedTuple):
-    """What is known of a znode beside its data; ``znode_version`` counts its writes from 0."""
+    """A znode's facts beside its data; ``znode_version`` counts its writes from 0."""
 
     znode_version: int
     ephemeral_owner: int
@@ -353,7 +353,7 @@ class ZooKeeper:
 
     @property
     def connected(self) -> bool:
-        """Whether a request sent now would reach a server at once."""
+        """Tells whether a request sent now would reach a server at once."""
         # kazoo clears this before it fails the pending requests, and calls
         # the listeners only afterwards: our own state is too late here.
         return self._client.connected and not self._closed
@@ -486,7 +486,7 @@ class ZooKeeper:
     # -- who may use a znode --------------------------------------------------
 
     def everybody_may(self, path: str) -> bool:
-        """Whether clients that are not authenticated may change the znode or its children; errors as :meth:`get`."""
+        """Tells whether unauthenticated clients may change the znode or its children; errors as :meth:`get`."""
         try:
             acls, _ = self._read(path, lambda: self._client.get_acls_async(path))
         except kz.NoNodeError:
@@ -719,7 +719,7 @@ def _not_allowed(path: str, problem: Exception, hosts: str = "ZooKeeper") -> Coo
 
 
 def check_multi(ops: Sequence[Op], what: str = "", reserve: int = 0) -> None:
-    """Whether writes that belong together fit into one request, and each value into its znode.
+    """Checks that writes that belong together fit into one request, and each value into its znode.
 
     Args:
         ops: of the multi.

@@ -143,7 +143,7 @@ class World:
         self.root = f"{self.root}x"
 
     def sql(self, text: str) -> None:
-        """A statement of somebody else; {words} and the like stand for tables."""
+        """A statement of another writer; {words} and the like stand for tables."""
         tables = {name: f"delta.`{self.warehouse / name}`" for name in ("words", "counts", "counts__log")}
         self.spark.sql(text.format(**tables))
 

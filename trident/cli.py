@@ -162,7 +162,7 @@ def _config(settings: tuple[str, ...], base: TridentConfig | None = None) -> Tri
 
 
 def asked_spark_settings(config: TridentConfig) -> dict[str, str]:
-    """The Spark settings that somebody has asked for, without the defaults: those the file's own config may say."""
+    """The Spark settings that were asked for, without the defaults: those the file's own config may say."""
     from trident.spark.session import spark_settings
 
     settings = spark_settings(config)

@@ -391,12 +391,12 @@ class TridentConfig:
 
     @property
     def authenticates(self) -> bool:
-        """Whether the connection to ZooKeeper presents an identity."""
+        """Tells whether the connection to ZooKeeper presents an identity."""
         return bool(self.zookeeper_auth or self.zookeeper_sasl_mechanism or self.zookeeper_tls_cert_file)
 
     @property
     def keeps_for_creator(self) -> bool:
-        """Whether znodes are left to their creator alone: the setting ``zookeeper_acl``, decided."""
+        """Tells whether znodes are left to their creator alone: the setting ``zookeeper_acl``, decided."""
         return self.zookeeper_acl == "creator" or (self.zookeeper_acl == "auto" and self.authenticates)
 
     def kazoo_options(self) -> dict[str, Any]:
@@ -464,7 +464,7 @@ _FIELDS: dict[str, Field[Any]] = _settings_of(TridentConfig)
 
 
 def is_secret_setting(name: str) -> bool:
-    """Whether the value of a setting is never shown."""
+    """Tells whether the value of a setting is never shown."""
     return name in _FIELDS and bool(_FIELDS[name].metadata["secret"])
 
 

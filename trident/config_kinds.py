@@ -133,7 +133,7 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address. Names are not looked up: only "localhost" is known."""
+    """Tells whether only this machine can reach the address. Names are not looked up: only "localhost" is known."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -23,7 +23,7 @@ LAST = "last"
 
 
 class StateKind(ABC):
-    """What staging, publishing, looking up, reading and cleaning up need to know of one kind of state.
+    """One kind of state, as staging, publishing, looking up, reading and cleaning up ask it.
 
     There is one object of each kind, registered under its name (trident.states.core.kinds). A new kind
     overrides what differs from a state whose decided rows are given to ``publish``, behind the tables.
@@ -63,19 +63,19 @@ class StateKind(ABC):
 
     @property
     def survives_elsewhere(self) -> bool:
-        """Whether its values are neither in the warehouse nor gone with the process: they cannot be seen from here."""
+        """Tells whether its values are outside of the warehouse and outlive the process: unseen from here."""
         return not (self.has_table or self.in_process)
 
     @property
     def updated_before_decision(self) -> bool:
-        """Whether code of the user's finds the new values, in the transaction's turn."""
+        """Tells whether code of the user's finds the new values, in the transaction's turn."""
         return self.users_code and not self.updated_when_published
 
     # --- in a topology
 
     @abstractmethod
     def holds(self, state: object) -> bool:
-        """Whether a user's object is a state of this kind."""
+        """Tells whether a user's object is a state of this kind."""
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
         """Raises FieldError or TopologyError when the state cannot take rows of these fields."""
@@ -104,7 +104,7 @@ class StateKind(ABC):
         return name
 
     def may_grow(self, binding: StateBinding) -> bool:
-        """Whether old rows may have nulls in new columns: rows and whole values may, parts of an aggregate not."""
+        """Tells whether old rows may have nulls in new columns: rows and whole values may, partial aggregates not."""
         return False
 
     # --- without a table
@@ -216,7 +216,7 @@ class StateBinding:
         return StructType([*self.schema.fields, StructField(DELETED_COLUMN, BooleanType(), True)])
 
     def identity(self) -> dict[str, Any]:
-        """What may not change between runs (docs/semantics.md 10); JSON."""
+        """Returns what may not change between runs (docs/semantics.md 10); JSON."""
         how = self.aggregator_name or "append"
         if not self.state_kind.is_described:
             # What is kept, and where: another kind of state would begin empty, or meet rows that it cannot read.

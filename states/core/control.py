@@ -73,6 +73,6 @@ def decode_control(path: object, text: str | None) -> ControlRecord:
             f"the control record of {path} cannot be read",
             found=shown(text),
             expected=f"a control record of schema {_SCHEMA} ({problem})",
-            action="somebody else has written the domain metadata of the table, or another version of this framework "
+            action="another writer has written the domain metadata of the table, or another version of this framework "
             "has: bring the table back from a back-up",
         ) from None

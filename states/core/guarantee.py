@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Guarantee(enum.Enum):
-    """What a row of the source does to a state, whatever fails."""
+    """The effect of a row of the source on a state, whatever fails."""
 
     EXACTLY_ONCE = "exactly once"
     UNLESS_WOKEN = "exactly once unless an old coordinator wakes up"

@@ -25,12 +25,12 @@ SHARED_STORE = "use a store that all hosts reach, such as RedisMap or DeltaMapSt
 
 
 def is_local_master(master: str | None) -> bool:
-    """Whether the driver and all executors are one process: ``local``, ``local[4]``, not ``local-cluster[…]``."""
+    """Tells whether the driver and all executors are one process: ``local``, ``local[4]``, not ``local-cluster[…]``."""
     return master is not None and (master == "local" or master.startswith("local["))
 
 
 def is_bound(thing: Any) -> bool:
-    """Whether the thing says that it lives on one host."""
+    """Tells whether the thing says that it lives on one host."""
     return bool(getattr(thing, ATTRIBUTE, False))
 
 
@@ -55,7 +55,7 @@ def check_hosts(thing: Any, what: str, master: str) -> None:
 
 
 def is_this_host(url: str) -> bool:
-    """Whether the server that a url names is the host that asks: a loopback address, or a socket file."""
+    """Tells whether the server that a url names is the host that asks: a loopback address, or a socket file."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -38,7 +38,7 @@ class Stat(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What is there, for an error."""
+        """Returns what is there, for an error."""
         return f"{self.size} bytes" if self.is_file else "something that is not a file"
 
 

@@ -89,7 +89,7 @@ def check_inside(what: str, path: object) -> str:
             f"{what} leads out of its folder, or is no path",
             found=repr(path)[:200],
             expected="a relative path with / between its parts, none of them empty, . or ..",
-            action="somebody has written to the warehouse; bring the file back from a back-up",
+            action="another program has written to the warehouse; bring the file back from a back-up",
         )
     return str(path)
 

@@ -22,7 +22,7 @@ AnyPath = str | os.PathLike[str]
 
 
 class Storage(Protocol):
-    """What the framework asks of the place where its files are.
+    """The place where the framework keeps its files.
 
     A call that fails raises the ``OSError`` that fits; then nothing is known of its outcome but where a method says
     more. Paths are absolute. A folder is where names are: a storage without folders has those in which something lies.
@@ -178,7 +178,7 @@ def is_folder(path: AnyPath) -> bool:
 
 
 def anchor_of(root: AnyPath) -> str:
-    """What must be there for a table, or for anything of the framework's own, to be made.
+    """Returns what must be there for a table, or for anything of the framework's own, to be made.
 
     For what is in a folder ``_trident`` that is this folder; for a table the folder that it is in.
     """

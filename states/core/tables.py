@@ -44,7 +44,7 @@ class TableSpec:
     txid_column: str | None = None
 
     def lacks_columns(self, found_schema_json: str) -> bool:
-        """Whether all that keeps a table with that schema from taking these rows is that it has too few columns."""
+        """Tells whether a table with that schema could take these rows if it had a few more columns."""
         found = {column["name"]: column for column in json.loads(found_schema_json)["fields"]}
         wanted = json.loads(self.schema_json)["fields"]
         there = [column for column in wanted if column["name"] in found]
@@ -52,7 +52,7 @@ class TableSpec:
         return same and len(there) < len(wanted)
 
     def fits(self, found_schema_json: str) -> bool:
-        """Whether a table with that schema can take these rows: names and types are equal.
+        """Tells whether a table with that schema can take these rows: names and types are equal.
 
         The table may have further columns, if they are nullable; a log no hidden
         one, for a log of whole values must not be taken for one of parts.

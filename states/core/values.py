@@ -70,7 +70,7 @@ UNCHANGED: Final = _Unchanged.UNCHANGED
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What one transaction builds on for one key.
+    """The value that one transaction builds on, for one key.
 
     Attributes:
         value: what the first update of the transaction is given; a copy of its own.
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def visible(semantics: Semantics, stored: Stored, incarnation: str = "") -> Any:
-    """What a reader outside any transaction sees of a stored value: the latest; None = absent.
+    """Returns what a reader outside any transaction sees of a stored value: the latest; None = absent.
 
     Raises:
         IdentityMismatch: other semantics or another incarnation stored it.
@@ -101,7 +101,7 @@ def visible(semantics: Semantics, stored: Stored, incarnation: str = "") -> Any:
 
 
 def base_of(semantics: Semantics, stored: Stored, txid: int | None, incarnation: str = "") -> Base:
-    """What transaction ``txid`` builds on, by the table at the head of this file.
+    """Returns what transaction ``txid`` builds on, by the table at the head of this file.
 
     Args:
         txid: None only where the semantics do not ask for it.
@@ -130,7 +130,7 @@ def base_of(semantics: Semantics, stored: Stored, txid: int | None, incarnation:
 
 
 def stored_after(semantics: Semantics, stored: Stored, txid: int | None, new: Any, incarnation: str = "") -> Stored:
-    """What is stored once transaction ``txid`` has made ``new`` out of its base.
+    """Returns what is stored once transaction ``txid`` has made ``new`` out of its base.
 
     Args:
         stored: what was stored before the transaction's (latest try's) first update of this key.

@@ -1,6 +1,6 @@
 """Columns that are added to a table of ours, by us or by others (docs/semantics.md 9, last paragraph).
 
-Only nullable columns, and nothing else: rows of before read as null there, and
+Only nullable columns, and nothing else: earlier rows read as null there, and
 files that were staged before fit still.
 """
 
@@ -131,7 +131,7 @@ def _types_in(kind: Any) -> list[str]:
 
 
 def columns_only_added(path: str, table_version: int, schema_hash: str) -> bool:
-    """Whether a table has become, by that version, what it was when files were staged and further nullable columns.
+    """Tells whether a table has got, by that version, nothing but nullable columns since files were staged.
 
     Files that were staged before then can be published still: their rows are
     null in the new columns (docs/semantics.md 9, last paragraph).

@@ -16,7 +16,7 @@ from trident.states.core.control import ControlRecord
 from trident.states.delta.history import Commit
 
 WIPED_CAUSES = (
-    "ZooKeeper was wiped or restored from a copy of before, or the topology was started with another ZooKeeper"
+    "ZooKeeper was wiped, or restored from an older backup, or the topology was started with another ZooKeeper"
 )
 
 
@@ -46,7 +46,7 @@ def transactions_differ(topology: str, path: Path, control: ControlRecord, mark:
     elif ours < theirs:
         older = f"the table is the older side: it lacks what came after transaction {control.txid}"
     else:
-        older = f"ZooKeeper is the older side, wiped or restored from a copy of before transaction {control.txid}"
+        older = f"ZooKeeper is the older side, wiped, or restored from an older backup than transaction {control.txid}"
     return Halted(
         f"the table {path} and ZooKeeper do not agree on the last transaction; {older}",
         found=f"the table has {attempt_text(*ours)}",
@@ -135,7 +135,7 @@ def made_again(topology: str, path: Path, found_id: str, expected_id: str) -> Ha
 
 
 def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason: str, version: int) -> Halted:
-    """Somebody else committed to a table of ours."""
+    """Another writer committed to a table of ours."""
     restored = commit.operation == "RESTORE"
     older = (
         "the table is the older side: its rows are those of an earlier version"
@@ -143,7 +143,7 @@ def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason
         else ("the table is the newer side: it has what no transaction of this topology wrote")
     )
     return Halted(
-        f"somebody else changed the table {path} after version {version}, the last that this topology left; {older}",
+        f"another writer changed the table {path} after version {version}, the last that this topology left; {older}",
         found=f"table version {commit.version}: {reason}",
         expected="commits of this topology, OPTIMIZE, VACUUM, statistics or added columns only",
         action=f"{_first(topology)}; {repair_command(topology, '--undo-foreign', state)} takes the change back, "
@@ -152,7 +152,7 @@ def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason
 
 
 def log_cleaned(topology: str, state: str, path: Path, version: int, newest: int) -> Halted:
-    """What happened to a table is not known: its log entries are gone."""
+    """Halts where the log entries that say what happened to a table are gone."""
     return Halted(
         f"the Delta log of the table {path} was cleaned too far: what happened to it since version {version}, the last "
         "one that ZooKeeper knows, cannot be checked; which side is older is not known",

@@ -87,7 +87,7 @@ def _judged(path: str, commit: Commit) -> Commit:
 
 
 def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]) -> bool:
-    """Whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
+    """Tells whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
 
     Args:
         path: the table's root, on a local disk.
@@ -179,7 +179,7 @@ def find_version_by_txn(path: str, app: str, txn: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Marks:
-    """What of a log entry is remembered: small, unlike the entry."""
+    """The remembered part of a log entry: small, unlike the entry."""
 
     control: tuple[tuple[str, tuple[int, str | None]], ...]
     txns: tuple[tuple[str, int], ...]

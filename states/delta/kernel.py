@@ -64,17 +64,17 @@ RETENTION_PROPERTY = "delta.setTransactionRetentionDuration"
 _LOG_STORE = "io.delta.kernel.logStore.file.impl"
 # A snapshot that a commit gave back remembers every log entry since it was
 # loaded: it grows, and the entries may be cleaned up one day. So it is loaded
-# again after so many commits or seconds.
+# again after this many commits or seconds.
 _CHAIN_LIMIT = 500
 _CHAIN_SECS = 600
 CHECKPOINT_EVERY = 50
-# So many of the newest entries of other writers may not be on disk yet; older ones the system has written back.
+# This many of the newest entries of other writers may not be on disk yet; older ones the system has written back.
 _UNSETTLED = 100
 _LOAD_TRIES = 3
 
 
 class _Chain:
-    """What a loaded snapshot shares with all those that commits made of it."""
+    """The common part of a loaded snapshot and of all those that commits made of it."""
 
     def __init__(self, java: Any) -> None:
         self.loaded_at = time.monotonic()

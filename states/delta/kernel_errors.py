@@ -52,7 +52,7 @@ class TableMissing(TableError):
 
 
 class CheckpointExists(TableError):
-    """Somebody else has written this checkpoint."""
+    """Another writer has written this checkpoint."""
 
 
 def java_causes(java: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 @dataclass(frozen=True)
 class Life:
-    """What one table, or one manifest, says.
+    """One table's, or one manifest's, word on an incarnation.
 
     Attributes:
         incarnation: the life that it is of.
@@ -34,7 +34,7 @@ class Life:
 
 
 def lives_in(warehouse: Path, topology: str) -> list[Life]:
-    """What says that a topology has published transactions here; the manifests are asked where no table says so.
+    """Returns the signs that a topology has published transactions here; manifests are read where no table has one.
 
     Raises:
         TableError: a descriptor cannot be read.

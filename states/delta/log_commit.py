@@ -201,7 +201,7 @@ def _link(path: str, version: int, draft: str, own: Signature, folder: int) -> N
 
 
 def _turn_rivals_away(folder: int | str, version: int) -> list[str]:
-    """Leaves no draft of this version, or an older one, that somebody could still rename over an entry."""
+    """Leaves no draft of this version, or an older one, that a writer could still rename over an entry."""
     deadline = time.monotonic() + RIVAL_SECS
     while rivals := drafts_in(folder, version):
         if time.monotonic() >= deadline:

@@ -300,9 +300,9 @@ def last_checkpoint(path: str) -> dict[str, Any] | None:
 
 
 def only_adds_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether two metadata of a table differ in nothing but further, nullable columns without meaning of their own.
+    """Tells whether two metadata of a table differ in further, plainly nullable columns only.
 
-    Rows of before read as null there, and nobody who does not know the columns
+    Earlier rows read as null there, and nobody who does not know the columns
     needs to write them: no default, no generated value, no constraint.
     """
     for part in ("id", "name", "description", "partitionColumns", "configuration"):
@@ -343,7 +343,7 @@ def newest_version(path: str) -> int:
 
 
 def has_log(path: AnyPath) -> bool:
-    """Whether a folder is a Delta table."""
+    """Tells whether a folder is a Delta table."""
     return storage.is_folder(storage.join(path, "_delta_log"))
 
 

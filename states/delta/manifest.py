@@ -130,7 +130,7 @@ class Manifest:
 
 
 def outlives_process(manifest: Manifest) -> bool:
-    """Whether the batch has a state that is there when the process has ended. A memory map contradicts nothing."""
+    """Tells whether the batch has a state that outlives the process. A memory map contradicts nothing."""
     return any(not table.state_kind.in_process for table in manifest.tables)
 
 

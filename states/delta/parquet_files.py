@@ -201,7 +201,7 @@ class _OpenFile:
 
 
 class _FloatBounds:
-    """What a column of floats holds in one file."""
+    """The bounds of a column of floats in one file."""
 
     def __init__(self) -> None:
         self.nulls = 0

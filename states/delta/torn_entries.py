@@ -28,7 +28,7 @@ from trident.states.delta.log_entries import entry_of, versions_of
 from trident.states.delta.table_lock import table_lock
 
 log = logging.getLogger(__name__)
-# More than that is no power cut: somebody should look.
+# More than that is no power cut: a person should look.
 _IN_A_ROW = 20
 # Whoever holds the lock so long is stopped, or hangs: the table is read as it is.
 _LOCK_SECS = 20.0

@@ -71,7 +71,7 @@ class BackgroundCompactor:
 
     @property
     def fatal(self) -> BaseException | None:
-        """What ended the thread, None while it works."""
+        """Returns what ended the thread, None while it works."""
         return self._fatal
 
     def stop(
@@ -109,7 +109,7 @@ class BackgroundCompactor:
         return not compact or (in_time and self._fatal is None and not any(self._failures.values()))
 
     def behind(self, topology: str) -> list[str]:
-        """Which plain tables lack transactions that have advanced, and what to do, in a line for each; never raises."""
+        """Names the plain tables that lack advanced transactions, and the remedy, a line for each; never raises."""
         texts = []
         for compactor in self._compactors:
             with suppress(Exception):  # for people only

@@ -89,7 +89,7 @@ DROP = faults.register("compact.drop", "the commit that drops merged files from 
 _GUARD = "trident: another compactor merged this row"
 _DROP_TRIES = 8
 _PLAN_TRIES = 5
-# So many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
+# This many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
 _UNSETTLED = 100
 # So much compressed data makes one task of a MERGE; adaptive execution joins small ones.
 _BYTES_PER_TASK = 32 << 20
@@ -173,7 +173,7 @@ class Compactor:
 
         Raises:
             CommitConflict: another compactor merged meanwhile; nothing was changed.
-            Halted: the log lacks rows that the table does not have, or somebody else changed it.
+            Halted: the log lacks rows that the table does not have, or another writer changed it.
             TableError: the MERGE failed, or is not in the table after it was told as done.
         """
         interval_passed = time.monotonic() - self._last_merge >= self._settings.merge_interval_secs
@@ -288,7 +288,7 @@ class Compactor:
             raise _meaning(error, self.plain, plan) from error
 
     def _changed(self, state: StateDescriptor, plan: MergePlan) -> dict[str, "str | Column"]:
-        """What a MERGE sets in a row that is there."""
+        """Returns what a MERGE sets in a row that is there."""
         kinds = {field.name: field.dataType for field in state.schema.fields}
         raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
         changed: dict[str, "str | Column"] = {
@@ -373,7 +373,7 @@ class Compactor:
         return after is not None
 
     def _fsync_plain(self) -> None:
-        """What the log drops is in the plain table alone: the MERGEs that put it there must outlive a power cut."""
+        """Flushes the MERGEs behind a log drop: rows that leave the log are in the plain table alone."""
         root = storage.local_path(self.plain)
         if root is None:
             return
@@ -392,7 +392,7 @@ class Compactor:
         self._settled = versions[-1]
 
     def _sweep(self, floor: int) -> None:
-        """What is dropped for good goes from the disk, too."""
+        """Deletes files from the disk that are dropped for good."""
         self._sweeper.dropped(floor)
         try:
             self._sweeper.sweep()
@@ -480,7 +480,7 @@ _CONFLICTS = (
 
 
 def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
-    """What an exception of a MERGE says, as one of ours."""
+    """Returns what an exception of a MERGE says, as one of ours."""
     causes = _causes(error)
     if any(word in cause for cause in causes for word in (_GUARD, *_CONFLICTS)):
         return CommitConflict(
@@ -497,7 +497,7 @@ def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
 
 
 def _causes(error: Exception) -> list[str]:
-    """What an exception and its causes in the JVM say; the last is where it began."""
+    """Returns what an exception and its causes in the JVM say; the last is where it began."""
     java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
     return [str(error), *(str(one.toString()) for one in java_causes(java))]
 

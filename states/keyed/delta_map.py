@@ -35,7 +35,7 @@ class DeltaMapState:
             the table as current as a MERGE a transaction can.
         merge_interval_secs: MERGE at the latest this long after the one before,
             if anything waits; seconds.
-        snapshot_retention_txids: so many transactions back a snapshot can be read.
+        snapshot_retention_txids: this many transactions back a snapshot can be read.
 
     Raises:
         TopologyError: the name cannot be used.

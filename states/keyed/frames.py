@@ -87,7 +87,7 @@ class RequestFrames:
 
 
 def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str) -> "DataFrame":
-    """What a state that is not a Delta table holds now.
+    """Returns what a state that is not a Delta table holds now.
 
     Raises:
         TableError: an earlier transaction was asked for, which it does not keep.

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-# Log rows in so many bytes of Parquet are sent to every task; they take some ten times as much there.
+# Log rows in this many bytes of Parquet are sent to every task; they take some ten times as much there.
 _BROADCAST_BYTES_MAX = 8 << 20
 
 
 def keeps_last(state: StateDescriptor) -> bool:
-    """Whether the log's rows are whole values: neither a native merging nor a combiner is asked then."""
+    """Tells whether the log's rows are whole values: neither a native merging nor a combiner is asked then."""
     return state.merging == LAST
 
 
@@ -86,7 +86,7 @@ def quoted(name: str, side: str | None = None) -> "Column":
 
 
 def same_key(keys: Sequence[str], left: str, right: str) -> "Column":
-    """Whether two sides have the same key: null is a key like any other; without keys always true."""
+    """Tells whether two sides have the same key: null is a key like any other; without keys always true."""
     equal = [quoted(key, left).eqNullSafe(quoted(key, right)) for key in keys]
     return reduce(lambda a, b: a & b, equal) if equal else F.lit(True)
 
@@ -156,7 +156,7 @@ def newest_log(state: StateDescriptor, rows: "DataFrame") -> "DataFrame":
 
 
 def deleted(side: str | None = None) -> "Column":
-    """Whether a log row deletes its key."""
+    """Tells whether a log row deletes its key."""
     return F.coalesce(quoted(DELETED_COLUMN, side), F.lit(False))
 
 

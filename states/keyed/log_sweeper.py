@@ -1,7 +1,7 @@
 """Deletes the data files of a keyed state's log some time after the log has dropped them.
 
 A log drop removes files from the Delta table; on disk they would stay until
-somebody runs VACUUM on a table that is internal, one folder for each
+a person runs VACUUM on a table that is internal, one folder for each
 transaction for ever. No snapshot can be asked for below the floor; a reader
 that had pinned an older table version before the drop has an hour to end.
 """

@@ -1,6 +1,6 @@
 """Checks before a MERGE that only this topology has written the commits of a keyed state's log.
 
-ZooKeeper's mark stops the next decision when somebody else changed the log. A
+ZooKeeper's mark stops the next decision when another writer changed the log. A
 MERGE in between (by a running compactor, or `trident compact`, which need no
 fence and ask no ZooKeeper) would carry such a change into the plain table,
 from where no RESTORE of the log takes it back: rows doubled or lost without a
@@ -25,13 +25,13 @@ LOG_VERSION = "log"
 
 
 def begins_here(commit: history.Commit, incarnation: str) -> bool:
-    """Whether a commit made the table ours, or is its creation: what was before it was taken over as it was."""
+    """Tells whether a commit made the table ours, or is its creation: what was before it was taken over as it was."""
     value = commit.control.get(DOMAIN)
     return is_our_publish(commit, incarnation) and isinstance(value, Mapping) and value.get("attempt_id") == -1
 
 
 def only_properties(commit: history.Commit) -> bool:
-    """Whether a commit set table properties and nothing else."""
+    """Tells whether a commit set table properties and nothing else."""
     untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
     return untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 
@@ -99,7 +99,7 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
         seen: the version that was looked at before; None asks the last MERGE.
 
     Raises:
-        Halted: somebody else changed the log.
+        Halted: another writer changed the log.
     """
     if seen is None:
         seen = merged_log_version(plain, state)

@@ -4,7 +4,7 @@ The result is that of ``trident.states.keyed.reading`` for the same transaction,
 keys, and at a price that a transaction can pay: no table is loaded anew and no
 folder listed, the files come from the log entries (``trident.states.delta.table_files``); the
 keys that are asked go to every task, and neither table nor log is moved (unless
-so many are asked that most of the table is wanted anyway).
+this many are asked that most of the table is wanted anyway).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TRIES = 5
-# Keys in so many bytes, as far as Spark can tell, are sent to every task; of more both sides are moved.
+# Keys in this many bytes, as far as Spark can tell, are sent to every task; of more both sides are moved.
 _KEYS_BYTES_MAX = 64 << 20
 
 
 class StatePins:
-    """What is known of one keyed state's tables from the look before.
+    """The facts of one keyed state's tables from the look before.
 
     Keep one per state for as long as a coordinator leads, and give it to each
     :func:`base_of`; without one every call finds the tables' files anew. May be

@@ -40,7 +40,7 @@ class _Seen:
 
 
 def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
-    """Whether a commit to a table with control records is one of our transactions, or a log drop."""
+    """Tells whether a commit to a table with control records is one of our transactions, or a log drop."""
     value = commit.control.get(DOMAIN)
     engine = (commit.engine_info or "").split(" ")[-1]
     own = isinstance(value, Mapping) and value.get("incarnation") == incarnation
@@ -48,7 +48,7 @@ def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
 
 
 def is_our_merge(commit: history.Commit, state: StateDescriptor) -> bool:
-    """Whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
+    """Tells whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
     if isinstance(commit.control.get(DOMAIN), Mapping):
         return is_our_publish(commit, state.incarnation)
     marker = commit.noted("trident")
@@ -74,7 +74,7 @@ class PlainWatch:
         """Opens a state's plain table, made when it is not there and never was, and checks what was done to it.
 
         Raises:
-            Halted: somebody else changed it, it was restored from a copy, or its log was cleaned too far.
+            Halted: another writer changed it, it was restored from a copy, or its log was cleaned too far.
             ForeignTable, TableError: it is not this state's, or cannot be made.
         """
         path = self._warehouse / state.plain_path
@@ -115,7 +115,7 @@ class PlainWatch:
             self._look(state, path, snapshot, seen.mark, seen.starts_at)
 
     def marks(self) -> dict[str, TableMark]:
-        """What ZooKeeper is told of them: table id → the version that was looked at, with P as txid."""
+        """Returns what ZooKeeper is told of them: table id → the version that was looked at, with P as txid."""
         return {seen.table_id: seen.mark for _, seen in self._seen.values()}
 
     def _look(

@@ -183,7 +183,7 @@ def _require_plain_files(table: TableSnapshot) -> None:
 
 
 def _actions_in_checkpoint(path: str) -> int:
-    """How many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
+    """Counts how many actions the last checkpoint has: at least as many as there were files then; 0 without one."""
     try:
         found = log_entries.last_checkpoint(path)
         return 0 if found is None else int(found["size"])

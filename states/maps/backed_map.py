@@ -75,8 +75,8 @@ class BackedMapState:
             ``(config, partition_index, num_partitions)`` that makes one; pickled
             to the executors either way. A function says with an attribute
             ``fenced = True`` that what it makes is fenced.
-        cache_size: so many rows are kept in memory per partition; 0: none.
-        partitions: so many tasks update the state side by side, each its own
+        cache_size: this many rows are kept in memory per partition; 0: none.
+        partitions: this many tasks update the state side by side, each its own
             keys. May be changed between runs if all of them use one store.
         skip_replays: see :func:`non_transactional`.
 
@@ -107,7 +107,7 @@ class BackedMapState:
 
     @property
     def fenced(self) -> bool:
-        """Whether the store refuses an old coordinator that wakes up; of a function: what it says of itself."""
+        """Tells whether the store refuses an old coordinator that wakes up; of a function: what it says of itself."""
         return bool(getattr(self.backing, "fenced", False))
 
     def make_backing(self, config: Mapping[str, Any], partition_index: int, num_partitions: int) -> BackingMap:

@@ -58,7 +58,7 @@ class _Entry:
 
 
 class _ValueMap:
-    """What the three semantics share."""
+    """The common part of the three semantics."""
 
     semantics: Semantics
 
@@ -253,7 +253,7 @@ class CachedMap:
 
     Args:
         backing: where the rows are.
-        size: so many rows are kept, those used last.
+        size: this many rows are kept, those used last.
 
     Raises:
         ConfigError: size is not a positive whole number.

@@ -59,7 +59,7 @@ class LRUMemoryMapState(MemoryMapState):
 
     Args:
         name: as of a MemoryMapState.
-        max_size: so many keys are kept.
+        max_size: this many keys are kept.
 
     Raises:
         ConfigError: max_size is not a whole number from 1.

@@ -45,7 +45,7 @@ class OpenFile:
         self._file = _file(path)
 
     def is_current(self) -> bool:
-        """Whether this process opened it, and the file was neither removed nor replaced since."""
+        """Tells whether this process opened it, and the file was neither removed nor replaced since."""
         return self._pid == os.getpid() and self._file == _file(self._path)
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ def tables_beside(
 
 
 def belongs_to(path: Path, topology: str) -> bool:
-    """Whether a table beside the states is this topology's, and not one that has the same name by another division."""
+    """Tells whether a table beside the states is this topology's, and not another's of the same name."""
     owner = _owner(path)
     return owner is not None and owner[0] == topology
 

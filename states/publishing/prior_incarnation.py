@@ -42,7 +42,7 @@ def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: 
 
 
 def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
-    """What an earlier life of a topology has published here, a text each."""
+    """Returns what an earlier life of a topology has published here, a text each."""
     found = []
     for descriptor in list_descriptors(warehouse, topology):
         try:

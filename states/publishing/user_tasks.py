@@ -27,7 +27,7 @@ PUBLISHED_SCHEMA = "file int, rows long"
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What user code and users' states are told of the batch that they work on.
+    """The facts of a batch that user code and users' states are given.
 
     Attributes:
         attempt: whose batch it is; of a request: its id.
@@ -45,7 +45,7 @@ class BatchInfo:
 
     @property
     def fence(self) -> int | None:
-        """What fenced maps are given as epoch: it grows with every coordinator, and with every transaction.
+        """Returns what fenced maps are given as epoch: it grows with every coordinator, and with every transaction.
 
         So a task that was given up for lost, and still runs when its
         transaction is long published by another try, is refused too. Below
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 class Collector:
-    """What an updater emits to. Of a state that is updated after the decision nobody takes it."""
+    """An updater emits with it. Rows of a state that is updated after the decision go nowhere."""
 
     def __init__(self) -> None:
         self.emitted: list[Row] = []

@@ -330,7 +330,7 @@ def test_a_store_that_was_deposed_stays_closed(zk, zk_connect):
 def test_an_edit_by_hand_is_noticed_while_the_fence_is_intact(store, zk):
     path = zk.path("wc", GROUP, "coordinator")
     zk.multi([SetData(path, zk.get(path)[0], -1)])
-    with pytest.raises(StaleState, match="somebody else"):
+    with pytest.raises(StaleState, match="another writer"):
         store.begin(Attempt(1, 0), None, {})
 
 

@@ -149,7 +149,7 @@ def test_two_writers_of_one_map_are_noticed(zk):
     one.load()
     other.load()
     one.put("key", 1)
-    with pytest.raises(StaleState, match="somebody else"):
+    with pytest.raises(StaleState, match="another writer"):
         other.put("key", 2)
 
 

@@ -78,7 +78,7 @@ def _multi(durable: Durable, writer: Writer, rules: Rules, after: Record) -> Dur
     if writer.view != durable.record:
         # The znode versions do not fit. Under the fence this cannot happen to the leader.
         if writer.epoch == durable.epoch:
-            raise Violation(f"somebody else wrote the leader's record: {durable.record}")
+            raise Violation(f"another writer wrote the leader's record: {durable.record}")
         raise Deposed
     return durable._replace(record=after)
 

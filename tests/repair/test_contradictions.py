@@ -369,7 +369,7 @@ def test_a_log_that_others_changed_is_not_merged_and_can_still_be_undone(world: 
     """`trident compact` asks no ZooKeeper; merged, the change would be in the plain table for good."""
     statements = {**{key: sql for key, (_, sql) in BREAKS.items()}, "log copied": COPIED}
     world.sql(statements[name])
-    with pytest.raises(Halted, match="somebody else changed the table"):
+    with pytest.raises(Halted, match="another writer changed the table"):
         admin.compact("top", world.config)
     the_repair(world, kind_of(name), undo_foreign=["counts"])
     assert "merged transactions 3 to 3" in admin.compact("top", world.config)
@@ -411,7 +411,7 @@ def test_what_others_did_is_found_at_a_restart_and_undone(world: World, name: st
     state, statement = BREAKS[name]
     world.sql(statement)
     older = "the table is the older side" if "RESTOREd" in name else "the table is the newer side"
-    check_said(world.fails(), "somebody else changed the table", older, f"--undo-foreign {state}")
+    check_said(world.fails(), "another writer changed the table", older, f"--undo-foreign {state}")
     the_repair(world, kind_of(name), undo_foreign=[state])
     goes_on(world)
 
@@ -426,7 +426,7 @@ def test_what_others_did_between_two_transactions_is_found_before_the_next_decis
         query.process_all_available(WAIT_SECS)
         world.sql(statement)
         LIMIT["txid"] = 1000
-        check_said(world.ends(query), "somebody else changed the table")
+        check_said(world.ends(query), "another writer changed the table")
         found = world.repair()
         assert found.facts.groups[0].decision is None and found.facts.groups[0].record.current_txid == 5
         with_four = [table for table in found.facts.groups[0].tables if table.has_transaction]
@@ -449,8 +449,8 @@ def test_a_foreign_commit_that_came_after_the_check_is_not_committed_over(world:
         time.sleep(0.05)
     world.sql("INSERT INTO {words} VALUES ('foreign')")
     faults.disarm()
-    check_said(world.ends(query), "somebody else changed the table")
-    check_said(world.fails(4), "somebody else changed the table")  # the decision is pending: it is not finished either
+    check_said(world.ends(query), "another writer changed the table")
+    check_said(world.fails(4), "another writer changed the table")  # the decision is pending: it is not finished either
     the_repair(world, "table written by someone else", undo_foreign=["words"])
     goes_on(world)
 
@@ -489,7 +489,7 @@ def test_rows_that_no_merge_wrote_are_not_accepted_into_a_plain_table(world: Wor
     assert "1 rows were not written by a MERGE" in finding.refusal and finding.chosen is None
 
 
-# --- a table that is gone, or somebody else's ------------------------------------------------------------------------
+# --- a table that is gone, or another's ------------------------------------------------------------------------
 
 
 @full
@@ -668,7 +668,7 @@ def test_a_repair_that_dies_before_zookeeper_knows_of_the_restore_is_finished_by
     with pytest.raises(faults.InjectedFault):
         world.repair(apply=True, undo_foreign=["words"])
     faults.disarm()
-    check_said(world.fails(), "somebody else changed the table")
+    check_said(world.fails(), "another writer changed the table")
     the_repair(world, "repair not finished")
     goes_on(world)
 

@@ -250,7 +250,7 @@ def test_the_function_returns_only_when_its_batch_has_advanced():
         assert handover.offered() is None
         thread.join(5)
     spark_thread(pins[1]).join(5)  # once more, after a crash: returns at once
-    spark_thread(pins[2], lambda: True).join(5)  # its query was stopped by somebody else
+    spark_thread(pins[2], lambda: True).join(5)  # its query was stopped by another
     assert ended == ["closed", 0, 1, 1, "closed"] and handover.offered() is None
 
 

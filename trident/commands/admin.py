@@ -180,7 +180,7 @@ def _skip(
 
 
 def _binding(engine: KernelEngine, warehouse: Path, descriptor: StateDescriptor) -> StateBinding:
-    """What a descriptor and its table say of a state: enough to commit nothing to it."""
+    """Returns what a descriptor and its table say of a state: enough to commit nothing to it."""
     partitions = engine.load(str(warehouse / descriptor.published_path)).partition_columns
     state = SimpleNamespace(name=descriptor.name, partition_columns=tuple(partitions), adopt=False)
     # The descriptor is written again from this: it must say what it said.

@@ -100,7 +100,7 @@ def dead_letters(
 
 
 def _replayed(replays: list[tuple[float, str]], txid: int) -> str:
-    """What became of a letter: of its message's replays the first that ended behind it, since that one was its own."""
+    """Returns the fate of a letter: its message's first replay that ended behind it, since that one was its own."""
     later = [outcome for ended_in, outcome in replays if ended_in > txid and outcome != "failed"]
     return later[0] if later else ""
 

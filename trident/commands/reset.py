@@ -89,7 +89,7 @@ def _forget_state(removed: _Removed, warehouse: Path, descriptor: StateDescripto
 
 
 class _Removed:
-    """What could be deleted, and what could not, as text."""
+    """Collects what was deleted, and what could not be, as text."""
 
     def __init__(self) -> None:
         self.gone: list[str] = []

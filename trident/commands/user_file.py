@@ -93,7 +93,7 @@ def _run(path: Path) -> types.ModuleType:
 
 
 def _wanted_a_session(error: BaseException) -> bool:
-    """Whether PySpark was asked for what only a session can give: it raises an empty AssertionError, or this."""
+    """Tells whether PySpark was asked for what only a session can give: it raises an empty AssertionError, or this."""
     if SparkContext._active_spark_context is not None:
         return False
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):

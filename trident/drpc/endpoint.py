@@ -53,7 +53,7 @@ class DrpcFront:
 
     @property
     def is_leader(self) -> bool:
-        """Whether requests are answered here."""
+        """Tells whether requests are answered here."""
         return self._role is _Role.LEADER
 
     @property
@@ -101,7 +101,7 @@ class DrpcFront:
         self._become(_Role.LEADER, requests)
 
     def stops_leading(self) -> None:
-        """What runs is ended; whoever waits for an answer gets NotLeading."""
+        """Ends the requests that run; callers that wait for an answer get NotLeading."""
         if self.is_leader:
             self._become(_Role.STARTING, None)
 

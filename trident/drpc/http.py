@@ -422,7 +422,7 @@ def _answered(function: str, about: dict[str, Any], answer: Sequence[Any], resul
 
 
 def _is_of_values(problem: Exception) -> bool:
-    """Whether Spark has answered, and PySpark has no Python value for what it said."""
+    """Tells whether Spark has answered, and PySpark has no Python value for what it said."""
     return any(frame.name == "fromInternal" for frame in traceback.extract_tb(problem.__traceback__))
 
 

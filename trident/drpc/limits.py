@@ -59,7 +59,7 @@ _IN_MEMORY = 1 << 40
 
 
 class _JsonErrorTask(ErrorTask):
-    """What waitress refuses before the application sees it, in the form of every other refusal."""
+    """Refusals of waitress' own, in the form of every other refusal."""
 
     def execute(self) -> None:
         error = self.request.error
@@ -79,7 +79,7 @@ class _JsonErrorTask(ErrorTask):
 
 
 class _Channel(HTTPChannel):
-    """A connection that knows since when it keeps somebody waiting."""
+    """A connection that knows since when it keeps a client waiting."""
 
     error_task_class = _JsonErrorTask
     close_when_flushed: bool  # the class above has it, without a type
@@ -100,7 +100,7 @@ class _Channel(HTTPChannel):
         return waiting + sum(one.body_bytes_received for one in list(self.requests)) + self.total_outbufs_len
 
     def is_over(self, now: float) -> bool:
-        """Whether its time is up."""
+        """Tells whether its time is up."""
         if self.requests:
             return False
         if self._drains_until is not None:

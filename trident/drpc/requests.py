@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trident.drpc")
 TIMEOUT_SECS = 30.0
-# So many requests run at once; further ones wait, and their time runs.
+# This many requests run at once; further ones wait, and their time runs.
 _AT_ONCE = 16
 # How often a request is pinned again because a map has gone on in the meantime.
 _PINS = 10
@@ -58,7 +58,7 @@ _POOL = "trident-drpc"
 
 @dataclass(frozen=True)
 class RequestId:
-    """What a request has instead of a transaction attempt; aggregators are given it as their batch id."""
+    """Stands for a request where a batch has its transaction attempt; aggregators get it as their batch id."""
 
     request_id: str
 
@@ -82,7 +82,7 @@ class Answer(list[Row]):
 
 @dataclass(frozen=True)
 class _Pin:
-    """What one request sees: group → txid, and the memory maps as of it."""
+    """One request's view: group → txid, and the memory maps as of it."""
 
     as_of: dict[str, int]
     memory: dict[str, Mapping[tuple[Any, ...], Any]]
@@ -227,7 +227,7 @@ class DrpcRequests:
             time.sleep(0.001)  # two transactions went by between the two looks
 
     def _wait_for_newer(self, pin: _Pin, deadline: float) -> None:
-        """What is too new was published, and will advance soon."""
+        """Waits for a published transaction to advance, which it will soon."""
         while time.monotonic() < deadline and not self._closed:
             if self._is_old(pin):
                 return
@@ -282,7 +282,7 @@ def _job_group(request_id: str) -> str:
 
 
 def _translated(error: Exception, function: str, request: RequestId) -> Exception:
-    """What a failed job means: a user's function raised, or a map has gone on; else the error itself."""
+    """Returns what a failed job means: a user's function raised, or a map has gone on; else the error itself."""
     report = find_report(error)
     if report is None:
         return error

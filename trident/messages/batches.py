@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("trident.messages")
-# So many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails all.
+# This many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails
+# all.
 _BLAMED_MAX = 100
 Staged = dict[str, list[Any]]
 # The frames by stream → what was staged.
@@ -41,7 +42,7 @@ class Watch(Protocol):
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits for it any more, or it is over its time."""
+        """Tells whether nobody waits for it any more, or it is over its time."""
 
     def begin_run(self) -> None:
         """It has its whole time again."""
@@ -146,7 +147,7 @@ class TrackedBatches:
         run: Run,
         watch: Watch,
     ) -> tuple[Staged, dict[int, Failure]]:
-        """What was staged without some messages, and which others have failed."""
+        """Returns what was staged without some messages, and which others have failed."""
         watch.begin_run()
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
         try:
@@ -210,7 +211,7 @@ class TrackedBatches:
         ]
 
         def fails(count: int) -> Exception | None:
-            """Why the first so many messages fail."""
+            """Why the first this many messages fail."""
             if watch.given_up:
                 raise error
             try:
@@ -264,7 +265,7 @@ class TrackedBatches:
 
 
 def _may_be_of_a_row(error: Exception, attempt: TransactionAttempt) -> bool:
-    """Whether a row may be the reason: a function raised for one, and not to fail the batch, or a worker died."""
+    """Tells whether a row may be the reason: a function raised for one, and not to fail the batch, or a worker died."""
     if isinstance(translate_failure(error, attempt), FailedException):
         return False
     report = find_report(error)

@@ -74,7 +74,7 @@ class Tracked:
 
 @dataclass
 class Outcome:
-    """What becomes of the messages of an attempt, if it is the one that counts.
+    """The fate of an attempt's messages, if it is the attempt that counts.
 
     Attributes:
         failures: key → why; those of the others are acknowledged.
@@ -232,7 +232,7 @@ class MessageSpoutExecutor:
         """The source knows itself what is not settled."""
 
     def initialize(self, context: BeginContext) -> Json:
-        """Which messages are in the transaction."""
+        """Tells which messages are in the transaction."""
         txid = context.attempt.txid
         with self._lock:
             self._open()
@@ -372,7 +372,7 @@ class MessageSpoutExecutor:
             self._requests.done()
 
     def _failed(self, one: Tracked, end: str) -> bool:
-        """Whether it is to come again: when its time has come, the spout is told."""
+        """Tells whether it is to come again: when its time has come, the spout is told."""
         if end != FAILED:
             return False
         one.attempts, one.suspect = one.attempts + 1, None
@@ -382,7 +382,7 @@ class MessageSpoutExecutor:
         return True
 
     def _tell_acks(self, settled: Sequence[Tracked]) -> None:
-        """What the spout does not hear now, because its broker is away, it is told later."""
+        """Tells the spout of acknowledged messages; what it cannot hear while its broker is away, it is told later."""
         for one in settled:
             if one.request:
                 self._requests.settle(one.request, one.key)

@@ -86,7 +86,7 @@ class BatchLedger:
         return local_properties(self._spark.sparkContext, {LEDGER_PROPERTY: str(self._folder)})
 
     def init(self, roots: np.ndarray, values: np.ndarray) -> None:
-        """What the messages of the batch begin with: of each row its root and its id."""
+        """Begins the ledger with the messages of the batch: each row's root and id."""
         roots, sums = sums_by_root(roots, values)
         columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
         columns.append(pa.repeat(pa.scalar(False), len(roots)))

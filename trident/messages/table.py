@@ -50,7 +50,7 @@ class Settled:
 def settled_messages(
     context: SpoutContext, remember_secs: float, requests: Collection[str]
 ) -> tuple[Settled, dict[str, int]]:
-    """What the stream's table says of its last messages: those that are settled, and how often others have failed.
+    """Reads from the stream's table which of its last messages are settled, and how often others have failed.
 
     Args:
         context: of the stream.

@@ -115,7 +115,7 @@ class _AggregateLowering:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the anchors are wanted behind it."""
+        """Tells whether the anchors are wanted behind it."""
         return self.fields[-1].name == ANCHORS
 
     def lower(self) -> None:

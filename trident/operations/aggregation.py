@@ -25,7 +25,7 @@ from trident.udf.types import check_distinct, is_known, parse_outputs
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Aggregation:
-    """What an aggregator is applied to.
+    """The rows that an aggregator is applied to.
 
     Attributes:
         aggregator: of the user, or a built-in one.

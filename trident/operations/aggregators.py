@@ -262,7 +262,7 @@ _PLAIN = (
 
 
 def is_ordered(kind: DataType) -> bool:
-    """Whether Spark can compare values of the type."""
+    """Tells whether Spark can compare values of the type."""
     if isinstance(kind, ArrayType):
         return is_ordered(kind.elementType)
     if isinstance(kind, StructType):
@@ -271,12 +271,12 @@ def is_ordered(kind: DataType) -> bool:
 
 
 def is_plain(kind: DataType) -> bool:
-    """Whether it is one of the everyday types without parts, which Spark, Arrow and Python all can group by."""
+    """Tells whether it is one of the everyday types without parts, which Spark, Arrow and Python all can group by."""
     return isinstance(kind, _PLAIN)
 
 
 def is_groupable(kind: DataType) -> bool:
-    """Whether Spark can group by values of the type: maps have no equality."""
+    """Tells whether Spark can group by values of the type: maps have no equality."""
     if isinstance(kind, MapType):
         return False
     if isinstance(kind, ArrayType):

@@ -26,7 +26,7 @@ from trident.udf.signatures import (
 
 
 class JoinType(enum.Enum):
-    """What one side of a join does for a key that it has no row for."""
+    """One side's part in a join for a key that it has no row for."""
 
     INNER = "inner"
     """The key is dropped."""
@@ -40,7 +40,7 @@ class JoinType(enum.Enum):
 
 
 class JoinOutFieldsMode(enum.Enum):
-    """Which fields a join has (Storm's names)."""
+    """The fields that a join has (Storm's names)."""
 
     COMPACT = "compact"
     """The keys once, then the sides' other fields in order."""

@@ -3,7 +3,7 @@
 What a state needs to know before it can be written decides where its new
 values are found. A combiner's partial values and the last rows of an upsert
 are written as they are, by any attempt, side by side. A reducer needs the
-value of before: it is found in the transaction's turn, before its decision
+earlier value: it is found in the transaction's turn, before its decision
 (docs/semantics.md 9.3).
 """
 

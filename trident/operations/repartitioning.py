@@ -111,7 +111,7 @@ class RepartitionNode(Node):
 
 
 class _Targets:
-    """What a function of ``partition`` gave, as whole numbers."""
+    """Returns the results of a function of ``partition``, as whole numbers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = self.__wrapped__ = function  # its prepare and cleanup are called

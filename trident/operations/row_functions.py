@@ -112,7 +112,7 @@ def project(parent: Node, names: tuple[str, ...]) -> ProjectNode:
 
 
 def says_bool(function: Any) -> bool:
-    """Whether a function is annotated ``-> bool``: in ``each`` it is a filter."""
+    """Tells whether a function is annotated ``-> bool``: in ``each`` it is a filter."""
     return callable(function) and describe(function, "each", "").returned is bool
 
 

@@ -93,7 +93,7 @@ class NativeNode(OutputsNode):
 
     @property
     def one_to_one(self) -> bool:
-        """Whether each row certainly gives one row."""
+        """Tells whether each row certainly gives one row."""
         found = self.expression.analysis
         return self.kind == "map" or (self.kind == "each" and found is not None and not found.generates)
 

@@ -196,7 +196,7 @@ class NewValuesNode(Node):
 
     @property
     def _of_upsert(self) -> bool:
-        """Whether the new values are the batch's rows: they need no look at the state."""
+        """Tells whether the new values are the batch's rows: they need no look at the state."""
         return self.persisted.binding.merging == "last" and self.persisted.mode is None
 
     @property

@@ -252,7 +252,7 @@ class FirstN:
         return f"FirstN({self.n}{f', {self.by!r}' if self.by else ''}{', reverse=True' if self.reverse else ''})"
 
     def apply(self, stream: _S) -> _S:
-        """What ``apply_assembly`` calls."""
+        """Returns what ``apply_assembly`` calls."""
         return stream.first_n(self.n, self.by, self.reverse)
 
     def node(self, parent: Node) -> Node:

@@ -235,7 +235,7 @@ class _Windows:
         return f"({at} is null or {self._is_closed(at, 'before')})"
 
     def _is_closed(self, at: str, mark: str) -> str:
-        """Whether a watermark has reached the end of every window of a position."""
+        """Tells whether a watermark has reached the end of every window of a position."""
         spec = self._op.spec
         return f"coalesce({spec.sql_last_start(at)} + {spec.length}L <= {_TURN}.{mark}, false)"
 

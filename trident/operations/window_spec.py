@@ -32,7 +32,7 @@ _GREATEST = 2**60
 
 
 class Unit(enum.Enum):
-    """What positions are."""
+    """The unit of a window's positions."""
 
     ROWS = "rows"
     PROCESSING_TIME = "processing time"
@@ -96,7 +96,7 @@ class WindowSpec:
         return self.last_start(watermark - self.length)
 
     def fires_between(self, before: int | None, now: int | None) -> bool:
-        """Whether a window may end behind one watermark and not behind the other; None is before everything."""
+        """Tells whether a window may end behind one watermark and not behind the other; None is before everything."""
         return now is not None and (before is None or self.last_closed(now) > self.last_closed(before))
 
     # The same over columns, as Spark's SQL.

@@ -140,7 +140,7 @@ class CoalesceOp(Operation):
 
 @dataclass(frozen=True)
 class Branch:
-    """Which of the branches that want anchors one is: each has other ids, which XOR to those of the rows."""
+    """Marks one of the branches that want anchors: each has other ids, which XOR to those of the rows."""
 
     number: int
     of: int

@@ -58,17 +58,17 @@ class SegmentBuilder:
 
     @property
     def anchored(self) -> bool:
-        """Whether the rows have anchors here."""
+        """Tells whether the rows have anchors here."""
         return any(field.name == ANCHORS for field in self.fields)
 
     @property
     def ends_in_python(self) -> bool:
-        """Whether the last operation is one on the worker."""
+        """Tells whether the last operation is one on the worker."""
         return bool(self.ops) and self.ops[-1].in_python
 
     @property
     def computed(self) -> bool:
-        """Whether the rows come from more than a read of staged files, so that they are to be computed only once."""
+        """Tells whether the rows cost more than a read of staged files, and so are to be computed only once."""
         return not all(op.cheap_to_repeat for op in self.ops)
 
     def narrowed(self, names: Sequence[str] | frozenset[str] | set[str]) -> Fields:

@@ -94,7 +94,7 @@ class GroupPlan(LoweredPlan):
 
     @property
     def is_late(self) -> bool:
-        """Whether there is anything to do in the transaction's turn."""
+        """Tells whether there is anything to do in the transaction's turn."""
         return bool(self.lowered.late_segments)
 
     @property
@@ -202,7 +202,7 @@ def _dangling(nodes: Collection[Node]) -> list[Node]:
 
 
 def _calls_python(end: Node) -> bool:
-    """Whether the node itself or one between it and the last shared node calls a user's function."""
+    """Tells whether the node itself or one between it and the last shared node calls a user's function."""
     seen, waiting = {end}, [end]
     while waiting:
         node = waiting.pop()

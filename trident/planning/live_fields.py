@@ -58,5 +58,5 @@ def anchor_branches(early: Sequence[Node], anchors: Container[Node], live: Live)
 
 
 def _wants_anchors(node: Node, live: Live) -> bool:
-    """Whether a parent's rows must bring their anchors to the node, where they have any."""
+    """Tells whether a parent's rows must bring their anchors to the node, where they have any."""
     return node.takes_anchors or ANCHORS in live[node]

@@ -59,7 +59,7 @@ def late_nodes(nodes: Sequence[Node]) -> frozenset[Node]:
 
 
 def repeatable(node: Node) -> bool:
-    """Whether computing the node's rows again must give the same rows."""
+    """Tells whether computing the node's rows again must give the same rows."""
     return all(one.repeatable for one in above(node))
 
 

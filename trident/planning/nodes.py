@@ -91,59 +91,59 @@ class Node:
 
     @property
     def late(self) -> bool:
-        """Whether it reads a state of its batch group, so that it runs in the transaction's turn."""
+        """Tells whether it reads a state of its batch group, so that it runs in the transaction's turn."""
         return False
 
     @property
     def repeatable(self) -> bool:
-        """Whether computing it again on the same rows gives the same rows, in the same order."""
+        """Tells whether computing it again on the same rows gives the same rows, in the same order."""
         return True
 
     @property
     def calls_user(self) -> bool:
-        """Whether it calls a function of the user's: then it is computed even when no state takes its rows."""
+        """Tells whether it calls a function of the user's: then it is computed even when no state takes its rows."""
         return False
 
     @property
     def is_called_through(self) -> bool:
-        """Whether an end behind it is computed for the sake of a user's function above it."""
+        """Tells whether an end behind it is computed for the sake of a user's function above it."""
         return True
 
     @property
     def joins(self) -> bool:
-        """Whether it may have several parents: then the first of its operations is a MultiInputOp."""
+        """Tells whether it may have several parents: then the first of its operations is a MultiInputOp."""
         return False
 
     @property
     def keeps_all_fields(self) -> bool:
-        """Whether all of its fields are needed, whatever is read behind it."""
+        """Tells whether all of its fields are needed, whatever is read behind it."""
         return False
 
     @property
     def passes_anchors(self) -> bool:
-        """Whether its rows can have the anchors of those that they are made of (trident.workers.anchors)."""
+        """Tells whether its rows can have the anchors of those that they are made of (trident.workers.anchors)."""
         return False
 
     @property
     def takes_anchors(self) -> bool:
-        """Whether it calls a function that may fail for a row, so that it needs the anchors of its rows."""
+        """Tells whether it calls a function that may fail for a row, so that it needs the anchors of its rows."""
         return False
 
     # --- Spark partitions ----------------------------------------------------------------
 
     @property
     def row_by_row(self) -> bool:
-        """Whether its rows are in the Spark partitions of those that they are made of."""
+        """Tells whether its rows are in the Spark partitions of those that they are made of."""
         return True
 
     @property
     def gathers(self) -> bool:
-        """Whether its rows are all in one Spark partition."""
+        """Tells whether its rows are all in one Spark partition."""
         return False
 
     @property
     def places_rows(self) -> bool:
-        """Whether it follows a hint about Spark partitions by itself."""
+        """Tells whether it follows a hint about Spark partitions by itself."""
         return False
 
     @property
@@ -153,7 +153,7 @@ class Node:
 
     @property
     def per_partition(self) -> bool:
-        """Whether every Spark partition of its rows must exist, also an empty one."""
+        """Tells whether every Spark partition of its rows must exist, also an empty one."""
         return False
 
     # --- where its rows go ---------------------------------------------------------------

@@ -46,47 +46,47 @@ class Operation:
 
     @property
     def in_python(self) -> bool:
-        """Whether it runs on a Python worker, in one pass with its neighbours that do."""
+        """Tells whether it runs on a Python worker, in one pass with its neighbours that do."""
         return False
 
     @property
     def spreads_rows(self) -> bool:
-        """Whether a batch in one Spark partition may be in several behind it."""
+        """Tells whether a batch in one Spark partition may be in several behind it."""
         return False
 
     @property
     def gathers_rows(self) -> bool:
-        """Whether all rows are in one Spark partition behind it."""
+        """Tells whether all rows are in one Spark partition behind it."""
         return False
 
     @property
     def shuffles(self) -> bool:
-        """Whether it moves rows, so that a Spark stage ends with it."""
+        """Tells whether it moves rows, so that a Spark stage ends with it."""
         return False
 
     @property
     def gives_rows_for_none(self) -> bool:
-        """Whether it emits rows for an empty batch."""
+        """Tells whether it emits rows for an empty batch."""
         return False
 
     @property
     def no_op_on_one_partition(self) -> bool:
-        """Whether it is a no-op on a single-partition batch."""
+        """Tells whether it is a no-op on a single-partition batch."""
         return False
 
     @property
     def needs_order(self) -> bool:
-        """Whether its result depends on the order of the batch's rows."""
+        """Tells whether its result depends on the order of the batch's rows."""
         return False
 
     @property
     def reads_state(self) -> bool:
-        """Whether it asks a state for the keys of its rows, so that it reads them twice."""
+        """Tells whether it asks a state for the keys of its rows, so that it reads them twice."""
         return False
 
     @property
     def cheap_to_repeat(self) -> bool:
-        """Whether it is a projection or a filter that gives the same rows each time."""
+        """Tells whether it is a projection or a filter that gives the same rows each time."""
         return False
 
 

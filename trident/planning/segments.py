@@ -73,17 +73,17 @@ class Lowered:
 
     @property
     def late_order(self) -> bool:
-        """Whether something late depends on the order of the batch's rows."""
+        """Tells whether something late depends on the order of the batch's rows."""
         return any(op.needs_order for op in self._late_ops)
 
     @property
     def late_gives_rows_for_none(self) -> bool:
-        """Whether something late emits rows for an empty batch, as an aggregate over the batch does."""
+        """Tells whether something late emits rows for an empty batch, as an aggregate over the batch does."""
         return any(op.gives_rows_for_none for op in self._late_ops)
 
     @property
     def depends_on_partitions(self) -> bool:
-        """Whether less needs to be done for a batch in one Spark partition."""
+        """Tells whether less needs to be done for a batch in one Spark partition."""
         return any(op.no_op_on_one_partition for segment in self.segments for op in segment.ops)
 
     @property

@@ -130,7 +130,7 @@ def column_list(names: Sequence[str]) -> list[Any]:
 
 
 def is_single(frame: Any) -> bool:
-    """Whether the rows certainly are in one Spark partition: ``coalesce(1)`` or ``repartition(1)`` was the last step.
+    """Tells whether the rows are in one Spark partition: the last step was ``coalesce(1)`` or ``repartition(1)``.
 
     Asking the physical plan would say more, at the price of planning the batch twice.
     """

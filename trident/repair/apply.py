@@ -60,7 +60,7 @@ RESTORE = faults.register("repair.restore", "the RESTORE of a repair, of which Z
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair has found and done.
+    """The findings of a repair, and the steps that it took.
 
     Attributes:
         facts: as seen first.

@@ -12,7 +12,7 @@ from trident.repair.steps import AbandonDecision, Choices, Finding, Offer
 
 
 def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
-    """Whether the decision that ZooKeeper has can be published, and what to do if not."""
+    """Tells whether the decision that ZooKeeper has can be published, and what to do if not."""
     decision = group.decision
     if decision is None:
         return []
@@ -63,7 +63,7 @@ def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
         ("--abandon-decision",),
         f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
         "states and queues come after the tables. It is processed again as a new attempt: the same rows of a "
-        "transactional source; of an opaque one, or a queue, what it gives now (messages of before come again). "
+        "transactional source; of an opaque one, or a queue, what it gives now (earlier messages come again). "
         f"Nothing is lost or counted twice. Better, if you can: {back}",
         (AbandonDecision(group.name, decision),),
     )

@@ -83,7 +83,7 @@ def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
 
 
 def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
-    """Whether tables are of another life of the topology than ZooKeeper: then their ids say nothing more."""
+    """Tells whether tables are of another life of the topology than ZooKeeper: then their ids say nothing more."""
     lives = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
     return facts.incarnation is not None and bool(lives - {facts.incarnation})
 
@@ -153,7 +153,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
             "table dropped and recreated",
             group.name,
             text,
-            refusal=f"{foreign[0].path} is a table of somebody else now: move its folder away, then run this again.",
+            refusal=f"{foreign[0].path} is another owner's table now: move its folder away, then run this again.",
         )
     steps = (SetMarks(group.name, forget=tuple(gone)),)
     marks = group.record.tables if group.record else {}

@@ -80,7 +80,7 @@ class TableFacts:
 
     @property
     def has_transaction(self) -> bool:
-        """Whether a transaction was published to it."""
+        """Tells whether a transaction was published to it."""
         return self.role != PLAIN and self.control is not None and self.control.attempt_id >= 0
 
     @property
@@ -89,11 +89,11 @@ class TableFacts:
         return self.floor < self.starts_at
 
     def missing_from(self, found: ManifestFacts) -> bool:
-        """Whether files of a manifest that this table is to get are gone."""
+        """Tells whether files of a manifest that this table is to get are gone."""
         return bool(found.missing.get(self.state))
 
     def mark_now(self, version: int | None = None) -> TableMark | None:
-        """What ZooKeeper is to say of the table, as it is; None while it has no transaction."""
+        """Returns what ZooKeeper is to say of the table, as it is; None while it has no transaction."""
         version = self.version if version is None else version
         if self.role == PLAIN:
             # Whether changes of others were accepted in it: that stays true.

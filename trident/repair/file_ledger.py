@@ -47,7 +47,7 @@ class LedgerDamage:
 def look_at_ledger(
     folder: Path, incarnation: str, tx_id: str, pins: Mapping[int, Any], spout: str
 ) -> LedgerDamage | None:
-    """What is wrong with the ledger of a stream; None for other streams than a FileSpout's.
+    """Returns what is wrong with the ledger of a stream; None for other streams than a FileSpout's.
 
     Args:
         folder: the stream's.

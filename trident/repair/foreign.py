@@ -22,7 +22,7 @@ def foreign_changes(group: GroupFacts, table: TableFacts, choices: Choices) -> l
         else ("the table is the newer side (it has what no transaction wrote)")
     )
     said = "; ".join(f"version {change.version}: {change.what}" for change in table.foreign[:10])
-    text = f"somebody else changed {table.path} after version {first.version - 1}; {older}; found: {said}"
+    text = f"another writer changed {table.path} after version {first.version - 1}; {older}; found: {said}"
     undo, accept = _undo(group, table, first), _accept(group, table, restored)
     offers = tuple(offer for offer in (undo, accept) if isinstance(offer, Offer))
     refusal = " ".join(offer.text for offer in (undo, accept) if isinstance(offer, Refused))
@@ -123,7 +123,7 @@ def unverified_log(group: GroupFacts, table: TableFacts, choices: Choices) -> li
     since = table.mark.version if table.mark else 0
     offer = Offer(
         ("--accept-unverified", table.state),
-        f"take {table.path} as it is at version {table.version}. If somebody else changed it since version {since}, "
+        f"take {table.path} as it is at version {table.version}. If another writer changed it since version {since}, "
         "that stays, and nobody will look again: compare the table with what you expect first.",
         (SetMarks(group.name, _accepted(table)),),
     )

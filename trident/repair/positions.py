@@ -16,7 +16,7 @@ from trident.repair.steps import Finding, Offer, PutPositions, Refused, WriteLed
 
 
 def lost_positions(group: GroupFacts) -> list[Finding]:
-    """Whether each stream is where the record says, and how it gets there again."""
+    """Tells whether each stream is where the record says, and how it gets there again."""
     if not group.misplaced or group.record is None:
         return []
     text = (

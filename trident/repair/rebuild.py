@@ -94,7 +94,7 @@ def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRe
 
 
 def _may_be_unfinished(found: ManifestFacts) -> bool | str:
-    """Whether the last transaction, which all tables have, may not have reached users' states and queues."""
+    """Tells whether the last transaction, which all tables have, may not have reached users' states and queues."""
     # A memory map's rows go when the transaction has advanced, like those of users' states.
     own = [part for part in found.manifest.tables if not part.state_kind.has_table and part.files]
     told = any(spout.get("commit_data") is not None for spout in found.manifest.spouts.values())
@@ -228,7 +228,7 @@ def _meaning(
 
 
 def _unseen(group: GroupFacts) -> str:
-    """What the text must not leave out: where nobody could look."""
+    """Returns what the text must not leave out: where nobody could look."""
     said = [f"{table.path} before version {table.unseen_before}" for table in group.tables if table.unseen_before]
     text = ""
     if said:

@@ -28,7 +28,7 @@ def _secrets(where: Sequence[str]) -> list[str]:
 
 
 def report(repaired: Repaired, where: Sequence[str], applied: bool) -> str:
-    """What was found, what could be done or was done, for a terminal.
+    """Returns what was found, what could be done or was done, for a terminal.
 
     Args:
         repaired: what there is to say.

@@ -11,7 +11,7 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user has asked for by name."""
+    """The user's explicit choices."""
 
     undo_foreign: frozenset[str] = frozenset()
     accept_foreign: frozenset[str] = frozenset()

@@ -122,7 +122,7 @@ def _own_states(facts: TopologyFacts, group: GroupFacts, found: ManifestFacts) -
 
 
 def _is_elsewhere(said: object) -> bool:
-    """Whether the identity of a state says that its values are neither in a table nor gone with the process."""
+    """Tells whether the identity of a state says that its values are neither in a table nor gone with the process."""
     how = said.get("aggregator") if isinstance(said, Mapping) else None
     kind = find_kind(str(how or "").split(" ")[0].split("/")[0])
     return kind is not None and kind.survives_elsewhere

@@ -222,7 +222,7 @@ def _other_python(host: str, there: str, executable: str) -> ClusterProblem:
 
 
 def _translated(error: Exception, python: str) -> ClusterProblem:
-    """What the job's own failure means: no Python could be started, or it refused to work."""
+    """Returns what the job's own failure means: no Python could be started, or it refused to work."""
     text = str(error)
     told = next((line.strip() for line in text.splitlines() if _tells(line)), (text.splitlines() or [""])[0])[:500]
     if "PYTHON_VERSION_MISMATCH" in text:

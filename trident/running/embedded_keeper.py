@@ -1,7 +1,7 @@
 """Starts the embedded ZooKeeper server again when it, and the process that watches it, are gone.
 
 ``coordinators/embedded.py`` starts the server for whoever needs it first. A
-topology that runs for weeks needs it all the time: somebody kills the
+topology that runs for weeks needs it all the time: a person kills the
 supervisor, or a full disk ends it, and nobody else would start it again.
 """
 
@@ -28,7 +28,7 @@ class EmbeddedKeeper:
     Any number of processes may have one: the server is started under a lock.
 
     Args:
-        zk: the connection; when it is away, somebody looks.
+        zk: the connection; when it is away, the keeper looks.
         folder: of the server.
         tell: shows a line.
         explain: says what is behind an error.

@@ -56,5 +56,5 @@ def _things(graph: TopologyGraph) -> Iterator[tuple[Any, str]]:
 
 
 def _store(state: Any) -> Any:
-    """What keeps a state's data: of a map state its backing map, or the function that makes one."""
+    """Returns what keeps a state's data: of a map state its backing map, or the function that makes one."""
     return getattr(state, "backing", state)

@@ -101,7 +101,7 @@ def refuse_leader_elsewhere(zk: ZooKeeper, config: TridentConfig, warehouse: Pat
 
 @dataclass(frozen=True)
 class _Known:
-    """What a ZooKeeper knows of a topology.
+    """A ZooKeeper's knowledge of a topology.
 
     Attributes:
         incarnation: its life; None when there is none.

@@ -24,7 +24,7 @@ def misplaced_by_manifest(
     partitions: Mapping[str, Mapping[str, Any]],
     manifests: list[tuple[Decision, Manifest]],
 ) -> list[Misplaced]:
-    """What the last manifest contradicts; nothing for a record with digests.
+    """Returns what the last manifest contradicts; nothing for a record with digests.
 
     Args:
         pins: tx_id → txid → metadata, as stored.

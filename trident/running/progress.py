@@ -38,7 +38,7 @@ class Display(Protocol):
 
 
 class Totals:
-    """What has been done since the start, and the rate over the last ten seconds.
+    """The work done since the start, and the rate over the last ten seconds.
 
     A terminal display looks at it from a thread of its own.
     """

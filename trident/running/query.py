@@ -86,17 +86,17 @@ class TopologyQuery(OtherNames):
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs or waits as a standby."""
+        """Tells whether it runs or waits as a standby."""
         return not self._supervisor.ended.is_set()
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process coordinates now; False for a standby."""
+        """Tells whether this process coordinates now; False for a standby."""
         return self._supervisor.leading.is_set()
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it does now: the same as ``trident status`` shows, as a dict."""
+        """Returns what it does now: the same as ``trident status`` shows, as a dict."""
         return replace(self._reporter.status(), written_at=round(time.time(), 3)).to_json()
 
     @property
@@ -166,7 +166,7 @@ class TopologyQuery(OtherNames):
             log.warning("%s is still ending after %g s; is_active says when it has", self.name, timeout_secs)
 
     def request_stop(self, compact: bool = True) -> None:
-        """What :meth:`stop` does, without waiting for it."""
+        """Stops as :meth:`stop` does, without waiting."""
         self._supervisor.request_stop(compact)
 
     @property

@@ -16,7 +16,7 @@ Place = tuple[str, str, str]
 
 
 class Query(Protocol):
-    """What a process has to know of a query."""
+    """A query, as a process has to know it."""
 
     @property
     def name(self) -> str: ...

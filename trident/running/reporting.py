@@ -192,7 +192,7 @@ class Reporter:
         return total
 
     def status(self) -> TopologyStatus:
-        """What the topology does now."""
+        """Returns what the topology does now."""
         supervisor = self.supervisor
         return TopologyStatus(
             self.progress.name,

@@ -298,7 +298,7 @@ class SparkBatchRunner:
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
 
     def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
-        """Whether late segments would have nothing to do: an aggregate without groups always has."""
+        """Tells whether late segments would have nothing to do: an aggregate without groups always has."""
         if any(staged[name] for name in boundaries) or self._plan.lowered.late_gives_rows_for_none:
             return False
         if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
@@ -356,7 +356,7 @@ class SparkBatchRunner:
 
 
 def gives_again(spouts: Iterable[Any]) -> bool:
-    """Whether a row that has failed is in the next attempt too.
+    """Tells whether a row that has failed is in the next attempt too.
 
     A transactional source gives the same batch, an opaque one goes on from where the last commit left it. Others may
     leave the row out, so that it failed the same way proves nothing of the next attempt.
@@ -365,7 +365,7 @@ def gives_again(spouts: Iterable[Any]) -> bool:
 
 
 def _described(spout: Any, metadata: Json, commit_data: Json) -> dict[str, Any]:
-    """What the manifest says of a stream's part in the batch."""
+    """Returns what the manifest says of a stream's part in the batch."""
     return {
         "spout": type(spout).__qualname__,
         "kind": spout_kind(spout).value,

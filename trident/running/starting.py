@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Startable(Protocol):
-    """What a start reads of a ``TridentTopology``, which stands above: ``topology.start()`` calls down to here."""
+    """A ``TridentTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
 
     name: str
     graph: TopologyGraph

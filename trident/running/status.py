@@ -115,7 +115,7 @@ class TopologyStatus:
         return as_record(value, cls, STATUS_SCHEMA)
 
     def process_is_alive(self) -> bool | None:
-        """Whether the writing process still runs; None when this process cannot see it."""
+        """Tells whether the writing process still runs; None when this process cannot see it."""
         if self.host != processes.host_name():
             return None
         if self.boot_id != processes.boot_id():
@@ -267,7 +267,7 @@ def format_status(status: TopologyStatus, *, now: float | None = None) -> str:
 
 
 def condition(status: TopologyStatus) -> str:
-    """What became of the topology, in one word, as its last status says.
+    """Returns what became of the topology, in one word, as its last status says.
 
     Returns:
         "halted", "failed" (it gave up, or ended with another error), "stopped" (asked to), "gone" (its process

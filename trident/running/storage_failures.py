@@ -87,7 +87,7 @@ class FailureExplainer:
                 continue
             folders = judge(self._folders)
             if not folders and words is _FORBIDDEN:
-                return None  # somebody else refused: a server, a user's own file
+                return None  # another refused: a server, a user's own file
             where = "; ".join(folders) or f"none of {', '.join(map(str, self._folders))} any more"
             action = "make room there" if words is _FULL else "make it writable again"
             return StorageProblem(f"{meaning}: {where}", found=_line_with(text, words), action=f"{action}; {_NEXT}")
@@ -147,7 +147,7 @@ def _size(count: float) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """What the error and its causes say, the outermost first."""
+    """Returns what the error and its causes say, the outermost first."""
     return "\n".join(f"{type(one).__name__}: {text_of(one)}" for one in causes(error))
 
 

@@ -26,7 +26,7 @@ class WarehousePlace:
         self._missed = False
 
     def is_gone(self, sure: bool = False) -> bool:
-        """Whether it is gone: seen twice, half a second apart, or at once when ``sure`` asks for it.
+        """Tells whether it is gone: seen twice, half a second apart, or at once when ``sure`` asks for it.
 
         A file system that does not answer is not one that is gone.
         """

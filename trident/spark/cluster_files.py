@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FRAMEWORK = "trident-framework-"
 _USERS = "trident-user-modules-"
-# More than this is data, or somebody's whole home folder.
+# More than this is data, or a whole home folder.
 _BYTES_MAX = 64 << 20
 _FILES_MAX = 5_000
 _NOT_SENT = {"trident", "pyspark", "py4j", "delta", "trident_user_file", "__main__"}

@@ -56,12 +56,12 @@ class JobWatch:
         self._began = None
 
     def _renewed(self) -> bool:
-        """Whether the job group's whole time begins anew; a subclass may know."""
+        """Tells whether the job group's whole time begins anew; a subclass may know."""
         return False
 
 
 def has_tasks(context: Any, job_group: str) -> bool:
-    """Whether any task of the job group has begun."""
+    """Tells whether any task of the job group has begun."""
     tracker = context.statusTracker()
     for job_id in tracker.getJobIdsForGroup(job_group):
         job = tracker.getJobInfo(job_id)

@@ -85,7 +85,7 @@ def _check_names(given: list[str], expected: list[str]) -> None:
 
 
 def _same(one: "DataType", other: "DataType") -> bool:
-    """Whether two types are equal but for nullability."""
+    """Tells whether two types are equal but for nullability."""
     return one == other or one.simpleString() == other.simpleString()
 
 

@@ -523,7 +523,7 @@ def _lacks(conf: str, found: str | None, expected: str) -> SparkSessionProblem:
 
 
 def _same_python(worker: str) -> bool:
-    """Whether a worker's interpreter is of this interpreter's environment."""
+    """Tells whether a worker's interpreter is of this interpreter's environment."""
     found = shutil.which(worker)
     return found is not None and _environment(found) == _environment(sys.executable)
 

@@ -60,7 +60,7 @@ class AdaptiveBatchSize:
 
     @property
     def quick(self) -> bool:
-        """Whether the batches that ended lately took less than the target."""
+        """Tells whether the batches that ended lately took less than the target."""
         return self._secs is None or self._secs < self._target_secs
 
     def next_size(self, backlog_rows: int) -> int:

@@ -25,7 +25,7 @@ Json = Union[None, bool, int, float, str, list[Any], dict[str, Any]]
 
 
 class SpoutKind(enum.Enum):
-    """What a replay of a txid may hold (docs/semantics.md 3)."""
+    """Says what a replay of a txid may hold (docs/semantics.md 3)."""
 
     NON_TRANSACTIONAL = "non-transactional"
     TRANSACTIONAL = "transactional"
@@ -34,7 +34,7 @@ class SpoutKind(enum.Enum):
 
 @dataclass(frozen=True)
 class SpoutContext:
-    """What a spout's parts are given when they are made.
+    """A spout's parts are given this when they are made.
 
     Attributes:
         spark: the session that batches run on; None on an executor.
@@ -55,7 +55,7 @@ class SpoutContext:
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a source has ready but not yet in a transaction, as far as it knows cheaply."""
+    """The rows that a source has ready but not yet in a transaction, as far as it knows cheaply."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -99,7 +99,7 @@ class BatchCoordinator(Protocol):
         """
 
     def is_ready(self, txid: int) -> bool:
-        """Whether a new transaction may start now. Asked often: must be quick."""
+        """Tells whether a new transaction may start now. Asked often: must be quick."""
 
     def success(self, txid: int) -> None:
         """txid is durable. May be told again after a restart, never early."""
@@ -253,7 +253,7 @@ class PartitionedCoordinator(Protocol):
         """The ids of the partitions that the next new transaction reads, in order."""
 
     def is_ready(self, txid: int) -> bool:
-        """Whether a new transaction may start now. Asked often: must be quick."""
+        """Tells whether a new transaction may start now. Asked often: must be quick."""
 
     def refresh_partitions(self, partitions: Sequence[str]) -> None:
         """The list differs from that of the transaction before."""
@@ -266,7 +266,7 @@ class PartitionedCoordinator(Protocol):
 
 @dataclass(frozen=True)
 class PartitionBatch:
-    """What one partition gives to one batch.
+    """One partition's part of one batch.
 
     Attributes:
         rows: an Arrow table or record batches, or tuples; an iterator is read once.

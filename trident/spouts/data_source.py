@@ -110,7 +110,7 @@ class DataSourceSpout:
         return self.call(make, self._schema)
 
     def call(self, method: Any, *arguments: Any) -> Any:
-        """What a method of the user's returns.
+        """Returns what a method of the user's returns.
 
         Raises:
             SourceError: it raised.

@@ -112,7 +112,7 @@ def is_batch_spout(spout: Any) -> bool:
 
 
 def spout_kind(spout: Any) -> SpoutKind:
-    """What a spout counts as; a batch spout that says nothing is non-transactional."""
+    """Returns what a spout counts as; a batch spout that says nothing is non-transactional."""
     if is_rich_spout(spout):
         return SpoutKind.OPAQUE  # a message may come again in another batch
     return getattr(spout, "kind", SpoutKind.NON_TRANSACTIONAL if is_batch_spout(spout) else SpoutKind.TRANSACTIONAL)
@@ -282,7 +282,7 @@ class _BatchSpoutEmitter:
 
 
 class _InPartitions:
-    """What the two executors of partitioned spouts share: emission ahead of processing.
+    """The common part of the two executors of partitioned spouts: emission ahead of processing.
 
     The metadata of a batch comes out of the job that emits it, so it is emitted
     when the attempt begins; its rows wait in files until it is processed.
@@ -358,7 +358,7 @@ class _InPartitions:
 
 
 def _usable(partition: object) -> bool:
-    """Whether it can be written as a znode's name: that is only tried when the transaction is decided already."""
+    """Tells whether it can be written as a znode's name: that is only tried when the transaction is decided already."""
     try:
         return isinstance(partition, str) and partition.strip(".") != "" and len(partition.encode()) <= _NAME_BYTES_MAX
     except UnicodeEncodeError:  # half of a surrogate pair

@@ -36,7 +36,7 @@ class _Fed:
 
 
 class _Feeder:
-    """What the two feeders share: the schema, the numbers of the feeds, and waiting.
+    """The common part of the two feeders: the schema, the numbers of the feeds, and waiting.
 
     Args:
         schema: a StructType or DDL text such as "word string, n long".

@@ -20,7 +20,7 @@ _LIKE_AN_INTERRUPTION = "py4j.protocol.Py4JJavaError: An error occurred while ca
 
 @dataclass(frozen=True)
 class Pin:
-    """What a transaction takes: Spark's batch, or (``new`` False) nothing; then ``batch`` is the last one before.
+    """A transaction takes this: Spark's batch, or (``new`` False) nothing; then ``batch`` is the last one before.
 
     Attributes:
         batch: Spark's batch id; -1: none yet.
@@ -46,7 +46,7 @@ class Pin:
             raise foreign_metadata(metadata, "a StructuredStreamSpout", expected) from None
 
     def problem(self) -> str | None:
-        """What contradicts itself in this pin, or None."""
+        """Returns what contradicts itself in this pin, or None."""
         return None if self.batch >= (0 if self.new else -1) else "`batch` is too small"
 
     def same_batch(self, other: "Pin") -> bool:
@@ -111,7 +111,7 @@ class Handover:
             return pin.batch < 0 or (self._advanced is not None and self._advanced.batch >= pin.batch)
 
     def wait(self, until: Callable[[], Any], secs: float) -> bool:
-        """Whether the condition, looked at again now and then, became true in time."""
+        """Tells whether the condition, looked at again now and then, became true in time."""
         deadline = time.monotonic() + secs
         with self.changed:
             while not self._closed and not until():

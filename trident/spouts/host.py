@@ -91,7 +91,7 @@ class TridentSpoutHost:
             raise errors[0]
 
     def messages(self) -> tuple[int, int]:
-        """How many messages single-message spouts have handed out so far, and how many of them are not settled."""
+        """Counts the messages that single-message spouts have handed out so far, and those that are not settled."""
         counts = [executor.counts() for executor in self.executors.values() if hasattr(executor, "counts")]
         return sum(taken for taken, _ in counts), sum(unsettled for _, unsettled in counts)
 

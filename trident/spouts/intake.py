@@ -1,4 +1,4 @@
-"""What the coordinator and the emitter share of a source that is used up by its readers (a queue, a directory)."""
+"""The intake that coordinator and emitter share, of a source that its readers use up (a queue, a directory)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Taken = TypeVar("Taken")
 
 
 class LiveAttempts(Generic[Taken]):
-    """Which attempts may still be decided, and what each has taken.
+    """The attempts that may still be decided, and the takings of each.
 
     Methods that return a list give what dead attempts had taken: the caller
     makes it available again. All take ``lock``, which is reentrant: hold it
@@ -54,7 +54,7 @@ class LiveAttempts(Generic[Taken]):
 
     @property
     def awaited(self) -> int:
-        """How many transactions have begun and not been emitted: they will take something too."""
+        """Counts how many transactions have begun and not been emitted: they will take something too."""
         with self.lock:
             return len(self._awaited)
 
@@ -83,17 +83,17 @@ class LiveAttempts(Generic[Taken]):
             return self._drop(other for other in self._taken if other.txid == attempt.txid)
 
     def keep(self, attempt: TransactionAttempt, taken: Taken) -> None:
-        """What the attempt has taken, which nobody else may have from now on."""
+        """Keeps what the attempt has taken: no other attempt may have it from now on."""
         with self.lock:
             self._taken[attempt] = taken
 
     def get(self, attempt: TransactionAttempt) -> Taken | None:
-        """What a live attempt has taken; None when it is dead or took nothing."""
+        """Returns what a live attempt has taken; None when it is dead or took nothing."""
         with self.lock:
             return self._taken.get(attempt)
 
     def all(self) -> list[Taken]:
-        """What all live attempts have taken."""
+        """Returns what all live attempts have taken."""
         with self.lock:
             return list(self._taken.values())
 
@@ -105,7 +105,7 @@ class LiveAttempts(Generic[Taken]):
             return self._taken.pop(attempt, None)
 
     def committed(self, attempt: TransactionAttempt) -> Taken | None:
-        """What the attempt took is gone from the source and goes back to nobody."""
+        """Forgets what the attempt took: it is gone from the source and goes back to no other attempt."""
         with self.lock:
             return self._taken.pop(attempt, None)
 
@@ -141,7 +141,7 @@ class TakesAtEmission(Protocol):
     """A source as :class:`TakingCoordinator` sees it."""
 
     def ready(self, more_than: int) -> bool:
-        """Whether more than so many are there that no live attempt has; quick."""
+        """Tells whether more than this many are there that no live attempt has; quick."""
 
     def begin(self, txid: int) -> None:
         """txid begins; see :meth:`LiveAttempts.begin`."""

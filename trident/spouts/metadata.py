@@ -19,7 +19,7 @@ def foreign_metadata(metadata: Json, spout: str, expected: str) -> SourceError:
 
 
 def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether a value is a whole number from ``least`` on."""
+    """Tells whether a value is a whole number from ``least`` on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EMIT = faults.register("spout.emit", "the Spark job in which the partitions of a spout are emitted")
-# Files of up to so many bytes are worth one Spark partition: several small batches fill the cores.
+# Files of up to this many bytes are worth one Spark partition: several small batches fill the cores.
 _SMALL_BYTES = 8 << 20
 
 
@@ -44,7 +44,7 @@ class EmittedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Emission:
-    """What an attempt has emitted and not yet processed.
+    """The rows that an attempt has emitted and not yet processed.
 
     Attributes:
         metadata: partition → its new metadata, in the order of the partitions.
@@ -180,5 +180,5 @@ class PartitionEmission:
             storage.try_delete(self._root / emission.folder)
 
     def drop_up_to(self, txid: int) -> None:
-        """What attempts up to a txid, of any process, have left."""
+        """Deletes the files that attempts up to a txid, of any process, have left."""
         drop_attempts_up_to(self._root / "data" / self.context.incarnation, txid)

@@ -31,7 +31,7 @@ _GENERATOR = "a GeneratorSpout"
 
 
 class RateSpout:
-    """So many rows a second: ``timestamp timestamp, value bigint``, as Spark's rate source.
+    """Makes a fixed number of rows a second: ``timestamp timestamp, value bigint``, as Spark's rate source.
 
     ``value`` counts 0, 1, 2, …; ``timestamp`` is when the row was due. The clock
     begins when the topology first starts and goes on while it is stopped:
@@ -43,7 +43,7 @@ class RateSpout:
 
     Args:
         rows_per_second: a whole number, 1 to 10^9.
-        rows_per_batch: every batch has exactly so many, and waits for the last
+        rows_per_batch: every batch has exactly this many, and waits for the last
             one to be due; None takes what is due, up to ``max_rows``.
         max_rows: of a batch when rows_per_batch is None.
 

@@ -33,7 +33,7 @@ _PLAIN_IDS = (int, str)
 
 @dataclass(slots=True)
 class Message:
-    """What one ``emit`` said.
+    """The arguments of one ``emit``.
 
     Attributes:
         message_id: of the spout's choosing; None: it is not tracked.
@@ -47,7 +47,7 @@ class Message:
 
 
 class SpoutCollector:
-    """What a rich spout emits to, from any thread, as that of a broker's client (docs/semantics.md 6).
+    """A rich spout emits to it, from any thread, as that of a broker's client (docs/semantics.md 6).
 
     What a thread of the spout's own emits is taken when the spout is asked next.
     Each emit is taken once and none is lost, as long as the spout is not closed.
@@ -87,7 +87,7 @@ class SpoutCollector:
         self._emitted.append(Message(message_id, checked, stream))
 
     def drain(self) -> list[Message]:
-        """What was emitted since the last call; for those who drive a spout."""
+        """Returns what was emitted since the last call; for those who drive a spout."""
         # Never the whole at once: what a thread adds meanwhile would go with it.
         return [self._emitted.popleft() for _ in range(len(self._emitted))]
 
@@ -192,7 +192,7 @@ def message_key(message_id: Any) -> str:
 
 
 def is_rich_spout(spout: Any) -> bool:
-    """Whether the object is a source of single messages; a class of its own needs no base."""
+    """Tells whether the object is a source of single messages; a class of its own needs no base."""
     return not isinstance(spout, type) and all(
         callable(getattr(spout, method, None)) for method in ("open", "next_tuple", "ack", "fail")
     )

@@ -97,7 +97,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Named:
-    """What PySpark's conversion asks a data source for."""
+    """A data source as PySpark's conversion asks for it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -264,7 +264,7 @@ class StreamCoordinator:
         return self._anything()
 
     def _anything(self) -> bool:
-        """Whether a transaction has something to take, or to fail with."""
+        """Tells whether a transaction has something to take, or to fail with."""
         return self._handover.offered() is not None or self._run.failure() is not None
 
     def _in_flight(self) -> bool:
@@ -383,7 +383,7 @@ def _stop(query: Any) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """What a failed query says: its first line, and what a Python traceback in it ends with."""
+    """Returns what a failed query says: its first line, and what a Python traceback in it ends with."""
     _, traceback, rest = str(error).partition("Traceback (most recent call last):\n")
     ends = [line for line in rest.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     return _first_line(error) + (f" … {ends[0][:500]}" if traceback and ends else "")

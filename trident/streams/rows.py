@@ -1,4 +1,4 @@
-"""What streams and grouped streams do alike: the operations on rows."""
+"""The operations on rows, which streams and grouped streams have alike."""
 
 from __future__ import annotations
 

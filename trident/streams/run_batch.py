@@ -39,7 +39,7 @@ def run_batch(
     partitions: int = 1,
     attempt: TransactionAttempt = _FIRST,
 ) -> list[tuple[Any, ...]]:
-    """What a stream gives for one batch, computed by Spark as the topology would.
+    """Returns what a stream gives for one batch, computed by Spark as the topology would.
 
     ::
 

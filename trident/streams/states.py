@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StateHandle(OtherNames):
-    """What a topology knows of a state; :class:`trident.streams.stream.TridentState` adds the stream of new values."""
+    """A state as its topology knows it; :class:`trident.streams.stream.TridentState` adds the stream of new values."""
 
     _OTHER_NAMES = STATE_NAMES
 

@@ -26,7 +26,7 @@ from trident.udf.expressions import is_expression
 
 
 class _Ends(RowOperations):
-    """What streams and grouped streams do alike, and what ends a grouping."""
+    """The common part of streams and grouped streams, and the end of a grouping."""
 
     def _ungrouped(self, node: Node) -> "Stream":
         self._graph.add(node)
@@ -340,7 +340,7 @@ class WindowedStream:
         return f"WindowedStream({self._node.spec} of {self._stream!r})"
 
     def rows(self) -> "Stream":
-        """What fired windows hold: ``window``, then the stream's fields; a row once for each of its windows.
+        """Returns what fired windows hold: ``window``, then the stream's fields; a row once for each of its windows.
 
         ``window`` is a struct of ``start`` and ``end``, two timestamps, the end
         exclusive; of windows of rows two row numbers, counted from 0.

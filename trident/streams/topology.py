@@ -242,7 +242,7 @@ class TridentTopology(OtherNames):
         return Stream(self.graph, reduce_several(self.graph, _several(streams), inputs, reducer, outputs))
 
     def identity(self) -> dict[str, Any]:
-        """What may not change between two runs of the topology (docs/semantics.md 10); JSON."""
+        """Returns what may not change between two runs of the topology (docs/semantics.md 10); JSON."""
         return {
             "streams": {tx_id: type(node.spout).__qualname__ for tx_id, node in sorted(self.graph.sources.items())},
             "states": {name: sink.binding.identity() for name, sink in sorted(self.graph.sinks.items())},

@@ -1,4 +1,4 @@
-"""What a stream does that a grouped stream does not, and that gives a stream again."""
+"""The operations that a stream has and a grouped stream has not, and that give a stream again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from trident.spouts.rich import DEFAULT_STREAM
 from trident.tuples.groupings import Output, Router
 
 _OPEN, _ACKED, _FAILED = 0, 1, 2
-# Of the failures that a task reports so many carry their text; the others are only counted.
+# Of the failures that a task reports this many carry their text; the others are only counted.
 _ERRORS_MAX, _ERROR_CHARS_MAX = 100, 500
 
 
@@ -94,7 +94,7 @@ class Tuple:
 
 @dataclass(frozen=True)
 class BoltContext:
-    """What a bolt's ``prepare`` is told.
+    """A bolt's ``prepare`` is given it.
 
     Attributes:
         topology, bolt: names.
@@ -110,7 +110,7 @@ class BoltContext:
 
 @dataclass
 class Report:
-    """What one task of a bolt tells the ackers at the end of a round.
+    """One task's report to the ackers at the end of a round.
 
     Attributes:
         bolt, task: whose.
@@ -136,7 +136,7 @@ Copy = tuple[int, int, bytes]
 
 
 class OutputCollector:
-    """What a RichBolt emits to and acknowledges by. May be used from several threads.
+    """A RichBolt emits and acknowledges with it. May be used from several threads.
 
     Made by the framework, as ``self.collector`` of the bolt. Nothing is sent when
     a bolt emits: a child's ids are kept with the tuples that it is anchored to,
@@ -265,11 +265,11 @@ class OutputCollector:
 
     @property
     def waiting(self) -> int:
-        """How many tuples were emitted since the last ``drain``."""
+        """Counts how many tuples were emitted since the last ``drain``."""
         return len(self._copies)
 
     def drain(self) -> list[Copy]:
-        """What was emitted since the last call; for the framework."""
+        """Returns what was emitted since the last call; for the framework."""
         with self._lock:
             copies, self._copies, self.waiting_bytes = self._copies, [], 0
             return copies
@@ -306,7 +306,7 @@ class OutputCollector:
 
 
 class BasicOutputCollector:
-    """What a BasicBolt emits to: everything is anchored to its input."""
+    """A BasicBolt emits with it: everything is anchored to its input."""
 
     def __init__(self, collector: OutputCollector, anchor: Tuple) -> None:
         self._collector, self._anchor = collector, anchor

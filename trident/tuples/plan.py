@@ -70,7 +70,7 @@ class PlannedSpout:
 
 @dataclass(frozen=True)
 class TuplePlan:
-    """What runs.
+    """A tuple topology, checked and in levels, ready to run.
 
     Attributes:
         topology: its name.
@@ -85,7 +85,7 @@ class TuplePlan:
     origins: Sequence[Origin]
 
     def slots(self, level: int) -> int:
-        """How many tasks a level has."""
+        """Counts how many tasks a level has."""
         return sum(code.tasks for code in self.levels[level])
 
 
@@ -223,7 +223,7 @@ def streams_of(fields: Any, what: str) -> dict[str, tuple[str, ...]]:
 
 
 def is_basic(bolt: Any) -> bool:
-    """Whether ``execute`` takes a collector; a class of its own needs no base.
+    """Tells whether ``execute`` takes a collector; a class of its own needs no base.
 
     Raises:
         TopologyError: ``execute`` can be called neither way.

@@ -52,7 +52,7 @@ _NEVER_SECS = 1e12
 
 
 class Startable(Protocol):
-    """What a start reads of a ``TupleTopology``, which stands above: ``topology.start()`` calls down to here."""
+    """A ``TupleTopology`` as a start reads it, which stands above: ``topology.start()`` calls down to here."""
 
     name: str
 
@@ -159,7 +159,7 @@ class TupleQuery(OtherNames):
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs."""
+        """Tells whether it runs."""
         return not self._done.is_set()
 
     @property
@@ -377,7 +377,7 @@ def _short(error: BaseException) -> str:
 
 
 def _facts(query: "TupleQuery") -> Facts:
-    """Whether it runs, and its numbers of messages."""
+    """Tells whether it runs, and its numbers of messages."""
     error, numbers = query.exception(), query.status
     state = "running" if query.is_active else "stopped" if error is None else "failed"
     shown = ("pending", "acked", "failed", "timed_out", "rounds")

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from trident.spark.jobs import JobWatch
 from trident.states.core import storage
 
-# However often it is told, a round takes no longer than so many times message_timeout_secs.
+# However often it is told, a round takes no longer than this many times message_timeout_secs.
 EXTENSIONS_MAX = 10
 # A worker tells at most so often: a bolt may reset for every tuple.
 _EVERY_SECS = 0.25

@@ -169,7 +169,7 @@ class RoundRunner:
         return self._spark.createDataFrame(pa.Table.from_arrays(columns, schema=ADDRESSED), _ADDRESSED)
 
     def _meaning(self, error: Exception, number: int, watch: JobWatch) -> Exception:
-        """What the failure of a round's job means."""
+        """Returns what the failure of a round's job means."""
         if self._stopped:
             return RoundStopped()
         if watch.timed_out:
@@ -187,7 +187,7 @@ class RoundRunner:
 
 
 def _in_arrow(task: LevelTask) -> Any:
-    """What ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""
+    """Returns what ``DataFrame.mapInArrow`` makes anew, and pickles, at every call."""
     make: Any = pandas_udf
     udf = make(task, returnType=_SENT, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     return udf(F.col("slot"), F.col("content"))

@@ -48,7 +48,7 @@ class TupleFailure:
 
 @dataclass
 class Fetched:
-    """What the spouts gave.
+    """The messages that the spouts gave to one round.
 
     Attributes:
         copies: level → tuples, as (slot, content).
@@ -104,7 +104,7 @@ class SpoutTask:
             ) from error
 
     def next_messages(self) -> list[Message]:
-        """What it has emitted since it was last asked, by itself or in ``next_tuple``."""
+        """Returns what it has emitted since it was last asked, by itself or in ``next_tuple``."""
         if not len(self.collector):
             self.call("next_tuple")
         return self.collector.drain()
@@ -162,7 +162,7 @@ def _copied(planned: PlannedSpout) -> Any:
 
 
 class Tracker:
-    """What is pending, and the ackers that know when it ends.
+    """The pending messages, and the ackers that know when each ends.
 
     Args:
         tasks: the spout tasks; the ackers know them by their place.
@@ -254,7 +254,7 @@ class Tracker:
             self._settle(self.ackers.init(root, value, number))
 
     def take(self, report: Report) -> None:
-        """What a task of a bolt tells, to the ackers."""
+        """Passes a bolt task's report on to the ackers."""
         for root in report.resets:
             self.ackers.reset_timeout(root)
         for root, error in report.failures.items():

@@ -31,7 +31,7 @@ from trident.workers.failures import Label, fail
 REPORTS = 0
 ADDRESSED = pa.schema([("slot", pa.int32()), ("content", pa.binary())])
 _SENT = pa.schema([("level", pa.int32()), ("slot", pa.int32()), ("content", pa.binary())])
-# What has been emitted leaves the worker in pieces of so many tuples or bytes: its memory stays small.
+# What has been emitted leaves the worker in pieces of this many tuples or bytes: its memory stays small.
 _PIECE_TUPLES, _PIECE_BYTES = 1_000, 4 << 20
 
 

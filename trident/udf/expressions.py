@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What Spark says of an expression.
+    """Spark's analysis of an expression.
 
     Attributes:
         fields: what it gives; several only for a generator such as posexplode.
@@ -77,7 +77,7 @@ class Expression:
 
     @property
     def all_fields(self) -> bool:
-        """Whether it must be given exactly the fields of its stream, since it may say ``*``."""
+        """Tells whether it must be given exactly the fields of its stream, since it may say ``*``."""
         if self.analysis is None:
             given = self.source
             return not isinstance(given, DeferredColumn) or any("*" in text for text in texts(given))
@@ -91,7 +91,7 @@ class Expression:
 
     @property
     def deterministic(self) -> bool:
-        """Whether computing it again certainly gives the same."""
+        """Tells whether computing it again certainly gives the same."""
         return self.analysis is not None and self.analysis.deterministic
 
     def columns(self) -> list["Column"]:
@@ -111,7 +111,7 @@ class Expression:
 
 
 def is_expression(value: object) -> bool:
-    """Whether it is a Column, of PySpark or of ``trident.functions``.
+    """Tells whether it is a Column, of PySpark or of ``trident.functions``.
 
     Raises:
         TopologyError: it is a Column of Spark Connect.
@@ -207,7 +207,7 @@ def current_session() -> "SparkSession | None":
 def analyse(
     source: Union["Column", DeferredColumn], schema: StructType, what: str, needs_name: bool = False
 ) -> Analysis:
-    """What an expression over rows of the schema is.
+    """Returns what an expression over rows of the schema is.
 
     A simple one is known without Spark; else Spark is asked, and a session is made when there is none.
 
@@ -285,7 +285,7 @@ _CLOCK = re.compile(r"\.(Current(Timestamp|Date|Time|BatchTimestamp)|Now|LocalTi
 
 
 def _says(plan: Any, pattern: "re.Pattern[str]") -> bool:
-    """Whether an expression of a plan is of a class."""
+    """Tells whether an expression of a plan is of a class."""
     for operator in _chain(plan):
         expressions = operator.expressions().iterator()
         while expressions.hasNext():

@@ -55,7 +55,7 @@ _NO_FIELDS = (
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a Column.
+    """The facts of a Column.
 
     Attributes:
         type: of its values.
@@ -73,7 +73,7 @@ class _AskSpark(Exception):
 
 
 def known(column: Any, schema: StructType, what: str) -> Known | None:
-    """What is known of a Column over rows of the schema; None: Spark must be asked.
+    """Returns what is known of a Column over rows of the schema; None: Spark must be asked.
 
     Raises:
         FieldError: it names a field that does not exist.

@@ -65,7 +65,7 @@ def _cause(function: Any) -> tuple[list[str], Any]:
 
 
 def _parts(value: Any, top: bool) -> Iterator[tuple[str, Any]]:
-    """What an object takes along when it is pickled, by name; at most so many of a container."""
+    """Returns what an object takes along when it is pickled, by name; at most this many of a container."""
     if isinstance(value, functools.partial):
         for position, item in enumerate(value.args):
             yield f"argument {position + 1} of the partial", item

@@ -309,7 +309,7 @@ def _output_type(name: str, given: DataType | None, annotation: Any, function: U
 
 
 def _fits(annotated: DataType, given: DataType) -> bool:
-    """Whether values of the annotated type can be values of the given one."""
+    """Tells whether values of the annotated type can be values of the given one."""
     if type(annotated) is type(given):
         return True
     if isinstance(annotated, _INTEGRAL):
@@ -333,7 +333,7 @@ class UsersTraceback(Exception):
 
 
 def translate_failure(exc: BaseException, attempt: object) -> BaseException:
-    """What a failure of a Spark job means, when user code caused it.
+    """Returns what a failure of a Spark job means, when user code caused it.
 
     Args:
         exc: what Spark raised on the driver.

@@ -284,7 +284,7 @@ MISSING: Any = _Missing()
 
 
 def is_known(annotation: Any) -> bool:
-    """Whether an annotation says anything at all."""
+    """Tells whether an annotation says anything at all."""
     return annotation is not MISSING and annotation is not Any and not isinstance(annotation, typing.TypeVar)
 
 
@@ -346,7 +346,7 @@ _MANY = (
 
 @dataclass(frozen=True)
 class Returned:
-    """What a function's return annotation says.
+    """The meaning of a function's return annotation.
 
     Attributes:
         many: True for an iterable of results, False for one, None when nothing is said.

@@ -35,7 +35,7 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 
 def make_anchors(counts: np.ndarray, roots: np.ndarray, ids: np.ndarray) -> pa.Array:
-    """Rows with so many pairs each, from all the pairs in order."""
+    """Rows with this many pairs each, from all the pairs in order."""
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     pairs = pa.StructArray.from_arrays(

@@ -23,7 +23,7 @@ from trident.workers.ledger import Ledger, ledger_place
 from trident.workers.lifecycle import prepared
 from trident.workers.values import Values, WrongValue, cut_repr, python_values, to_arrow
 
-# A batch is worked on in pieces that are expected to give about so many rows,
+# A batch is worked on in pieces that are expected to give about this many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
 _ROWS_PER_PIECE = 100_000
 _FIRST_PIECE = 2_000
@@ -72,7 +72,7 @@ _SINGLE = _NOT_ROWS | {int, float, bool}
 
 @dataclass(frozen=True)
 class Results:
-    """What calling a function once per row gave.
+    """The results of calling a function once per row.
 
     Attributes:
         rows: the results of all calls.
@@ -83,7 +83,7 @@ class Results:
     ends: Sequence[int]
 
     def one_each(self) -> bool:
-        """Whether each call gave exactly one result, however it was given: returned, yielded, or in a list."""
+        """Tells whether each call gave exactly one result, however it was given: returned, yielded, or in a list."""
         return all(end == row for row, end in enumerate(self.ends, 1))
 
     def index(self) -> list[int] | None:
@@ -246,7 +246,7 @@ def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence
 
 
 class Step:
-    """What a pass does with frames, in order: ``run``; some are told their batch or their task before it."""
+    """The steps of a pass over frames, in order: ``run``; some are told their batch or their task before it."""
 
     label: Label
 

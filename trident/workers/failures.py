@@ -118,7 +118,7 @@ _TEXT_MAX = 200
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same rows may be taken another time: something outside was asked, and it did not answer.
+    """Tells whether the same rows may be taken another time: something outside was asked, and it did not answer.
 
     That is what an OSError says, or the own error class of a library, installed or Python's own (a database's, a
     broker's, http.client's), unless that is one for wrong values. What is left is the user's own code, and the errors

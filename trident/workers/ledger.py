@@ -55,7 +55,7 @@ def ledger_place(passed: str) -> tuple[str, str]:
 
 @dataclass
 class Ledger:
-    """What a task has to tell of the trees: ids of rows that ended, and rows that failed."""
+    """A task's account of the trees: ids of rows that ended, and rows that failed."""
 
     roots: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -109,7 +109,7 @@ def write_table(table: pa.Table, path: storage.AnyPath) -> None:
 
 
 def report_of(error: UserCodeFailed) -> dict[str, str]:
-    """What is known of a failure: the operation, its line, the error, the traceback, the row."""
+    """Returns what is known of a failure: the operation, its line, the error, the traceback, the row."""
     report = find_report(error) or {}
     cause = error.__cause__ or error.__context__
     lines = traceback.format_exception(cause) if cause is not None else []

@@ -19,7 +19,7 @@ from trident.workers.failures import Label, fail
 
 @dataclass(frozen=True)
 class OperationContext:
-    """What an operation's ``prepare`` is told.
+    """An operation's ``prepare`` is given it.
 
     Attributes:
         partition_index: a number of the Spark task, distinct within its job, and

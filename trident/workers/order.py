@@ -9,7 +9,7 @@ from typing import Any
 
 
 def less(a: Any, b: Any) -> bool:
-    """Whether a comes before b: numbers, texts, times, booleans, and structs and arrays of such."""
+    """Tells whether a comes before b: numbers, texts, times, booleans, and structs and arrays of such."""
     if a is None or b is None:
         return a is None and b is not None
     if isinstance(a, dict):

@@ -39,7 +39,7 @@ class Call:
     table: str
 
     def on(self, frame: Frame) -> Any:
-        """What the function gives for the piece."""
+        """Returns what the function gives for the piece."""
         try:
             return self.function(*self._arguments(frame))
         except (Exception, SystemExit) as error:
@@ -276,7 +276,7 @@ def typed(column: Any, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def _may_become(found: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether a cast between the types means the same values: Arrow would also make text of numbers."""
+    """Tells whether a cast between the types means the same values: Arrow would also make text of numbers."""
     is_ = pa.types
     if is_.is_null(found) or is_.is_nested(kind):
         return True

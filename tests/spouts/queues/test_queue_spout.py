@@ -207,7 +207,7 @@ def test_what_is_held_outlives_its_lease_and_what_was_taken_again_cannot_be_held
     consumer.hold([first[0].receipt])
     clock.now += 11
     assert payloads(queue.take(9)) == ["b"]
-    with pytest.raises(SourceError, match="1 messages .* were taken by somebody else.*lease"):
+    with pytest.raises(SourceError, match="1 messages .* were taken by another consumer.*lease"):
         consumer.hold([first[0].receipt, second[0].receipt])
     consumer.give_back([first[0].receipt])
     assert payloads(queue.take(9)) == ["a"]

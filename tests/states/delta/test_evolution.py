@@ -147,7 +147,7 @@ def test_after_a_roll_back_of_the_code_the_column_is_null_in_what_is_written(spa
     group.publish(3, {"users": [(2, "bo3", False)], "lines": []})
     evolve(group, wide)
     evolve(group, append(schema="line string, n int"))
-    # A value of before keeps what it had; one that was written without the column has null there.
+    # An earlier value keeps what it had; one that was written without the column has null there.
     expected = [(1, "ann2", None), (2, "bo3", None)]
     assert rows(group, "users") == expected and rows(group, "lines") == [("one", 1), ("two", None)]
     group.publish(4, {"users": [(3, "cy", "c@x", False)], "lines": [("four", 4)]})

@@ -17,7 +17,7 @@ from trident.states.core.control import ControlRecord
 from trident.states.keyed.log_watch import check_log, merged_log_version, repair_marker, start_of
 
 STATE: Any = SimpleNamespace(topology="top", group="lines", incarnation="inc", name="counts", merge_app="merge")
-LEFT = "somebody else changed the table"
+LEFT = "another writer changed the table"
 
 
 class Entries:
@@ -98,7 +98,7 @@ def test_it_is_looked_at_from_the_version_that_the_last_merge_has_read(log: Entr
     changed = log.foreign()
     plain.merge(2, log=changed - 1)
     assert merged_log_version(plain.path, STATE) == changed - 1
-    plain.foreign()  # somebody else's entry says nothing
+    plain.foreign()  # another writer's entry says nothing
     assert merged_log_version(plain.path, STATE) == changed - 1
     with pytest.raises(Halted, match=LEFT):
         check(log, plain)

@@ -227,7 +227,7 @@ def test_a_row_that_somebody_else_wrote_halts_before_the_decision(spark, group: 
     spark.createDataFrame([("foreign", 1)], "word string, n long").write.format("delta").mode("append").save(
         str(group.warehouse / "rows")
     )
-    with pytest.raises(Halted, match="somebody else changed the table.*version 2"):
+    with pytest.raises(Halted, match="another writer changed the table.*version 2"):
         group.prepare(TransactionAttempt(2, 0), ["b"])
 
 
@@ -252,7 +252,7 @@ def test_a_foreign_row_behind_the_check_is_not_committed_over(spark, engine, gro
     foreign_row(spark, group)
     if restarted:
         group = Group(engine, group.warehouse, epoch=2, record=group.record)
-    with pytest.raises(Halted, match="somebody else changed the table.*--undo-foreign rows"):
+    with pytest.raises(Halted, match="another writer changed the table.*--undo-foreign rows"):
         group.committer.publish(decision, group.record)
 
 
@@ -264,9 +264,9 @@ def test_a_restored_plain_table_halts_before_the_next_decision_and_at_takeover(s
     assert compactor.merge_once(1, force=True) is not None
     group.commit(2, ["b"])  # a MERGE is the topology's own
     spark.sql(f"RESTORE TABLE delta.`{plain}` TO VERSION AS OF 0")
-    with pytest.raises(Halted, match="somebody else changed.*older side.*RESTORE.*trident repair top"):
+    with pytest.raises(Halted, match="another writer changed.*older side.*RESTORE.*trident repair top"):
         group.prepare(TransactionAttempt(3, 0), ["c"])
-    with pytest.raises(Halted, match="somebody else changed.*RESTORE"):
+    with pytest.raises(Halted, match="another writer changed.*RESTORE"):
         Group(engine, group.warehouse, epoch=2, record=group.record).open()
     assert words(spark, Path(log)) == {"a": 1, "b": 1}
 

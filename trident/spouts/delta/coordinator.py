@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # How many versions beyond the planned ones are looked at, so that a look stays quick.
 _AHEAD_VERSIONS = 1_000
-# Files of so many bytes in all go together: a transaction costs more than to read them.
+# Files of this many bytes in all go together: a transaction costs more than to read them.
 _TOGETHER_BYTES = 8 << 20
 
 
@@ -244,7 +244,7 @@ class DeltaCoordinator:
         return max(1, count)
 
     def _cut(self, before: Range, files: int) -> Range:
-        """The range after another: about so many files, or up to a version that cannot go with them.
+        """The range after another: about this many files, or up to a version that cannot go with them.
 
         Raises:
             SourceError: not even the first version can be read.
@@ -287,7 +287,7 @@ class DeltaCoordinator:
         )
 
     def _fits(self, taken: int, size: int, files: int) -> bool:
-        """Whether a batch of so many files takes one more, with which it has that size."""
+        """Tells whether a batch of this many files takes one more, with which it has that size."""
         most = self._spout.max_files if size <= self._together else files
         return taken < most and size <= self._spout.max_bytes
 

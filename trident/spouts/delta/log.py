@@ -99,7 +99,7 @@ class DeltaChanges:
         return storage.exists(entry_of(self.table, version))
 
     def stamp(self, version: int) -> tuple[int, int, int] | None:
-        """What tells this file of the log from another one made in its place."""
+        """Returns what tells this file of the log from another one made in its place."""
         try:
             return entry_signature(self.table, version)
         except OSError:
@@ -134,7 +134,7 @@ class DeltaChanges:
             return -1
 
     def read(self, version: int) -> Change:
-        """What a version did.
+        """Returns what a version did.
 
         Raises:
             SourceError: its log entry is gone, or cannot be read.

@@ -58,7 +58,7 @@ class ChangePolicy:
 
 
 def _found(entry: LedgerEntry) -> str | None:
-    """What is there instead of a file; None when it is the file itself."""
+    """Returns what is there instead of a file; None when it is the file itself."""
     try:
         descriptor = os.open(entry.path, os.O_RDONLY)  # opened, so that a file without permission is noticed here
         try:

@@ -92,5 +92,5 @@ class RowFormat:
 
     @property
     def names_files(self) -> bool:
-        """Whether lines travel with their file's name, for the error about a malformed one."""
+        """Tells whether lines travel with their file's name, for the error about a malformed one."""
         return self.name in ("csv", "json") and self.mode == "FAILFAST"

@@ -84,7 +84,7 @@ class LedgerEntry:
 
 
 class LedgerBook:
-    """What the lines of a ledger mean; pure."""
+    """The meaning of a ledger's lines; pure."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -249,7 +249,7 @@ class FileLedger:
             self._read_to += len(line)
 
     def check(self, number: int, pinned: Mapping[str, Any] | None) -> None:
-        """Whether the ledger is the one with which a batch was planned that ends with this file.
+        """Tells whether the ledger is the one with which a batch was planned that ends with this file.
 
         Args:
             number: of the file; 0 when there is none before the position.

@@ -153,7 +153,7 @@ def _is_folder(item: "os.DirEntry[str]") -> bool:
 
 
 def leads_nowhere(path: str, error: OSError) -> bool:
-    """Whether an entry is a link that no file is behind: to itself, or to where nobody may go. Said once."""
+    """Tells whether an entry is a link that no file is behind: to itself, or to where nobody may go. Said once."""
     if not os.path.islink(path) or error.errno not in _NOWHERE:
         return False
     if path not in _said:

@@ -73,7 +73,7 @@ def _native(spark: "SparkSession", format: RowFormat, ranges: Sequence[FileRange
 
 
 def is_exact(path: str, schema: Any) -> bool:
-    """Whether Arrow reads every column of the schema from this file as Spark would."""
+    """Tells whether Arrow reads every column of the schema from this file as Spark would."""
     try:
         footer = pq.ParquetFile(path)
     except (OSError, pa.ArrowException):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Path = Union[str, "PathLike[str]"]
 
 _SAMPLE_BYTES = 64 << 10
-_UNPACKED = 4  # a compressed file is taken for so many times its size
+_UNPACKED = 4  # a compressed file is taken for this many times its size
 
 
 class FileSpout:
@@ -69,7 +69,7 @@ class FileSpout:
         on_changed: "fail" or "skip".
         poll_interval_secs: least time between two looks at the folder.
         max_bytes: about how many bytes a batch has at most, whatever its rows.
-        moved_from: the folder in which the files were before somebody moved them to ``path``; those that were
+        moved_from: the folder in which the files were before they were moved to ``path``; those that were
             read are known at their new place. Of use once; it may stay.
 
     A stream keeps which files it has read in a ledger in the warehouse, and what it reads may not change to

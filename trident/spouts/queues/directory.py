@@ -28,7 +28,7 @@ TIME_STEP_SECS = 0.02
 
 
 class FileMessage(NamedTuple):
-    """What makes a file the same message; in commit data a list in this order."""
+    """A file's identity as a message; in commit data a list in this order."""
 
     name: str
     size: int

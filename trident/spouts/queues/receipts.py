@@ -10,7 +10,7 @@ data of a decided attempt, whose rows are in the tables by then.
 
 Nothing is doubled: two decided attempts never share a message. Before an
 attempt can be decided it must hold each of its messages, in one transaction of the
-queue that fails if any was delivered to somebody else since (its lease had
+queue that fails if any was delivered to another consumer since (its lease had
 run out). From then on nobody else is given the message until
 
 - it is acknowledged; or

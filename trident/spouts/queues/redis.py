@@ -277,7 +277,7 @@ class RedisListQueue:
 
     @property
     def pending(self) -> int:
-        """Messages that somebody took and neither acknowledged nor gave back, also if their time is up."""
+        """Messages that a consumer took and neither acknowledged nor gave back, also if their time is up."""
         return int(self._call("read", lambda client: client.hlen(self._keys[3])))
 
     def __len__(self) -> int:

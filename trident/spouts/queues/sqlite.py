@@ -177,7 +177,7 @@ class SqliteQueue:
             _release(connection, consumer)
 
     def ready(self, most: int) -> int:
-        """How many are visible; counts no further than most."""
+        """Counts how many are visible; counts no further than most."""
         with self._read() as connection:
             visible = "SELECT count(*) FROM (SELECT 1 FROM messages WHERE visible_at <= ? LIMIT ?)"
             return int(connection.execute(visible, (self._clock(), most)).fetchone()[0])
@@ -294,7 +294,7 @@ class SqliteConsumer:
             held = connection.executemany(hold, [(_HELD, *receipt) for receipt in given]).rowcount if given else 0
             if held != len(given):
                 raise SourceError(
-                    f"{len(given) - held} messages of {self.queue.path} were taken by somebody else",
+                    f"{len(given) - held} messages of {self.queue.path} were taken by another consumer",
                     found=f"it took longer than their lease of {self.queue.lease_secs:g} s",
                     expected="a lease longer than it takes to process a batch",
                     action="raise lease_secs, or make batches smaller; the batch is tried again",

@@ -236,10 +236,15 @@ def metadata_at(path: str, version: int) -> Described | None:
             if entry_signature(path, each) is not None:
                 raise
             actions = []
-        metadata, its_protocol = _said(actions)
-        if metadata is None:
-            metadata, checkpointed = _said(_checkpoint_actions(path, checkpoints.get(each, ())))
-            its_protocol = its_protocol or checkpointed
+        try:
+            metadata, its_protocol = _said(actions)
+            if metadata is None:
+                metadata, checkpointed = _said(_checkpoint_actions(path, checkpoints.get(each, ())))
+                its_protocol = its_protocol or checkpointed
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TableError(
+                f"log entry {each} of table {path}, or its checkpoint, is not as Delta's protocol says", found=error
+            ) from error
         protocol = protocol or its_protocol
         if metadata is not None:
             return Described(metadata, each, protocol)

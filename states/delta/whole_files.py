@@ -83,7 +83,10 @@ def require_whole_log(path: str, version: int | None = None) -> None:
     entries: dict[int, str] = {}
     checkpoints: dict[int, list[str]] = {}
     try:
-        for name in storage.list_names(folder):
+        names = storage.list_names(folder)
+        if not names and not storage.is_folder(folder):
+            return  # no table: Kernel and Spark say so
+        for name in names:
             if match := ENTRY.fullmatch(name):
                 entries[int(match[1])] = f"{folder}/{name}"
             elif match := CHECKPOINT.fullmatch(name):

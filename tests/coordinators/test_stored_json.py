@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from trident import cli
 from trident.config import TridentConfig
+from trident.coordinators import stored_json
 from trident.coordinators.errors import ConfigError, CorruptZnode, TableError, TridentError
 from trident.coordinators.records import GroupRecord, Identity, Incarnation, decode, decode_value, encode, encode_value
 from trident.coordinators.stored_json import Unreadable, parse_stored, read_stored
@@ -269,3 +270,15 @@ def test_the_command_line_refuses_a_nul(tmp_path: Path) -> None:
     for options in (["--set", "warehouse=a\0b"], ["--warehouse", "a\0b"]):
         done = CliRunner().invoke(cli.main, ["status", "top", *options])
         assert done.exit_code == cli.EXIT_BAD_INPUT and "warehouse" in done.output
+
+
+def test_a_manifest_with_many_receipts_is_read_without_a_look_at_each_of_them(monkeypatch) -> None:
+    """A transaction reads its manifest between the decision and the first commit: 10,000 receipts took 60 ms there."""
+    receipts = [[f"id{number}", f"{number}:ticket"] for number in range(10_000)]
+    spouts = {"queue": {"metadata": None, "commit_data": {"messages": receipts}}}
+    data = Manifest("t", "g", "life", TransactionAttempt(1, 0), None, (), spouts).encode()
+    looks = []
+    difference = stored_json._difference
+    monkeypatch.setattr(stored_json, "_difference", lambda *place: (looks.append(place[2]), difference(*place))[1])
+    assert Manifest.decode(data).spouts == spouts
+    assert 0 < len(looks) < 100

@@ -17,6 +17,7 @@ from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError
+from trident.coordinators.stored_json import Unreadable
 from trident.spouts.files.cuts import read_position
 from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
 from trident.spouts.files.listing import FileListing
@@ -74,18 +75,30 @@ def look_at_ledger(
     except SourceError as error:
         try:
             data = _as_it_was(path, unit, number, pinned) if pinned is not None else None
-        except (SourceError, OSError):  # the files are gone as well
+        except (SourceError, OSError, Unreadable):  # the files are gone as well, or the disk refuses
             data = None
         return LedgerDamage(tx_id, str(path), str(error), data)
     return None
 
 
 def write_ledger(damage: LedgerDamage) -> str:
-    """Writes the ledger again; what is there is kept beside it."""
+    """Writes the ledger again; the file that is there is kept beside it.
+
+    Raises:
+        SourceError: a folder, or another thing that is no file, is in its place.
+    """
     assert damage.data is not None
     aside = f"{damage.path}.damaged"
     with faults.fault_point(WRITE):
-        if storage.exists(damage.path):
+        there = storage.stat(damage.path)
+        if there is not None and not there.is_file:
+            raise SourceError(
+                f"the ledger of files {damage.path} cannot be written again",
+                found=there.described,
+                expected="the ledger, or nothing",
+                action="move it away, then run this again",
+            )
+        if there is not None:
             storage.write(aside, storage.read(damage.path))
         storage.write(damage.path, damage.data)
     return f"{damage.path} is as it was again; what was there instead is {aside}"

@@ -701,6 +701,13 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     faults.disarm()
     write_ledger(damage())
     assert path.read_bytes() == whole
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SourceError, match="cannot be written again.*Move it away"):
+        write_ledger(damage())
+    path.rmdir()
+    path.symlink_to("/proc/self/mem")  # a file that cannot be read from its beginning
+    assert damage().data is None
     (inputs.parent / "c").rename(inputs / "c")
     path.unlink()
     found = damage()

@@ -137,6 +137,13 @@ def test_an_empty_or_torn_entry_is_an_error_for_states_and_for_sources(log: Log,
             read()
 
 
+@pytest.mark.parametrize("metadata", ["text", {"configuration": 5}, {"configuration": ["a"]}])
+def test_metadata_of_another_form_is_an_error(log: Log, metadata: object):
+    log.entry(2, {"metaData": metadata})
+    with pytest.raises(TableError, match="not as Delta's protocol says"):
+        metadata_at(log.table, 2)
+
+
 @pytest.mark.parametrize("end", [".parquet", f".{UNIQUE}.json"])
 def test_a_damaged_checkpoint_is_an_error(log: Log, end: str):
     log.entry(3, FILE)

@@ -78,6 +78,9 @@ def test_an_empty_or_missing_entry_in_the_middle_is_an_error(tmp_path: Path) -> 
     whole = dict.fromkeys(range(6), ENTRY)
     require_whole_log(log_of(tmp_path / "whole", whole))
     require_whole_log(str(tmp_path / "none"))
+    require_whole_log(str(tmp_path / "none"), 3)
+    with pytest.raises(TableError, match="log entry 0 of table"):
+        require_whole_log(log_of(tmp_path / "all_lost", {}), 3)
     require_whole_log("s3://bucket/table")
     for name, entries in (("empty", {**whole, 3: b""}), ("hole", {at: ENTRY for at in range(6) if at != 3})):
         table = log_of(tmp_path / name, entries)

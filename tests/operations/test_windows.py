@@ -407,6 +407,8 @@ def marked(fields: str = "at timestamp, word string, n long") -> Stream:
                 lambda s: s.map(expr("other"), "at timestamp"),
                 lambda s: s.aggregate("other", Max(), "at"),
                 lambda s: s.group_by("n").aggregate("other", Max(), "at"),
+                lambda s: s.partition_aggregate("other", Max(), "at"),
+                lambda s: s.group_by("n").partition_aggregate("other", Max(), "at").to_stream(),
                 lambda s: s.group_by("n").agg(expr("max(other) as at")),
                 lambda s: s.chained_agg().aggregate("other", Max(), "at").aggregate(Count(), "c").chain_end(),
             )

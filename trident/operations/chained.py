@@ -50,6 +50,9 @@ class PartitionAggregateNode(Node):
     def calls_user(self) -> bool:
         return self.aggregation.kind != "native"
 
+    def carried(self, side: int, field: str) -> str | None:
+        return field if field in self.aggregation.keys else None
+
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return self.aggregation.reads
 

@@ -205,6 +205,15 @@ def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> 
     assert "the last row of each word" in early  # an upsert waits for nothing
 
 
+def test_a_topology_that_is_started_again_finds_the_same_fields_behind_new_values() -> None:
+    stream = stream_of("id long, _deleted_at timestamp, name string")
+    users = stream.partition_persist(DeltaMapState("users"), None, Upsert("id"))
+    users.new_values_stream().partition_persist(DeltaAppend("changes"))
+    states = topology_of(stream).identity()["states"]
+    assert states["users"]["value_schema"] == "struct<id:bigint,_deleted_at:timestamp,name:string>"
+    assert states["changes"]["value_schema"] == "struct<id:bigint,name:string>"
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [

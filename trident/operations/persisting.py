@@ -52,10 +52,20 @@ def new_values(node: PersistNode) -> NewValuesNode:
     name, why_not = node.binding.name, node.binding.state_kind.why_no_new_values
     if why_not is not None:
         raise no_new_values(name, why_not)
-    schema = node.new_values if isinstance(node, _UpdaterNode) else node.schema
+    schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
     if not schema.names:
         raise TopologyError(f"the updater of state {name} emits nothing", expected="outputs given to partition_persist")
     return NewValuesNode(parents=(node,), schema=schema, operation=f"new_values_stream({name})", location=call_site())
+
+
+def _values_schema(node: PersistNode) -> StructType:
+    """The fields of a state's new values; those of an upsert that begin with ``_deleted`` are not among them.
+
+    So it has been from the first version on: a topology that is started again must find the same fields behind it.
+    """
+    if node.aggregation is not None:
+        return node.schema
+    return picked(node.schema, [name for name in node.schema.names if not name.startswith(DELETED_COLUMN)])
 
 
 def no_new_values(state: Any, found: str) -> TopologyError:

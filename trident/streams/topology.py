@@ -10,9 +10,7 @@ from pyspark.sql.types import StructType
 from trident.coordinators.errors import TopologyError
 from trident.operations.joins import JoinOutFieldsMode, JoinType
 from trident.operations.state_writes import SpoutTableNode
-from trident.planning.explain import explain
 from trident.planning.graph import TopologyGraph
-from trident.planning.groups import group_members
 from trident.planning.nodes import SourceNode
 from trident.planning.request_nodes import drpc_node
 from trident.spouts.contracts import OwnsTable, PartitionedTridentSpout, SpoutKind
@@ -243,6 +241,8 @@ class TridentTopology(OtherNames):
 
     def identity(self) -> dict[str, Any]:
         """Returns what may not change between two runs of the topology (docs/semantics.md 10); JSON."""
+        from trident.planning.groups import group_members  # workers: see explain
+
         return {
             "streams": {tx_id: type(node.spout).__qualname__ for tx_id, node in sorted(self.graph.sources.items())},
             "states": {name: sink.binding.identity() for name, sink in sorted(self.graph.sinks.items())},
@@ -251,6 +251,9 @@ class TridentTopology(OtherNames):
 
     def explain(self) -> str:
         """The batch groups, their operations, and the passes over the data that they become."""
+        # A user's module is imported on the hosts of a cluster too, and they have no msgspec, which plans need.
+        from trident.planning.explain import explain
+
         return explain(self.graph)
 
     def start(

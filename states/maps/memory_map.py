@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from pyspark.sql.types import AnsiIntervalType, AtomicType, VariantType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
@@ -24,6 +32,8 @@ from trident.states.core.tables import DELETED_COLUMN
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+# Types without parts that Spark, Arrow and Python all can group by.
+_KEY_TYPES = (StringType, BinaryType, BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
 PUBLISH = faults.register("publish.memory", "updating a memory map with a decided batch")
 
 
@@ -191,11 +201,7 @@ class MemoryKind(StateKind):
         return isinstance(state, MemoryMapState)
 
     def check_rows(self, state: Any, schema: "StructType", keys: Sequence[str]) -> None:
-        types = {name: schema[name].dataType for name in keys}
-        plain = [one for one, of in types.items() if isinstance(of, AtomicType)]
-        nested = [
-            one for one, of in types.items() if one not in plain or isinstance(of, (AnsiIntervalType, VariantType))
-        ]
+        nested = [name for name in keys if not isinstance(schema[name].dataType, _KEY_TYPES)]
         if nested:
             raise TopologyError(
                 f"field {nested[0]!r} cannot be a key of a MemoryMapState",

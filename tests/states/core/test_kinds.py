@@ -8,6 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DayTimeIntervalType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+    VariantType,
+)
 
 from trident import DeltaAppend, DeltaMapState, MemoryMapState, non_transactional, opaque, transactional
 from trident.coordinators.errors import Halted, TopologyError
@@ -49,6 +59,17 @@ def test_a_state_is_of_one_kind(state: object, name: str) -> None:
 def test_anything_else_is_refused_with_the_states_that_there_are(state: object) -> None:
     with pytest.raises(TopologyError, match="DeltaAppend.name., DeltaMapState.name., .* a StateFactory"):
         kind_of_state(state)
+
+
+@pytest.mark.parametrize(
+    "kind", [StructType(), ArrayType(StringType()), DayTimeIntervalType(), VariantType(), VarcharType(3)], ids=str
+)
+def test_a_memory_map_refuses_keys_that_not_all_can_group_by(kind: DataType) -> None:
+    schema = StructType([StructField("good", StringType()), StructField("bad", kind)])
+    state = MemoryMapState("s")
+    kind_of_state(state).check_rows(state, schema, ("good",))
+    with pytest.raises(TopologyError, match="field 'bad' cannot be a key"):
+        kind_of_state(state).check_rows(state, schema, ("good", "bad"))
 
 
 def test_a_manifest_with_a_kind_that_is_not_known_halts() -> None:

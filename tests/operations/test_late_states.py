@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.stream_helpers import stream_of, topology_of
@@ -33,6 +34,8 @@ from trident import (
 )
 from trident.coordinators import faults
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
+from trident.planning.groups import plan
+from trident.planning.operation import PyOp
 
 BATCHES = [[("a b a",), ("c",)], [], [("a b b longword",), ("c",)]]
 TOTAL = {"a": 3, "b": 3, "c": 2, "longword": 1}
@@ -203,6 +206,15 @@ def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> 
     assert "look up" not in early and "staged for the transaction's turn" in early
     assert "look up word in counts" in late and "Count() of the stored value and the batch's" in late
     assert "the last row of each word" in early  # an upsert waits for nothing
+
+
+def test_workers_that_upsert_into_a_map_load_nothing_of_the_planner(tmp_path: Path) -> None:
+    stream = stream_of("id long, name string")
+    stream.partition_persist(opaque("users", SqliteMap(tmp_path / "maps.db", "users")), None, Upsert("id"))
+    (group,) = plan(topology_of(stream).graph)
+    steps = [op.step for segment in group.lowered.late_segments for op in segment.ops if isinstance(op, PyOp)]
+    assert steps
+    assert b"trident.operations" not in CloudPickleSerializer().dumps(steps)
 
 
 def test_a_topology_that_is_started_again_finds_the_same_fields_behind_new_values() -> None:

@@ -140,7 +140,7 @@ class PersistNode(Node):
             Label(self.operation, self.location),
             binding.name,
             binding.state,
-            binding.aggregator,
+            None if mode == "put" else binding.aggregator,  # an Upsert has no part in it, and would load the planner
             mode,
             keys,
             inputs,

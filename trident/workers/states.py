@@ -240,7 +240,7 @@ class UpdateMap(Step):
         label: the operation.
         name: of the state.
         state: a BackedMapState, transactional or opaque.
-        aggregator: of the user; or the updater.
+        aggregator: of the user; or the updater; None for "put".
         mode: "merge", "reduce", "aggregate", "put" or "update".
         keys, inputs: the fields that are read.
         outputs, types: the fields of the stream of new values behind the keys.

@@ -248,6 +248,8 @@ class Supervisor:
         """
         if not self._recovering or not isinstance(error, _MAY_PASS) or isinstance(error, _STAYS):
             return False
+        if isinstance(self._site.explain(error), SessionEnded):  # a JVM that has died shows as a table's error
+            return False
         self._failed_recoveries += 1
         self._listener.recovery_waits(str(error))
         self._listener.event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
@@ -274,6 +276,7 @@ class Supervisor:
         suspended = False
         while True:
             if lease.lost.is_set():
+                self._abandon(groups)
                 self._listener.event("the lease is lost: what is in flight is abandoned")
                 return
             gone = self._site.session_end()
@@ -284,6 +287,7 @@ class Supervisor:
             ended = [group for group in groups if group.driver.wait(wait_secs)]
             lost = self._site.lost_place(sure=any(group.driver.error is not None for group in ended))
             if lost is not None:
+                self._abandon(groups)
                 raise lost
             for group in ended:
                 if group.driver.error is not None:
@@ -300,9 +304,13 @@ class Supervisor:
                 suspended = not suspended
                 self._post(master.Suspended() if suspended else master.Reconnected())
 
+    def _abandon(self, groups: list[RunningGroup]) -> None:
+        """Nothing more is written; called before any call that a JVM without an answer may keep."""
+        self.call_each([group.driver.abandon for group in groups])
+
     def _close(self, groups: list[RunningGroup]) -> None:
         """Ends all that runs under the lease, and waits for it: nothing of it may run when another leads."""
-        self.call_each([group.driver.abandon for group in groups])
+        self._abandon(groups)
         for group in groups:
             self.call_each([group.parts.runner.close, group.parts.spouts.cancel_all])
         for group in groups:

@@ -347,6 +347,21 @@ def test_a_standby_waits_while_the_first_leads_and_takes_over_when_it_stops(star
     assert standby.is_leader and counts(standby) == EXPECTED == appended(standby)
 
 
+def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tmp_path: Path) -> None:
+    def writer() -> str:
+        return read_status(tmp_path / "warehouse", "words").run_id
+
+    first = run_to_end(start, word_count(batches=SENTENCES[:1]))
+    second = start(word_count())
+    assert eventually(lambda: second._supervisor.standby_of, WAIT_SECS)
+    first._zk._client.delete(first._zk.path("words", "live"))
+    assert eventually(lambda: second.is_leader and first._supervisor.standby_of, WAIT_SECS)
+    second.process_all_available(WAIT_SECS)
+    assert eventually(lambda: writer() == second.run_id, WAIT_SECS)
+    first.stop()
+    assert writer() == second.run_id
+
+
 def test_pause_starts_nothing_new_and_resume_goes_on(start) -> None:
     query = start(word_count(batches=[[("a",)]] * 30), batch_emit_interval_secs=0.05)
     while not query.recent_progress:

@@ -52,6 +52,7 @@ class Reporter:
         self.errors: dict[str, tuple[str, float]] = {}
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
+        self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
 
     # --- the listener's calls ---------------------------------------------------------------------
@@ -67,6 +68,7 @@ class Reporter:
             log.warning("%s: %s", self.progress.name, text)
 
     def waits(self, holder: Holder) -> None:
+        self._leads_last = False
         self.front.waits()
         self._writer.forget()
         if self._keeps_warm and self._warm_up is None:
@@ -88,6 +90,7 @@ class Reporter:
 
     def leads(self, term: Term) -> None:
         self.progress.id = term.incarnation
+        self._leads_last = True
 
     def recovery_waits(self, cause: str) -> None:
         """Until there are groups again the status has the cause, and nothing else to say of them."""
@@ -169,7 +172,7 @@ class Reporter:
 
     def write_last_status(self) -> None:
         # A standby must not write over the leader's, nor a process that has a successor already.
-        if self.supervisor.term.incarnation and not self.supervisor.successor_leads:
+        if self._leads_last and not self.supervisor.successor_leads:
             self._writer.update(self.status())
             self._writer.close()
         else:

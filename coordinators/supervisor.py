@@ -37,8 +37,8 @@ from trident.coordinators.records import Holder
 from trident.coordinators.recovery import LeaseLost, Recovery, RunningGroup, Settings, Supervised
 from trident.coordinators.registration import Registration
 from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.znode_access import keep_for_creator
 from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_acl import keep_for_creator
 
 log = logging.getLogger("trident.query")
 

@@ -49,7 +49,8 @@ from trident.coordinators.errors import (
     ZooKeeperRefused,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.kazoo_parts import Handler, HarmlessLog, Problems, TlsFiles, refused, require_sasl_package
+from trident.coordinators.kazoo_errors import HarmlessLog, Problems, refused, require_sasl_package
+from trident.coordinators.kazoo_tls import Handler, TlsFiles
 from trident.coordinators.threads import THREADS, Threads
 
 VALUE_BYTES_MAX = 512 * 1024

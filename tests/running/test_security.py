@@ -37,9 +37,10 @@ from trident import cli
 from trident.cli import exit_code
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
-from trident.coordinators.kazoo_parts import Handler, Problems
-from trident.coordinators.znode_access import keep_for_creator
+from trident.coordinators.kazoo_errors import Problems
+from trident.coordinators.kazoo_tls import Handler
 from trident.coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper_acl import keep_for_creator
 from trident.drpc.http import HttpServer
 from trident.running.connecting import open_zookeeper
 
@@ -391,7 +392,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> str:
         "getaddrinfo",
         lambda host, *more, **named: real("127.0.0.1" if host == "zoo.example.org" else host, *more, **named),
     )
-    monkeypatch.setattr("trident.running.zookeeper_access._warned", set())
+    monkeypatch.setattr("trident.running.zookeeper_acl._warned", set())
     return "zoo.example.org"
 
 
@@ -469,7 +470,7 @@ def test_no_object_shows_a_credential(secured: Secured) -> None:
         zookeeper_auth=f"digest:user:{DIGEST_PASSWORD}",
     )
     zk_config = ZooKeeperConfig("h:1", options=config.kazoo_options())
-    from trident.coordinators.kazoo_parts import TlsFiles
+    from trident.coordinators.kazoo_tls import TlsFiles
 
     for shown in (config, zk_config, ZooKeeper(zk_config), TlsFiles.of(zk_config.options), config.shown()):
         assert_no_secret(f"{shown} {shown!r}")

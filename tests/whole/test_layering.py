@@ -85,8 +85,13 @@ PURE = {
 # Each of these is talked to in these modules alone.
 ONLY_IN = {
     # trident/config.py: the constant for an ACL.
-    # coordinators/kazoo_parts.py: its TLS, its log, its errors.
-    "kazoo": {"coordinators/zookeeper.py", "coordinators/kazoo_parts.py", "trident/config.py"},
+    # coordinators/kazoo_tls.py, kazoo_errors.py: its TLS, its log, its errors.
+    "kazoo": {
+        "coordinators/zookeeper.py",
+        "coordinators/kazoo_tls.py",
+        "coordinators/kazoo_errors.py",
+        "trident/config.py",
+    },
 }
 # Users import from `trident`; so do the examples, which show them how.
 EXAMPLES_MAY_NOT = {"coordinators", "states"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
-from trident.running.zookeeper_access import warn_if_open
+from trident.running.zookeeper_acl import warn_if_open
 
 
 def open_zookeeper(config: TridentConfig, warehouse: Path) -> ZooKeeper:

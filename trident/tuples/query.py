@@ -194,7 +194,7 @@ class TupleQuery(OtherNames):
         """Blocks until the spouts have nothing more and every message is settled.
 
         A message that fails and comes again is waited for; one that its spout
-        holds back after ``fail`` is not. One that always fails has no end.
+        holds back after ``fail`` is not. A message that always fails makes this block for ever.
 
         Raises:
             TridentError: the topology ended with it.

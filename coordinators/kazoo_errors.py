@@ -1,11 +1,5 @@
-"""TLS, log and errors of kazoo where an ensemble authenticates; ``coordinators/zookeeper.py`` alone uses them.
+"""Errors and log of kazoo where an ensemble authenticates; ``coordinators/zookeeper.py`` alone uses them.
 
-- **TLS** (:class:`TlsFiles`, :class:`Handler`): kazoo trusts the system's
-  authorities beside the one that is given, passes over a certificate without a
-  key file, has OpenSSL ask at the terminal for a key's password, and learns of
-  a wrong file in its own thread. Here the files are tried when the connection
-  is made, only the given authorities are trusted, and the files are read
-  again at each connection, so that certificates may be renewed.
 - **The log** (:class:`HarmlessLog`): at debug level kazoo logs each request as
   it is: the password of ``auth_data``, the answer to a SASL challenge, the
   password of the ZooKeeper session. They are taken out before any handler
@@ -18,15 +12,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import socket
 import ssl
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kz
-from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
 from trident.coordinators.causes import causes
@@ -47,113 +38,6 @@ class RequiresSasl(kz.AuthFailedError, _RequiresSasl):
 
 
 kz.EXCEPTIONS[RequiresSasl.code] = RequiresSasl
-
-
-# -- TLS --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """Where authorities, certificate and key are, and what is verified."""
-
-    ca: str | None
-    certfile: str | None
-    keyfile: str | None
-    keyfile_password: str | None
-    verify_certs: bool
-    check_hostname: bool
-
-    def __repr__(self) -> str:
-        return f"TlsFiles(ca={self.ca!r}, certfile={self.certfile!r})"
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TlsFiles | None:
-        """From KazooClient's options; None without ``use_ssl``."""
-        if not options.get("use_ssl"):
-            return None
-        ca, certfile, keyfile, password = map(options.get, ("ca", "certfile", "keyfile", "keyfile_password"))
-        verify = options.get("verify_certs", True)
-        return cls(ca, certfile, keyfile, password, verify, verify and options.get("check_hostname", True))
-
-    def context(self) -> ssl.SSLContext:
-        """Reads the files.
-
-        Raises:
-            ConfigError: one is missing, is not what it should be, or the
-                password is not the key's.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = self.check_hostname
-        context.verify_mode = ssl.CERT_REQUIRED if self.verify_certs else ssl.CERT_NONE
-        if self.ca:
-            with _Reading("the authorities' certificates (ca)", self.ca):
-                context.load_verify_locations(self.ca)
-        else:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-        if self.certfile:
-            # Without a password OpenSSL would ask at the terminal, in a thread where nobody sees it.
-            password = self.keyfile_password or ""
-            what = "this client's certificate or its key (certfile, keyfile, keyfile_password)"
-            with _Reading(what, f"{self.certfile}, {self.keyfile or self.certfile}"):
-                context.load_cert_chain(self.certfile, self.keyfile, password)
-        return context
-
-
-class _Reading:
-    """Turns what OpenSSL and the file system say of a file into a ConfigError."""
-
-    def __init__(self, what: str, files: str) -> None:
-        self._what, self._files = what, files
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
-        if isinstance(problem, (OSError, ValueError)):
-            said = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or type(problem).__name__
-            raise ConfigError(
-                f"TLS to ZooKeeper: {self._what} cannot be used",
-                found=f"{said} ({self._files})",
-                expected="PEM files, the key belonging to the certificate, and the key's password if it has one",
-            ) from problem
-
-
-class Handler(SequentialThreadingHandler):
-    """kazoo's threads and sockets, with TLS as :class:`TlsFiles` says."""
-
-    def __init__(self, tls: TlsFiles | None, problems: Problems) -> None:
-        super().__init__()
-        self._tls, self._problems = tls, problems
-
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        self._problems.host = kwargs.get("hostname", "")
-        if self._tls is None:
-            return super().create_connection(*args, **kwargs)
-        return self._connect(**kwargs)
-
-    def _connect(self, address: tuple[Any, ...], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
-        assert self._tls is not None
-        try:
-            context = self._tls.context()
-        except ConfigError as problem:
-            # They were in order when the process started; perhaps they are being renewed.
-            raise OSError(str(problem)) from problem
-        plain = socket.create_connection(address[:2], timeout)
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return context.wrap_socket(plain, server_hostname=hostname)
-        except BaseException:
-            plain.close()
-            raise
-
-    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        # Of two answers in one TLS record OpenSSL has read both; the socket itself is not readable any more, and
-        # the second one would wait for the next ping.
-        held = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]
-        if not held:
-            return super().select(rlist, wlist, xlist, timeout)
-        readable, writable, failed = super().select(rlist, wlist, xlist, 0)
-        return [*held, *(one for one in readable if one not in held)], writable, failed
 
 
 def require_sasl_package() -> None:

@@ -48,8 +48,8 @@ def test_a_round_is_cancelled_when_nobody_has_reset_it_for_its_whole_time(tmp_pa
     monkeypatch.setattr(job_watch, "has_tasks", lambda context, group: True)
     monkeypatch.setattr(job_watch, "cancel_group", lambda context, group: cancelled.set())
     path = RoundResets(tmp_path).begin("round-1")
-    with RoundWatch(None, "round-1", 0.3, path) as watch:
-        for _ in range(20):
+    with RoundWatch(None, "round-1", 1.0, path) as watch:
+        for _ in range(28):
             if resets:
                 (path / uuid.uuid4().hex).touch()
             time.sleep(0.05)

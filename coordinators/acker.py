@@ -128,7 +128,7 @@ class Acker:
 
     Every call says with ``now`` (seconds, any origin, never less than before)
     when it is made, and returns the roots that it settled. Messages may come in
-    any order: what is told of a root before its ``init`` is kept. A root that has failed
+    any order: those of a root before its ``init`` are kept. A root that has failed
     never completes, also when its number is zero.
 
     A root that is not settled for ``timeout_secs`` is given up at the end of
@@ -165,7 +165,7 @@ class Acker:
 
         Args:
             root: a random id of 64 bits, given once.
-            value: the XOR of the ids of the tuples that it was emitted as; 0 when nobody takes it: settled at once.
+            value: the XOR of the ids of the tuples that it was emitted as; 0 when no task takes it: settled at once.
             spout: which spout is told, 0 to 2³¹ - 3.
         """
         return self._add(root, value, spout + 2)
@@ -199,7 +199,7 @@ class Acker:
             self._buckets.insert(0, _Trees())
             for root, _value, owner in oldest.entries():
                 spout = (owner & ~_FAILED) - 2
-                if spout >= 0:  # else nobody is known to be told: the message of its init was lost
+                if spout >= 0:  # else the spout is not known: the message of its init was lost
                     ended.append(Ended(root, spout, Verdict.TIMED_OUT))
         self._rotates_at += late * self._period
         return ended
@@ -231,7 +231,7 @@ class Ackers:
 
     def __init__(self, count: int = 1, timeout_secs: float = 30.0, buckets: int = 2, now: float = 0.0) -> None:
         if count < 0:
-            raise ConfigError("there cannot be so many ackers", found=repr(count), expected="0 or more")
+            raise ConfigError("the number of ackers is out of range", found=repr(count), expected="0 or more")
         self._ackers = [Acker(timeout_secs, buckets, now) for _ in range(count)]
 
     def __len__(self) -> int:

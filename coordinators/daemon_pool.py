@@ -3,7 +3,7 @@
 ``concurrent.futures`` joins its threads at the interpreter's end and refuses
 work from then on. A call of a user's that never returns would keep such a
 process for ever, and a coordinator that is still at work there would fail
-with an error that nobody can do anything about.
+with an error that no user can mend.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DaemonPool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*args))
-                except BaseException as error:  # whoever asks the future is told
+                except BaseException as error:  # the future tells its caller
                     future.set_exception(error)
             del item, future, function, args
             with self._lock:

@@ -146,7 +146,7 @@ class GroupDriver:
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
         self._first_txid = record.current_txid if decided is None else record.current_txid + 1
         if last is None:
-            self._first_over.set()  # a first start, which nobody waits for
+            self._first_over.set()  # a first start: no spout waits for it
         self.post(master.Recovered(record.current_txid, dict(record.attempts), last, decided))
         self._started = True
         self._thread.start()
@@ -159,7 +159,7 @@ class GroupDriver:
         self.post(master.StopRequested())
 
     def abandon(self) -> None:
-        """The lease is lost: nothing more is written; what runs is cancelled."""
+        """The lease is lost: nothing more is written, and running attempts are cancelled."""
         self._stopping.set()
         self.post(master.LostLeadership())
 
@@ -170,7 +170,7 @@ class GroupDriver:
     def close(self) -> None:
         """Waits for this driver's threads: none of them outlives the lease unnoticed.
 
-        A call of a user's that never returns is waited for without end; whoever cannot wait leaves this behind.
+        A call of a user's that never returns is waited for without end; a caller that cannot wait leaves this behind.
         """
         for pool in (self._begin_pool, self._batch_pool, self._commit_pool, self._success_pool, self._clean_pool):
             pool.shutdown(wait=True)
@@ -194,7 +194,7 @@ class GroupDriver:
 
         Args:
             deadline: when to give up; None: never.
-            check: called meanwhile, twice a second at least; what it raises ends the waiting.
+            check: called meanwhile, twice a second at least; an exception of its ends the waiting.
         """
         since = self._threads.monotonic()
         with self._idle:
@@ -293,7 +293,7 @@ class GroupDriver:
                 txid=txid,
                 action=f"mend the cause and start again, or give the batch up with `trident skip {name} --txid {txid}`",
             )
-            # Where in this framework a batch fails says nothing to whoever reads why it did.
+            # The place in this framework where a batch fails does not tell its reader why it did.
             self.error.__cause__ = cause.with_traceback(None) if isinstance(cause, BatchError) else cause
 
     # --- beginning and processing -----------------------------------------------------------
@@ -370,12 +370,12 @@ class GroupDriver:
         if attempt.txid <= self._first_txid:
             self._first_over.set()  # it waits before it is tried again, and the others need not
         meaning = self._explain(error)
-        if attempt in self._work:  # a cancelled attempt's error is nobody's business
+        if attempt in self._work:  # a cancelled attempt's error concerns no caller
             self._failures = {
                 txid: failure for txid, failure in self._failures.items() if txid >= self._state.current
             } | {attempt.txid: meaning}
             self._record_failure(attempt, meaning)
-        # What did not fit into memory is tried smaller, like what did not fit into its time.
+        # A batch that did not fit into memory is tried smaller, like one that did not fit into its time.
         smaller = isinstance(meaning, (BatchTimeout, BatchOutOfMemory))
         self.post(master.Failed(attempt, smaller, getattr(meaning, "fingerprint", None)))
 
@@ -395,10 +395,10 @@ class GroupDriver:
             return
         started = self._threads.monotonic()
         try:
-            # The transaction before has advanced: what reads states reads them as of it.
+            # The transaction before has advanced: lookups read the states as of it.
             work.processed = self._runner.resolve(attempt, work.processed, work.timeout_secs)
             work.duration_ms.update(work.processed.duration_ms)
-            # Before it is decided: what cannot be stored then would never be.
+            # Before it is decided: metadata that cannot be stored now never could be.
             self._store.check_advance(attempt.txid, self._opaque(work))
             work.prepared = self._committer.prepare(attempt, work.parent, work.processed, self._store.record)
         except Exception as error:
@@ -522,7 +522,7 @@ class GroupDriver:
             return True
         ended = error if isinstance(error, SessionEnded) else self._explain(error)
         if isinstance(ended, SessionEnded):
-            # Trying again is of no use, and nobody need look: what is decided is finished by the next start.
+            # Trying again is of no use, and no person need look: the next start finishes the decision.
             self.error = self.last_error = ended
             self._stopping.set()
             self.post(master.LostLeadership())

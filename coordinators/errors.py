@@ -121,7 +121,7 @@ class ClusterProblem(EnvironmentProblem):
 
 
 class StorageProblem(EnvironmentProblem):
-    """A disk is full, or a folder can no longer be written; what was committed is not touched by it."""
+    """A disk is full, or a folder can no longer be written; it touches nothing that was committed."""
 
 
 class SourceError(TridentError):

@@ -64,8 +64,8 @@ SLOW_SECS = 2.0
 class InjectedFault(TridentError):
     """A fault point raises it: an ordinary failure of that piece of I/O.
 
-    Whether the I/O was done is as unknown to the code under test as it would
-    be after a lost answer.
+    The code under test knows as little as after a lost answer whether the I/O
+    was done.
 
     Attributes:
         point: the fault point's name.

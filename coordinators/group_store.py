@@ -15,7 +15,7 @@ coordinator znode, a decision too, puts all writes of a group in one order:
   happen, since the second one's znode version is old;
 - after a lost answer one look says what became of a write. The coordinator
   znode is read, *then* the leader znode. Leader changed: deposed, whatever
-  happened. Leader unchanged: nobody but this store has written, so that
+  happened. Leader unchanged: only this store has written, so that
   version v means "did not happen" and v + 1 with our bytes "did happen".
 
 The record has a digest of each stream's pins and partitions (positions.py):
@@ -93,8 +93,8 @@ class GroupStore:
     After Deposed, OutcomeUnknown or a foreign write the store writes nothing more.
     """
 
-    # Whether a leader's load halts where positions are not those of the record. A repair's goes on; nor does it vouch,
-    # with a record of a version before this one, for positions that it has not put there: the next start asks.
+    # A leader's load halts where positions are not those of the record. A repair's goes on; nor does it vouch, with a
+    # record of a version before this one, for positions that it has not put there: the next start asks.
     _halts_where_misplaced = True
 
     def __init__(
@@ -220,7 +220,7 @@ class GroupStore:
             self._partition_digests[tx_id] = _digest_of_partitions(partitions)
         record = self._record
         self.misplaced = list(positions.compare(record, self._digests, self._partition_digests)) if record else []
-        # What is missing stays missed: another write must not make it right.
+        # A missing position stays missed: another write must not make it right.
         if record is not None:
             for tx_id in self.tx_ids:
                 self._digests[tx_id] = dict((record.pins or {}).get(tx_id, self._digests[tx_id]))
@@ -229,7 +229,7 @@ class GroupStore:
     def _written_meanwhile(self) -> bool:
         """Tells whether the record was written while the rest was read: then the two do not belong together."""
         if self._fence is not None:
-            self._fence.verify(self._zk)  # whoever writes beside this leader has deposed it
+            self._fence.verify(self._zk)  # a process that writes beside this leader has deposed it
         now = self._zk.exists(self._record_path)
         return (now.znode_version if now else -1) != self._znode_version
 
@@ -583,7 +583,7 @@ class GroupStore:
                 ) from refusal
 
     def _has_happened(self, data: bytes) -> bool:
-        """After a lost answer: whether that write is there (see the top of this file)."""
+        """Tells after a lost answer whether that write is there (see the top of this file)."""
         assert self._fence is not None
         try:
             self._zk.recover(self._session_number, self._record_path)

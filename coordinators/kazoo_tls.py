@@ -60,7 +60,7 @@ class TlsFiles:
         else:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         if self.certfile:
-            # Without a password OpenSSL would ask at the terminal, in a thread where nobody sees it.
+            # Without a password OpenSSL would ask at the terminal, in a thread without a user.
             password = self.keyfile_password or ""
             what = "this client's certificate or its key (certfile, keyfile, keyfile_password)"
             with _Reading(what, f"{self.certfile}, {self.keyfile or self.certfile}"):

@@ -50,8 +50,8 @@ _REREAD_EVERY_POLLS = 50
 
 # Leases of this process that have ended. After a connection was away for the
 # session timeout the server may still know the ZooKeeper session, and with it
-# the live znode, while this process lives: nobody else could tell that the
-# lease is over, and a new contender here would wait for ever.
+# the live znode, while this process lives: only these tokens tell that the
+# lease is over; without them a new contender here would wait for ever.
 _ended_tokens: set[str] = set()
 
 
@@ -251,9 +251,9 @@ class Lease:
     Attributes:
         fences: the fence of every batch group.
         lost: set when another may lead: the ZooKeeper session was lost, or
-            the live znode is not this leader's any more. What is in flight
-            must be abandoned then. Nothing depends on its coming in time:
-            the fences refuse what is written too late.
+            the live znode is not this leader's any more. The leader must
+            then abandon what is in flight. Nothing depends on its coming in
+            time: the fences refuse a write that comes too late.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Lease:
         self._look.set()
         zk.add_listener(self._on_state)
         if zk.session_number != session_number:
-            # Lost between the multi and the listener: nobody else would tell.
+            # Lost between the multi and the listener, which therefore does not tell.
             self.lost.set()
         self._watcher = threads.thread(self._watch, "trident-lease")
         self._watcher.start()
@@ -304,8 +304,8 @@ class Lease:
         _ended_tokens.add(self.holder.token)
         if self._zk.connected:
             ops: list[Op] = []
-            # Whoever replaces the live znode bumps the leader znodes in the
-            # same multi: with this check only our own can be deleted.
+            # A contender that replaces the live znode bumps the leader znodes
+            # in the same multi: with this check only our own can be deleted.
             for fence in self.fences.values():
                 fence.check_op(ops)
             try:
@@ -357,5 +357,5 @@ class Successor:
                 found = self._zk.get(self._live_path) if self._zk.connected else None
                 self._leads = found is not None and decode(self._live_path, found[0], Holder).token not in _ended_tokens
             except (ZooKeeperUnreachable, CorruptZnode):
-                pass  # nobody can lead without ZooKeeper
+                pass  # no process can lead without ZooKeeper
         return self._leads

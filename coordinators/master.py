@@ -3,8 +3,7 @@
 This file is the only place that decides what happens next. It does no I/O,
 reads no clock and starts no thread: ``step(state, event) -> (state,
 commands)``. The driver (``coordinators/driver.py``) carries out the commands
-and reports back with events. What the tests explore exhaustively is this
-function.
+and reports back with events. The tests explore this function exhaustively.
 
 The rules (docs/semantics.md 1 and 9):
 
@@ -340,7 +339,7 @@ class EmitBatch:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Nobody waits for this attempt any more."""
+    """The coordinator no longer waits for this attempt."""
 
     attempt: TransactionAttempt
 
@@ -462,7 +461,7 @@ def _ready(state: CoordinatorState, event: Ready) -> Result:
     if not event.ready:
         timer = StartTimer(Timer(TimerKind.READINESS), state.limits.readiness_poll_secs)
         return replace(state, polling=True), (timer,)
-    # What was true when the question was asked may not be true now.
+    # The state may have changed since the question was asked.
     if event.txid != state.next_txid or not _may_start_new(state):
         return state, ()
     state = replace(state, interval_over=state.limits.batch_emit_interval_secs <= 0)

@@ -9,9 +9,9 @@ A transaction that moves 5,000 partitions is one write and not 10,000: with two
 operations for each partition an advance was too large for ZooKeeper from about
 3,300 on, when the transaction was decided and published already.
 
-A page is made once and never changed. What a transaction moves goes to a new
-page, whose number is greater than any before, and what a later page says of a
-partition counts. Pages that are no longer needed are deleted by the same
+A page is made once and never changed. A transaction writes the partitions that
+it moves to a new page, whose number is greater than any before; of two pages
+with one partition the later counts. Pages that are no longer needed are deleted by the same
 write; small ones are taken into the new one, each time at most as much as it
 has itself, so that there are few of them and a partition that stays away costs
 nothing. Whatever a page says counts before what the older layout says; of

@@ -258,7 +258,7 @@ class Upkeep(Protocol):
         """txid is advanced; returns at once."""
 
     def stop(self, compact: bool, timeout_secs: float = ..., give_up: Callable[[], bool] = ...) -> bool:
-        """Ends it, with ``compact`` after a last merge; whether that was done."""
+        """Ends it, with ``compact`` after a last merge; tells whether that was done."""
 
     def behind(self, topology: str) -> list[str]:
         """Tells which tables lack transactions, in a line for each."""

@@ -28,7 +28,7 @@ REGISTER = faults.register("zk.register", "the multi that stores a topology's id
 # would not.
 _EVOLVING = ("append", "upsert")
 
-# What to do about each kind of difference: the mildest that works.
+# The advice for each kind of difference: the mildest that works.
 _STREAM = "bring the stream back with its earlier name and spout: its position is known under them"
 _STATE = "give the state another name (it begins anew, and the earlier one stays as it is), or bring its code back"
 _GROUP = "join or merge the same streams as before"
@@ -269,7 +269,7 @@ def _only_columns_differ(before: Mapping[str, Any], after: Mapping[str, Any], ke
     one, other = _columns(before[key]), _columns(after[key])
     if not one or not other:
         return False
-    # What is inside a column's type is that column's, and stays.
+    # The fields inside a column's type are that column's, and stay.
     left = iter(one)
     return other[: len(one)] == one or all(column in left for column in other)
 

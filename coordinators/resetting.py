@@ -2,8 +2,8 @@
 
 A reset also deletes files, and it may be killed anywhere. So the multi that
 forgets the topology leaves a mark of the reset in the same step, and the mark
-goes last. While it is there nobody starts the topology over what is left of its
-tables, and the reset, run again, knows that it may go on, though nothing else
+goes last. While it is there no process starts the topology over what is left of
+its tables, and the reset, run again, knows that it may go on, though nothing else
 says any more that this is the topology's own ZooKeeper.
 """
 
@@ -46,7 +46,7 @@ def unfinished_reset(zk: ZooKeeper, topology: str) -> UnfinishedReset | None:
 
 
 def refuse_unfinished_reset(zk: ZooKeeper, topology: str) -> None:
-    """For whoever would go on with the topology.
+    """Refuses to go on with a topology whose reset has not ended.
 
     Raises:
         CoordinationError: a reset of it was begun and has not ended.
@@ -95,9 +95,9 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
     first = [path for path in doomed if _is_at_or_below(path, [f"{root}/identity", f"{root}/incarnation"])]
     live = [path for path in doomed if _is_at_or_below(path, [f"{root}/live"])]
     rest = [path for path in doomed if path not in (*first, *live)]
-    # Without identity and incarnation the topology is gone: what is left if
-    # this process dies before the rest is deleted belongs to an incarnation
-    # that is no more.
+    # Without identity and incarnation the topology is gone: if this process
+    # dies before the rest is deleted, the rest belongs to an incarnation that
+    # is no more.
     ops: list[Op] = [*bumps, *_nobody_leads(zk, f"{root}/live", live), *map(Delete, first)]
     if unfinished is not None:
         zk.ensure_path(root)

@@ -1,7 +1,7 @@
 """The one strict reader of JSON that this framework has stored: in files, in znodes, in a table's log, in metadata.
 
-What is stored may have been damaged: by a disk, an editor, a program that took
-the folder for its own. Whatever is there, the outcome is a value or one kind of
+A stored file may have been damaged: by a disk, an editor, a program that took
+its folder for its own. Whatever is there, the outcome is a value or one kind of
 error with a reason for people; never a reader that hangs on a FIFO, an error of
 Python's own, or a value that cannot be written down again.
 """
@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
-# In the metadata of a field that versions before this one did not write: what is stored may be without it.
+# In the metadata of a field that versions before this one did not write: a stored object may lack it.
 MAY_BE_MISSING = "may be missing"
 
 

@@ -72,7 +72,7 @@ class Supervisor:
         ended: set by :meth:`end`.
         changed: notified when one of the two changes.
         groups: what runs now.
-        mode: "starting", "standby", "running" or "merging"; whoever ends it sets the last one.
+        mode: "starting", "standby", "running" or "merging"; the thread that ends it sets the last one.
         standby_of: who leads, as text.
         term: of the last lease.
         error: why it has ended; None after a stop.
@@ -144,7 +144,7 @@ class Supervisor:
             try:
                 part()
             except Exception as error:
-                # What is to be cancelled in a session that has ended is gone.
+                # In a session that has ended there is nothing left to cancel.
                 level = logging.WARNING if self._site.session_end() is None else logging.DEBUG
                 log.log(level, "ending %s: %s: %s", self.topology.name, type(error).__name__, error)
 
@@ -277,7 +277,7 @@ class Supervisor:
         while True:
             if lease.lost.is_set():
                 self._abandon(groups)
-                self._listener.event("the lease is lost: what is in flight is abandoned")
+                self._listener.event("the lease is lost: attempts in flight are abandoned")
                 return
             gone = self._site.session_end()
             if gone is not None:

@@ -208,8 +208,8 @@ class Counters:
     reads: int = 0
 
 
-# What ZooKeeper refuses in a path (whatever UTF-16 writes as surrogates, too), and beside it what nobody sees on a
-# screen: marks of direction, joiners, blanks without width.
+# The characters that ZooKeeper refuses in a path (all that UTF-16 writes as surrogates, too), and those that no screen
+# shows: marks of direction, joiners, blanks without width.
 _NOT_IN_NAMES = re.compile(
     "[/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff\ufff0-\uffff\U00010000-\U0010ffff]"
 )
@@ -326,7 +326,7 @@ class ZooKeeper:
                 said = self._problems.described()
                 raise ZooKeeperUnreachable(
                     f"no ZooKeeper server answered within {timeout:g} s",
-                    found=f"nobody at {self.config.hosts}" + (f" ({said})" if said else ""),
+                    found=f"no answer from {self.config.hosts}" + (f" ({said})" if said else ""),
                     expected="a ZooKeeper 3.5 or later that accepts this client",
                     action="check that it runs, and that host list and port are right; TLS (zookeeper_tls) has a port"
                     " of its own",
@@ -602,7 +602,7 @@ class ZooKeeper:
             pause_secs = min(2 * pause_secs, _REVIVE_SECS_MAX)
         with self._lock:
             self._reviving = False
-        if self._problems.final:  # refused again before this was over: nobody else would see to it
+        if self._problems.final:  # refused again before this was over: no other thread would see to it
             self._revive()
 
     def _try_again(self) -> bool:
@@ -648,7 +648,7 @@ class ZooKeeper:
                 return
             self._session_number += 1
         # A server that was wiped, or restored from an older copy, refuses for ever a client that has seen more than
-        # it has. Nothing of the lost session is gone on from: whoever goes on leads again, syncs and reads.
+        # it has. Nothing of the lost session is gone on from: a process that goes on leads again, syncs and reads.
         self._client.last_zxid = 0
         self._tell(ConnectionState.LOST)
 

@@ -219,7 +219,7 @@ class StateBinding:
         """Returns what may not change between runs (docs/semantics.md 10); JSON."""
         how = self.aggregator_name or "append"
         if not self.state_kind.is_described:
-            # What is kept, and where: another kind of state would begin empty, or meet rows that it cannot read.
+            # Its kind and place: another kind of state would begin empty, or meet rows that it cannot read.
             semantics = getattr(self.state, "semantics", None)
             how = f"{self.kind}{f'/{semantics.value}' if semantics is not None else ''} {how}"
         return {"keys": list(self.keys), "value_schema": self.schema.simpleString(), "aggregator": how}

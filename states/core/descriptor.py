@@ -155,7 +155,7 @@ def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
 
 
 def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> list[StateDescriptor]:
-    """The states that one batch group writes or has written, by name: what one transaction commits as one.
+    """The states that one batch group writes or has written, by name: one transaction commits to them as one.
 
     Raises:
         TableError: a file cannot be read as a descriptor. It is not passed

@@ -1,7 +1,7 @@
 """Detects things that live on one host, and so cannot serve a Spark cluster: local files, this process's memory.
 
 On a cluster each host would have its own: a map's keys would be divided among
-them by chance, and nobody would see an error. So a thing says that it is bound,
+them by chance, without an error. So a thing says that it is bound,
 by an attribute, and is refused where the master is no local one::
 
     class MyMap:

@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 # Folders of the framework beside those of the topologies; its znodes beside those of streams and batch groups.
 _RESERVED = {"topology": ("states", "zookeeper"), "stream": ("identity", "incarnation", "live")}
 STREAMS_FOLDER = "streams"
-# What a batch group has in its folder.
+# The folders within a batch group's folder.
 GROUP_FOLDERS = frozenset({"manifests", "states", "boundaries", "ledgers"})
 _STATE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 

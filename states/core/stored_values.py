@@ -1,8 +1,8 @@
 """The values in a map's rows, and their text form.
 
 :func:`dumps` and :func:`loads` are exact for plain Python values, an error for
-anything else, and never pickle: whoever can write to a store must not be able
-to run code in its readers.
+anything else, and never pickle: a writer to the store must not be able to run
+code in its readers.
 """
 
 from __future__ import annotations

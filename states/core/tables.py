@@ -79,7 +79,7 @@ def _asnullable_type(column: dict[str, Any]) -> dict[str, Any]:
 
 
 def nullable_type(kind: object) -> object:
-    """A type with every nested element nullable: what a batch may hold."""
+    """A type with every nested element nullable, as a batch may hold it."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "array":

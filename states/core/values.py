@@ -65,7 +65,7 @@ class _Unchanged(enum.Enum):
 
 
 UNCHANGED: Final = _Unchanged.UNCHANGED
-"""Instead of a new stored value: what is stored stays as it is."""
+"""Instead of a new stored value: the stored one stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ def undone(stored: Stored, txid: int, incarnation: str = "") -> Stored:
     """An opaque value as it was before transaction ``txid``: for a key that only a failed try of it touched.
 
     The replay of an opaque batch may not touch that key again, and in Trident
-    it stays counted (docs/semantics.md 7.1). Whoever writes before the batch is decided
-    must undo it; the framework writes afterwards, and has no need to.
+    it stays counted (docs/semantics.md 7.1). A writer that writes before the batch is
+    decided must undo it; the framework writes afterwards, and has no need to.
 
     Returns:
         As :func:`stored_after`; :data:`UNCHANGED` when txid did not write it.
@@ -189,7 +189,7 @@ _SCALARS = (type(None), bool, int, float, str, bytes, Decimal, datetime, date, t
 
 
 def fresh(value: T) -> T:
-    """The value itself when nobody can change it, else a copy: an update in place must not reach `previous`."""
+    """The value itself where it is immutable, else a copy: an update in place must not reach `previous`."""
     return value if type(value) in _SCALARS else copy.deepcopy(value)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of tables beside a group's states: what was given up, and how messages ended."""
+"""The kinds of tables beside a group's states: messages that were given up, and how messages ended."""
 
 from __future__ import annotations
 

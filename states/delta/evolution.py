@@ -22,7 +22,7 @@ from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, Tabl
 log = logging.getLogger(__name__)
 
 _TRIES = 10
-# What Delta allows in a column's name only with column mapping, which older readers do not know.
+# Characters that Delta allows in a column's name only with column mapping, which older readers do not know.
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")
 # Types that need a table feature, which a table gets only when it is made.
 _WITH_FEATURES = ("timestamp_ntz", "variant")
@@ -31,8 +31,8 @@ _WITH_FEATURES = ("timestamp_ntz", "variant")
 def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> TableSnapshot:
     """Adds to a table of ours the columns that it lacks, as nullable ones, in one commit.
 
-    The commit carries our engine info and the control record as it is, so it is
-    our own to whoever looks for foreign changes; a crash before or after it
+    The commit carries our engine info and the control record as it is, so a
+    search for foreign changes takes it for our own; a crash before or after it
     leaves nothing to repair, and doing it again does nothing.
 
     The caller's duty: no batch of the group that is not decided yet was staged

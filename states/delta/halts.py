@@ -154,8 +154,8 @@ def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason
 def log_cleaned(topology: str, state: str, path: Path, version: int, newest: int) -> Halted:
     """Halts where the log entries that say what happened to a table are gone."""
     return Halted(
-        f"the Delta log of the table {path} was cleaned too far: what happened to it since version {version}, the last "
-        "one that ZooKeeper knows, cannot be checked; which side is older is not known",
+        f"the Delta log of the table {path} was cleaned too far: its changes since version {version}, the last one "
+        "that ZooKeeper knows, cannot be checked; which side is older is not known",
         found=f"a table at version {newest}, without all of its log entries from {version + 1} on",
         expected=f"every log entry from {version + 1} to {newest}",
         action=f"raise delta.logRetentionDuration of the table; {_first(topology)}; "

@@ -70,7 +70,7 @@ def commits_since(path: str, version: int) -> list[Commit]:
     except TableError as error:
         if any(entry_signature(path, each) is None for each in range(version + 1, newest + 1)):
             raise TableError(
-                f"the log of table {path} was cleaned too far: what happened since version {version} is not known",
+                f"the log of table {path} was cleaned too far: its changes since version {version} are not known",
                 found=error.message,
                 expected=f"every log entry from {version + 1} to {newest}",
                 action="raise delta.logRetentionDuration",
@@ -148,8 +148,8 @@ def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
     with the table version, so few entries are read. An append table that was
     adopted after a reset has records of an earlier life below, whose txids are
     other transactions: the newest version says which life is this one, and only
-    its versions are looked at. What an entry says never changes and is
-    remembered by this process.
+    its versions are looked at. An entry never changes, and this process
+    remembers it.
 
     Returns:
         The table version, or None when what is left of the log has none.

@@ -109,7 +109,7 @@ class TableSnapshot:
         """Made by :class:`KernelEngine` only."""
         self._engine, self._java = engine, java
         self.path, self.version, self.entry = path, version, entry
-        # What a commit cannot have changed is taken over from the snapshot it was made on.
+        # The rest, which a commit cannot have changed, comes from the snapshot that it was made on.
         self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
         self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
         self._commits_since_load: int = base._commits_since_load + 1 if base else 0
@@ -168,8 +168,8 @@ class KernelEngine:
         conf = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
         # Kernel's default log store asks Hadoop for a second local file system,
         # one that runs a `chmod` process for every file: 25 ms a commit. This
-        # one uses the session's. What it writes here are drafts, checkpoints
-        # and checksums; Spark's own commits keep the default.
+        # one uses the session's. It writes drafts, checkpoints and checksums
+        # here; Spark's own commits keep the default.
         if not conf.get(_LOG_STORE):
             conf.set(_LOG_STORE, "io.delta.storage.LocalLogStore")
         try:
@@ -532,7 +532,7 @@ class KernelEngine:
             every: table versions between checkpoints.
 
         Returns:
-            Whether a checkpoint was written.
+            True if a checkpoint was written.
 
         Raises:
             TableError: it could not be written; the table is as good as before.
@@ -590,7 +590,7 @@ class KernelEngine:
         row = json.loads(guard(snapshot.path, lambda: self._row_text(snapshot._java.getMetadata().toRow())))
         action = json.dumps({"metaData": {**row, "schemaString": schema_json}})
         after = self._commit(snapshot, [action], None, control, engine_info, self._manual)
-        # Kernel does not see the metadata among the actions: what it keeps in memory is old.
+        # Kernel does not see the metadata among the actions: its snapshot in memory is old.
         return self.load_version(snapshot.path, after.version)
 
     def enable_control(self, snapshot: TableSnapshot, engine_info: str = "trident") -> TableSnapshot:

@@ -35,8 +35,8 @@ _CONFLICTS = frozenset(
 class TxnAlreadyApplied(TableError):
     """The table holds this ``txn_app_id`` with the same or a higher ``txn_version``.
 
-    Certainly not committed *now*; whether the commit that is there is the one
-    that was meant, only the control record can tell.
+    Certainly not committed *now*; only the control record can tell whether the
+    commit that is there is the one that was meant.
     """
 
 
@@ -97,7 +97,7 @@ def guard_commit(path: str, version: int, call: Callable[[], Any], publish: Call
         publish: see :func:`log_commit.publish_draft`; None where Kernel's log store commits: then ``call`` does it.
 
     Returns:
-        What ``call`` returned, and what ``publish`` did.
+        The result of ``call``, and what ``publish`` did.
 
     Raises:
         TableError: it certainly did not happen.
@@ -130,7 +130,7 @@ def _drafted(path: str, version: int, call: Callable[[], Any]) -> Any:
     except TableError as error:
         if isinstance(error, CommitConflict) or entry_signature(path, version) is None:
             raise
-        # Who has the version has swept our draft away, while it was written.
+        # The writer that has the version has swept our draft away, while it was written.
         raise CommitConflict(
             f"another commit took version {version} of table {path}", found=error.found, action="read the table again"
         ) from error

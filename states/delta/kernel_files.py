@@ -96,7 +96,7 @@ def fsync_log_entry(path: str, version: int) -> None:
     name, and a stale one makes the entry unreadable.
 
     Raises:
-        OSError: the disk refused; whether the entry is durable is not known.
+        OSError: the disk refused; the entry may be durable or not.
     """
     root = storage.local_path(path)
     if root is None:

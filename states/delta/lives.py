@@ -1,7 +1,7 @@
 """Finds the lives of a topology that a warehouse holds transactions of, without Spark.
 
-A life is an incarnation. What it has published says so itself: each table in
-its control record, each manifest in its text. Tables of dead letters and of messages
+A life is an incarnation. Each table names the one that published to it in its
+control record, each manifest its own in its text. Tables of dead letters and of messages
 outlive a reset, so they are no sign.
 """
 

@@ -1,4 +1,4 @@
-"""The one reader of a Delta table's log: what one commit did, and what the table's metadata then was.
+"""The one reader of a Delta table's log: tells what one commit did, and the table's metadata behind it.
 
 Pure Python over the entries and checkpoints of a table on a local disk, of ours
 or of others; no JVM, nothing is written. Only metadata and protocol are taken
@@ -307,8 +307,8 @@ def last_checkpoint(path: str) -> dict[str, Any] | None:
 def only_adds_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Tells whether two metadata of a table differ in further, plainly nullable columns only.
 
-    Earlier rows read as null there, and nobody who does not know the columns
-    needs to write them: no default, no generated value, no constraint.
+    Earlier rows read as null there, and a writer that does not know the columns
+    need not write them: no default, no generated value, no constraint.
     """
     for part in ("id", "name", "description", "partitionColumns", "configuration"):
         if (before.get(part) or None) != (after.get(part) or None):

@@ -30,7 +30,7 @@ from trident.states.core.staged import StagedFile
 
 WRITE = faults.register("manifest.write", "writing the manifest of an attempt")
 READ = faults.register("manifest.read", "reading the manifest of a decided batch")
-CLEAN = faults.register("clean.manifests", "removing manifests that nobody needs any more")
+CLEAN = faults.register("clean.manifests", "removing manifests that are needed no more")
 _SCHEMA = 1
 _FILE = re.compile(r"\d+-\d+")
 
@@ -186,7 +186,7 @@ class ManifestStore:
         """
         path = self._warehouse / decision.manifest
         if path.parent not in (self._old_folder, self._folder):
-            # Whoever can write to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
+            # A writer to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.
             raise Halted(
                 f"transaction {decision.txid} is decided with a manifest that is not among those of its batch group",
                 found=decision.manifest,
@@ -289,7 +289,7 @@ def _has_manifests(folder: Path) -> bool:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """The files of every life: what is not one itself is a life's folder."""
+    """The files of every life: an entry that is no manifest is a life's folder."""
     for name in storage.list_names(folder):
         if name.endswith(".json"):
             yield folder / name

@@ -87,7 +87,7 @@ def spare_collections() -> None:
 
     Spark's daemon makes a full collection after every task. Over the modules that
     are loaded (pandas, pyarrow) it takes 25 ms, more than writing a small batch
-    does, and they never become garbage. What is made later is collected as ever.
+    does, and they never become garbage. Later objects are collected as ever.
     """
     global _spared
     if not _spared:
@@ -130,7 +130,7 @@ class _OpenFile:
     def __init__(self, target: FileTarget, partition_values: tuple[str | None, ...]) -> None:
         self._target = target
         self._values = partition_values
-        # In the order of the Spark partitions: what reads the files again can keep the order of the rows.
+        # In the order of the Spark partitions, so that a reader of the files can keep the order of the rows.
         self._path = f"{target.folder}/part-{_task_index():05d}-{uuid.uuid4().hex}.{target.codec}.parquet"
         self._full = storage.join(target.root, self._path)
         self._writer: pq.ParquetWriter | None = None

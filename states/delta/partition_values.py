@@ -65,7 +65,7 @@ def partition_text(value: Any) -> str | None:
 
 
 def can_partition(kind: Any) -> bool:
-    """Tells whether every value of a Spark type comes back from its text, whoever reads the table.
+    """Tells whether every value of a Spark type comes back from its text, in every reader of the table.
 
     Not of a binary: the protocol writes its bytes as characters, which Spark
     and delta-rs read differently above 127. Nor of anything with parts.

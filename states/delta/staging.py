@@ -94,7 +94,7 @@ def stage(
         try:
             rows = reduce(lambda left, right: left.union(right), reports).collect()
         except BaseException:
-            # Nobody will ever name these files, and on a full disk the next attempt needs their room.
+            # No manifest will ever name these files, and on a full disk the next attempt needs their room.
             for target in targets:
                 storage.try_delete(target.root / folder)
             raise
@@ -135,7 +135,7 @@ def fsync_folders(root: Path, folder: str) -> None:
 
 
 def drop_attempts_up_to(folder: Path, txid: int) -> None:
-    """Deletes what attempts up to a txid have staged in a folder, of one life; what stays costs space."""
+    """Deletes what attempts up to a txid have staged in a folder, of one life; a file that stays costs space."""
     for name in storage.list_names(folder):
         number = name.partition("-")[0]
         if number.isdigit() and int(number) <= txid:

@@ -6,7 +6,7 @@ name without its bytes (Delta flushes nothing; our commits count only once they
 are flushed, see ``publish_draft``). And where a rename is refused, Hadoop's
 local file system copies instead, which a full disk or a SIGKILL can interrupt
 (seen: a rename refused with ENOSPC leaves the beginning of the entry there).
-Nobody has been told that such a commit happened; but the file would stop
+No writer was told that such a commit happened; but the file would stop
 every reader, and every later commit.
 
 Should it be an entry that did count (a disk that lost what it had flushed), the
@@ -30,7 +30,7 @@ from trident.states.delta.table_lock import table_lock
 log = logging.getLogger(__name__)
 # More than that is no power cut: a person should look.
 _IN_A_ROW = 20
-# Whoever holds the lock so long is stopped, or hangs: the table is read as it is.
+# A process that holds the lock longer is stopped, or hangs: the table is read as it is.
 _LOCK_SECS = 20.0
 
 

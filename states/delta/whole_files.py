@@ -7,7 +7,7 @@ would commit what follows from them. The log says how long each data file is,
 so one ``stat`` a file tells.
 
 Bytes that changed within a file of the right length are found by Parquet
-where they matter to its reading, and else by nobody: see docs/faults.md.
+where they matter to its reading, and else not at all: see docs/faults.md.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def require_whole_log(path: str, version: int | None = None) -> None:
             elif match := CHECKPOINT.fullmatch(name):
                 checkpoints.setdefault(int(match[1]), []).append(f"{folder}/{name}")
     except OSError:
-        return  # no table, or one that whoever reads it will say more of
+        return  # no table, or one of which its reader will say more
     last = max(entries, default=-1) if version is None else version
     begin = next((at for at in sorted(checkpoints, reverse=True) if at <= last and _filled(checkpoints[at])), -1)
     first = begin + 1
     if begin < 0 and any(at > last for at in checkpoints):
-        first = min(entries, default=0)  # cleaned up behind a later checkpoint: whoever reads the version says so
+        first = min(entries, default=0)  # cleaned up behind a later checkpoint: the version's reader says so
     for each in range(first, last + 1):
         wrong = _wrong(entries.get(each))
         if wrong is not None:

@@ -85,7 +85,7 @@ class BackgroundCompactor:
             give_up: asked meanwhile; True ends the merging before its time.
 
         Returns:
-            Whether that was done within the time. If not, the running MERGE is
+            True if that was done within the time. If not, the running MERGE is
             cancelled: it happens as a whole or not at all, and the rows stay in the log.
         """
         with self._wake:
@@ -129,7 +129,7 @@ class BackgroundCompactor:
         seen = -1
         while True:
             with self._wake:
-                # What was told while a MERGE ran must not wait for the next poll.
+                # A txid that was told while a MERGE ran must not wait for the next poll.
                 if not self._stopping and self._advanced == seen:
                     self._wake.wait(self._poll_secs)
                 stopping, advanced = self._stopping, self._advanced

@@ -13,7 +13,7 @@ The invariants::
     a row of the table has _upto ≤ P    _upto: the P of the MERGE that wrote it
     state as of N = table as of P, combined with the log rows of P < txid ≤ N
 
-What this rests on in Delta (each is tested against Delta itself, not here):
+This rests on two facts of Delta (both are tested against Delta itself, not here):
 a MERGE that was overtaken by another MERGE of the same table is rejected
 (both read and write the same SetTransaction application id); a Kernel commit
 without retries is a compare-and-set of the table version.
@@ -217,7 +217,7 @@ def plan_live_read(
     controls = [log.control_txid for log, _ in pairs] + list(append_controls)
     if not controls:
         raise ValueError("a live read needs at least one table")
-    # What has advanced was published in every table before it was pinned, or was empty.
+    # A transaction that has advanced was published in every table before that was pinned, or was empty.
     newest = max(min(controls), advanced_txid or 0)
     txid = newest if want_txid is None else want_txid
     if txid > newest:

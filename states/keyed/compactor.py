@@ -1,7 +1,7 @@
 """Brings a keyed state's plain table up to its log, and drops what is merged (docs/semantics.md 11).
 
 ``trident.states.keyed.compaction`` decides; this carries it out on Spark and Delta. None of
-it can double or lose a row, whoever runs it and however often, so it needs no
+it can double or lose a row, in whichever process and however often it runs, so it needs no
 fence: a deposed coordinator's compactor does the same work or fails.
 """
 
@@ -80,7 +80,7 @@ DROP = faults.register("compact.drop", "the commit that drops merged files from 
 
 # Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
 # SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
-# second. A row that the first one *deleted* is gone and stops nobody. That is no harm where rows can be deleted: there
+# second. A row that the first one *deleted* is gone and stops none. That is no harm where rows can be deleted: there
 # a log row is a whole value, and the second MERGE sets each key of (P, a] again, since b > a, to its newest value of
 # (P, b], which is its value as of b whatever the table holds: a key deleted and never written again has no row and gets
 # none, one written again after a is inserted as what it is. (With partial values it would be an error, and there
@@ -91,7 +91,7 @@ _DROP_TRIES = 8
 _PLAN_TRIES = 5
 # This many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
 _UNSETTLED = 100
-# So much compressed data makes one task of a MERGE; adaptive execution joins small ones.
+# The compressed data of one task of a MERGE; adaptive execution joins small ones.
 _BYTES_PER_TASK = 32 << 20
 
 
@@ -146,7 +146,7 @@ class Compactor:
         self.plain = str(Path(warehouse) / state.plain_path)
         self.log = str(Path(warehouse) / state.published_path)
         self._pool = pool
-        # Its own: what is cancelled for good must not be what a later compactor of the state begins.
+        # Its own: a cancelled group is cancelled for good, and must not reach a later compactor of the state.
         self.job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
         self._merge_session: "SparkSession | None" = None
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
@@ -154,7 +154,7 @@ class Compactor:
         self._settled = -1  # up to which version the plain table is known to outlive a power cut
         self._log_seen: int | None = None  # up to which version the log was looked at
         self._last_merge = time.monotonic()
-        # What the committer writes too: it must recognise the log drop as the topology's own.
+        # As the committer writes it: it must recognise the log drop as the topology's own.
         self._engine_info = f"trident/{state.incarnation}"
 
     # --- MERGE ----------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ class Compactor:
         """One MERGE of everything that waits, up to the last advanced transaction.
 
         Args:
-            advanced: the last advanced txid. Never more: what is published here
-                may not be published yet in another table of the group.
+            advanced: the last advanced txid. Never more: a transaction that is
+                published here may not be published yet in another table of the group.
             force: merge also when the settings do not ask for it yet.
 
         Returns:
-            What was merged; None when it was not due or nothing waited. While
+            The merge; None when it was not due or nothing waited. While
             nothing waits, or not enough, no table is opened.
 
         Raises:
@@ -405,7 +405,7 @@ class Compactor:
         plain = self._open_plain()
         if plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention) is None:
             return None
-        # And of a table whose last MERGE nobody can replace any more: what is dropped is there alone.
+        # And of a table whose last MERGE can no longer be replaced: dropped rows are there alone.
         self._settled_plain()
         plain = self._open_plain()
         bound = plan_drop(view, merged_upto(self.state, plain, control.starts_at), advanced, retention)
@@ -426,7 +426,7 @@ class Compactor:
         On a local disk Spark's log store looks whether an entry is there and then renames its draft over it: of two
         compactors that look at the same moment the second takes the first one's place, also one that was stopped
         in between and goes on an hour later. Without its draft it cannot. Nothing is lost by a MERGE that was replaced
-        as long as nobody has dropped what it had merged.
+        as long as the log still has the rows that it had merged.
         """
         for _ in range(_PLAN_TRIES):
             before = self._engine.load(self.plain)

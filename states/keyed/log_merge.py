@@ -235,7 +235,7 @@ def _overlaid_by_broadcast(
 
 def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":
     """The frame with the hint that it be sent to every task, unless Spark knows that it is larger."""
-    # What Spark cannot tell the size of, it says is huge beyond any disk.
+    # Spark says of a frame of unknown size that it is huge beyond any disk.
     return frame if bytes_max < _size_bytes(frame) < 1 << 50 else F.broadcast(frame)
 
 

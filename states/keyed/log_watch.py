@@ -25,7 +25,7 @@ LOG_VERSION = "log"
 
 
 def begins_here(commit: history.Commit, incarnation: str) -> bool:
-    """Tells whether a commit made the table ours, or is its creation: what was before it was taken over as it was."""
+    """Tells whether a commit made the table ours, or is its creation: rows before it were taken over as they were."""
     value = commit.control.get(DOMAIN)
     return is_our_publish(commit, incarnation) and isinstance(value, Mapping) and value.get("attempt_id") == -1
 
@@ -105,7 +105,7 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
         seen = merged_log_version(plain, state)
     if seen is None or seen < 0 or seen > pinned:
         seen, _ = start_of(log, pinned, state.incarnation)
-    # What was cleaned up is the mark's to judge, at the next decision.
+    # The mark judges of versions that were cleaned up, at the next decision.
     seen = max(seen, min(unbroken(log, pinned), default=pinned + 1) - 1)
     for commit, reason in _foreign(state, log, seen, pinned):
         raise halts.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)

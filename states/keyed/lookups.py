@@ -98,7 +98,7 @@ class StatePins:
     def _scan(
         self, spark: "SparkSession", table: TableFiles, before: dict[tuple[str, ...], "DataFrame"]
     ) -> "DataFrame":
-        """The table's rows; what was scanned before is a frame already."""
+        """The table's rows; a file that was scanned before has a frame already."""
         files, scans = list(table.files.values()), []
         for start in range(0, max(len(files), 1), PATHS_PER_SCAN):
             part = files[start : start + PATHS_PER_SCAN]

@@ -1,8 +1,8 @@
 """Finds commits to the plain table of a keyed state that are no MERGE of this topology.
 
 A plain table is written by compactors, in any process, so that ZooKeeper
-cannot know its version as it knows a log's. What it knows is the last version
-that was looked at; from there on every commit must say that it is a MERGE of
+cannot know its version as it knows a log's. It knows the last version that was
+looked at; from there on every commit must say that it is a MERGE of
 this topology, in the user metadata that a RESTORE does not copy. Without this,
 a RESTORE would put old rows under a newer P, and the transactions between
 would be missing from then on, without a word (P is kept by a RESTORE).

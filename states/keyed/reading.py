@@ -1,7 +1,7 @@
 """Snapshot reads: the states of a batch group, all as of one transaction (docs/semantics.md 11).
 
-Needs no running topology and no ZooKeeper. What was published to only some of
-a group's tables is never read: without a txid a read gives the last transaction
+Needs no running topology and no ZooKeeper. A transaction that is published to
+only some of a group's tables is never read: without a txid a read gives the last transaction
 that *every* table of the group has.
 """
 
@@ -171,7 +171,7 @@ def _pin(
     """
     for attempt in range(_TRIES):
         controls, pinned = _look(engine, Path(warehouse), states)
-        # What is merged had advanced before any log was looked at; an empty transaction leaves no other trace.
+        # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.
         merged = [table.merged or 0 for table in pinned.values() if table.plain is not None]
         known = max(advanced_txid or 0, *merged, 0)
         newest = max(min(controls), known)
@@ -202,7 +202,7 @@ def _pin(
 def _look(engine: KernelEngine, root: Path, states: Sequence[StateDescriptor]) -> tuple[list[int], dict[str, _Pinned]]:
     """The control txids of all of the group's tables, and the tables of the wanted states, pinned."""
     wanted = {state.name for state in states}
-    # Plain tables before any log: what is merged is published everywhere by the time a log is looked at.
+    # Plain tables before any log: by the time a log is looked at, a merged transaction is published everywhere.
     plains = {state.name: _try_load(engine, root / state.plain_path) for state in states if state.state_kind.has_log}
     controls: list[int] = []
     detached: list[int] = []

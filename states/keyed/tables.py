@@ -107,8 +107,8 @@ def column_names(snapshot: TableSnapshot) -> list[str]:
 def as_stored(state: StateDescriptor, plain: TableSnapshot, log: TableSnapshot) -> StateDescriptor:
     """The state with the value columns that were added to its tables since its descriptor was read.
 
-    What only one of the two tables has is not the state's: our own columns are
-    added to the plain table before the log.
+    A column that only one of the two tables has is not the state's: our own
+    columns are added to the plain table before the log.
     """
     known = json.loads(state.schema_json)
     names = {field["name"] for field in known["fields"]} | set(HIDDEN_COLUMNS)

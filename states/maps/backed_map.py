@@ -1,4 +1,4 @@
-"""The setting objects of a map state over a backing map: what a user writes in a topology (docs/semantics.md 5).
+"""The setting objects of a map state over a backing map, as a user writes them in a topology (docs/semantics.md 5).
 
 ::
 
@@ -107,7 +107,7 @@ class BackedMapState:
 
     @property
     def fenced(self) -> bool:
-        """Tells whether the store refuses an old coordinator that wakes up; of a function: what it says of itself."""
+        """Tells whether the store refuses an old coordinator that wakes up; a function says so of itself."""
         return bool(getattr(self.backing, "fenced", False))
 
     def make_backing(self, config: Mapping[str, Any], partition_index: int, num_partitions: int) -> BackingMap:

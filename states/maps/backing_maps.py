@@ -69,7 +69,7 @@ class MemoryBackingMap:
 
     def multi_put(self, keys: Sequence[Key], values: Sequence[Any], epoch: int | None = None) -> None:
         """All keys in one atomic step with the fence; StaleEpoch: nothing was written."""
-        # Texts, as in every other store: what is put is a copy, and what cannot be stored elsewhere cannot be here.
+        # Texts, as in every other store: the map keeps a copy, and refuses what no other store could keep.
         rows = [(key_text(key), None if value is None else dumps(value)) for key, value in zip(keys, values)]
         contents = self._of_this_process()
         with contents.lock:

@@ -4,9 +4,9 @@ Between ``begin_commit(txid)`` and ``commit(txid)`` a map gathers its updates
 and shows them to its own reads; ``commit`` writes them in one ``multi_put``.
 So a key may be updated several times in a transaction and is still written
 once: had each update been written by itself, a replay after a crash between
-two of them could not tell which of them a stored txid stands for. What an
-update builds on is the state as of the transaction before, also when an
-earlier try of this transaction has been written.
+two of them could not tell which of them a stored txid stands for. An update
+builds on the state as of the transaction before, also when an earlier try of
+this transaction has been written.
 
 Keys are the same exactly when their texts are (:func:`trident.states.core.values.dumps`):
 ``(1,)``, ``(1.0,)`` and ``(True,)`` are three keys, here as in every store.
@@ -244,7 +244,7 @@ class SnapshottableMap:
 class CachedMap:
     """Keeps the rows used last in memory, as a map state writes them through it.
 
-    What it holds is right only as long as nobody else writes these keys. It
+    Its values are right only as long as no other process writes these keys. It
     can tell for transactions: when one begins that does not follow directly on
     the last one committed through this object, with the same epoch and
     incarnation, it forgets everything, since the partition has been elsewhere
@@ -326,9 +326,9 @@ class CachedMap:
 class BufferedMap:
     """Reads through to a map and keeps what is put to itself: for results that are computed before they are decided.
 
-    ``commit`` of a map state over it reaches nothing but :attr:`puts`. What
-    they hold may be written later, and again: putting the same rows twice is
-    the same as once.
+    ``commit`` of a map state over it reaches nothing but :attr:`puts`. Their
+    rows may be written later, and again: putting the same rows twice is the
+    same as once.
     """
 
     def __init__(self, backing: BackingMap) -> None:

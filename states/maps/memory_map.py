@@ -65,7 +65,7 @@ class MemoryMapState:
 class LRUMemoryMapState(MemoryMapState):
     """A MemoryMapState that forgets: only the keys that were written last are kept, so it is for tests and demos.
 
-    What is dropped is gone: a key that comes again begins anew.
+    A dropped key is gone: when it comes again, it begins anew.
 
     Args:
         name: as of a MemoryMapState.
@@ -95,7 +95,7 @@ class MemoryMap:
         self._lock = threading.Lock()
         self._entries: dict[Row, tuple[int, Row]] = {}
         self._txid = 0
-        # What it held before that transaction, and since which one; shares its values.
+        # Its contents before that transaction, and since which one; shares its values.
         self._before: tuple[int, dict[Row, tuple[int, Row]]] = (0, {})
         self._incarnation = ""
         self.max_size: int | None = None

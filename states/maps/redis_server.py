@@ -14,9 +14,9 @@ from trident.coordinators.errors import ConfigError, EnvironmentProblem
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0
 SCHEMES = ("redis", "rediss", "unix")
-# What to use instead of a url that each host takes for a server of its own.
+# The advice for a url that each host takes for a server of its own.
 REDIS_OF_ALL = "write the name or the address that every host knows the Redis server by"
-# What a server must be set to, so that what it acknowledged is there ever after.
+# The settings that a server must have, so that it never loses what it acknowledged.
 _DURABLE: dict[str, Callable[[str], bool]] = {
     "appendonly": lambda value: value == "yes",
     "appendfsync": lambda value: value == "always",
@@ -104,7 +104,7 @@ def check_durable(client: Any, url: str, user: str, kept: str, parameter: str) -
     try:
         found = {setting: client.config_get(setting).get(setting) for setting in _DURABLE}
     except redis.ResponseError:
-        # Hosted servers forbid CONFIG: what they promise is between them and the user.
+        # Hosted servers forbid CONFIG: their promises are between them and the user.
         found = {}
     wrong = {setting: value for setting, value in found.items() if value and not _DURABLE[setting](as_text(value))}
     if wrong:

@@ -3,7 +3,7 @@
 Each ``multi_put`` is one transaction that takes the write lock first
 (``BEGIN IMMEDIATE``), then compares the epoch, then writes: an old coordinator
 can come before its successor's first write or be refused, never in between.
-Commits are synchronous (``synchronous=FULL``): what is acknowledged survives a
+Commits are synchronous (``synchronous=FULL``): an acknowledged one survives a
 loss of power.
 """
 

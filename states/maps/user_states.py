@@ -2,8 +2,8 @@
 
 A user-written state is updated *after* its batch has been decided, from rows
 that were made durable before (docs/semantics.md 9.5): the same txid always comes
-with the same rows, however often and in whichever process it is tried. What a
-state must still do itself is to notice that it has applied a txid, since a
+with the same rows, however often and in whichever process it is tried. A state
+must still notice by itself that it has applied a txid, since a
 crash may come between its write and the moment the coordinator hears of it;
 :mod:`trident.states.maps.map_states` does that over any :class:`BackingMap`.
 
@@ -37,7 +37,7 @@ class State(Protocol):
     """Something durable that transactions change. One object per partition, on an executor."""
 
     def begin_commit(self, txid: int | None) -> None:
-        """The updates that follow belong to txid. Again after a failure: what was not committed is forgotten.
+        """The updates that follow belong to txid. Again after a failure: uncommitted updates are forgotten.
 
         Args:
             txid: the transaction; None: the updates belong to none (they count as often as they are made).

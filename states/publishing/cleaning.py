@@ -49,8 +49,8 @@ class Cleaner:
     def advanced(self, attempt: TransactionAttempt) -> None:
         """Cleans what is left of attempts up to this txid; never another attempt's before that.
 
-        What could not be cleaned is tried again with the next transaction. So is, for a minute or more, what other
-        attempts of a transaction have left: a task that was cancelled with its attempt may write its file after all.
+        Files that could not be cleaned are tried again with the next transaction. So are, for a minute or more, those
+        of a transaction's other attempts: a task that was cancelled with its attempt may write its file after all.
         """
         self._to_clean.append(attempt)
         try:
@@ -97,6 +97,6 @@ class Cleaner:
                 parts = name.split("-")
                 if parts[0] in good and parts[1:2] != [good[parts[0]]]:
                     storage.try_delete(folder / name)
-        # What is older than the time that a straggler has was looked for once more just now.
+        # An attempt older than the time that a straggler has was looked for once more just now.
         self._replayed = {attempt: since for attempt, since in self._replayed.items() if now - since < _STRAGGLER_SECS}
         self._look_again = time.monotonic() + 10 * (time.monotonic() - now)

@@ -1,4 +1,4 @@
-"""Tables beside a group's states: what was given up, and how messages ended (docs/semantics.md 1 and 6).
+"""Tables beside a group's states: messages that were given up, and how messages ended (docs/semantics.md 1 and 6).
 
 Both are participants of the transaction that they tell of: a message is in the
 results, or in the dead letters, or still to come, never two of these. They take
@@ -152,7 +152,7 @@ def _owner(path: Path) -> tuple[str, str] | None:
         try:
             control = read_commit(str(path), version).control.get(DOMAIN)
         except TableError:
-            return None  # cleaned up that far: nobody has written to it for long
+            return None  # cleaned up that far: no topology has written to it for long
         if isinstance(control, Mapping):
             return str(control.get("topology")), str(control.get("group"))
     return None

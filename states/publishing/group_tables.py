@@ -1,4 +1,4 @@
-"""The Delta tables of one batch group as this process last saw them: what opening, preparing and publishing share."""
+"""The Delta tables of one batch group as this process last saw them; opening, preparing and publishing share them."""
 
 from __future__ import annotations
 

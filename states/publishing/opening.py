@@ -129,7 +129,7 @@ class TableOpener:
         if control.attempt_id != -1 if mark is None else not control.same_batch(mark):
             self._tables.check_fence()  # a successor may have published since the record was read
             raise halts.transactions_differ(self._tables.topology, path, control, mark)
-        # Without a mark the control record was the last thing written: what is before it was adopted with the table.
+        # Without a mark the control record was the last thing written: rows before it were adopted with the table.
         version = mark.version if mark else history.find_version_by_control(str(path), DOMAIN, control.txid)
         self._tables.check_foreign(binding.name, path, snapshot.version if version is None else version, snapshot)
         if binding.state_kind.may_grow(binding) and spec.lacks_columns(snapshot.schema_json):

@@ -179,8 +179,8 @@ class Publisher:
     def _check_leads(self) -> None:
         """Asks the fence before a table is committed to; not again within a second, which no session ends in.
 
-        What a deposed coordinator would commit is refused by the table itself, too: by its control record, and, where
-        the table was made anew, by the log entry that the commit builds on.
+        The table itself refuses a deposed coordinator's commit, too: by its control record, and, where the table was
+        made anew, by the log entry that the commit builds on.
         """
         now = time.monotonic()
         if now - self._led_at > _LED_SECS:

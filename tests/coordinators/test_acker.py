@@ -220,5 +220,5 @@ def test_memory_is_the_same_for_a_tree_of_any_size() -> None:
 def test_what_an_acker_cannot_be(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="found"):
         Acker(**wrong)
-    with pytest.raises(ConfigError, match="so many ackers"):
+    with pytest.raises(ConfigError, match="number of ackers"):
         Ackers(-1)

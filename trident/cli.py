@@ -55,7 +55,7 @@ EXIT_NOT_RUNNING = 5
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
-# What `status` ends with; of several topologies the first of these that is one's.
+# The exit codes of `status`; of several topologies the first of these that is one's.
 _EXIT_OF_CONDITION = {
     "halted": EXIT_HALT,
     "failed": EXIT_ATTEMPT_CAP,
@@ -63,7 +63,7 @@ _EXIT_OF_CONDITION = {
     "stopped": EXIT_NOT_RUNNING,
 }
 
-# What else is in the folder <warehouse>/_trident, beside the topologies'.
+# The other folders in <warehouse>/_trident, beside the topologies'.
 _NOT_TOPOLOGIES = ("states", "zookeeper")
 _BAD_INPUT = (
     TopologyError,
@@ -235,7 +235,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
     """Print the status of topology NAME, or of all in the warehouse, and how old it is.
 
     Exit code 0 when it runs (as far as can be seen from here), 1 when it gave up or failed, 3 when it is halted, 5 when
-    it was stopped or its process is gone; of several the gravest. 2 when nobody knows it.
+    it was stopped or its process is gone; of several the gravest. 2 when it is not known.
     """
     from trident.running.status import condition, format_status, read_status, topologies_with_status
 
@@ -300,7 +300,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
     config = _config(settings)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("reset cannot be undone and there is nobody to ask", action="give --yes")
+            raise ConfigError("reset cannot be undone and there is no terminal to ask at", action="give --yes")
         what = "its transactions and its tables" if drop_tables else "its transactions"
         if not click.confirm(f"Delete {what}: {name}, in {config.warehouse}. Go on?"):
             click.echo("Nothing is changed.")
@@ -318,7 +318,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
 @click.option("--accept-foreign", multiple=True, metavar="STATE", help="Keep what others did to its table.")
 @click.option("--accept-unverified", multiple=True, metavar="STATE", help="Take its table as it is, unseen.")
 @click.option("--adopt-tables", is_flag=True, help="ZooKeeper is newer: go on from the older tables.")
-@click.option("--accept-loss", is_flag=True, help="With --adopt-tables: what a source has forgotten is lost.")
+@click.option("--accept-loss", is_flag=True, help="With --adopt-tables: data that a source has forgotten is lost.")
 @click.option("--abandon-decision", is_flag=True, help="Give up a decided transaction that is not published anywhere.")
 @click.option("--apply", "apply_", is_flag=True, help="Do it; without this nothing is changed.")
 @_command

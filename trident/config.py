@@ -62,8 +62,8 @@ _HTTP, _SHOW, _MESSAGES = "Requests over HTTP", "Progress and status", "Messages
 class TridentConfig:
     """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
-    What is not given is taken from the environment (``TRIDENT_MAX_ATTEMPTS=3``)
-    and then from the defaults. An environment variable that begins with
+    A setting that is not given is taken from the environment
+    (``TRIDENT_MAX_ATTEMPTS=3``) and then from the defaults. An environment variable that begins with
     ``TRIDENT_`` but is no setting is passed over, since other software may
     own it, unless its name is nearly that of a setting: that is a typing error.
 
@@ -114,15 +114,15 @@ class TridentConfig:
     merge_at_stop_secs: float = _setting(
         60.0,
         seconds(zero=True),
-        "How long the last MERGE, which brings the plain tables up to date, may take at a stop. What it does not bring"
-        " over stays in the log, where snapshots and the next start find it. 0: no such MERGE.",
+        "How long the last MERGE, which brings the plain tables up to date, may take at a stop. Rows that it does not"
+        " bring over stay in the log, where snapshots and the next start find it. 0: no such MERGE.",
         section=_RUN,
         unit="s",
     )
     warm_standby: bool = _setting(
         True,
         flag(),
-        "Whether a standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
+        "A standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
         section=_RUN,
     )
 
@@ -187,7 +187,7 @@ class TridentConfig:
     zookeeper_session_timeout_secs: float = _setting(
         20.0,
         seconds(zero=False),
-        "Session timeout: after so long without contact a standby may take over.",
+        "Session timeout: after this time without contact a standby may take over.",
         section=_ZK,
         unit="s",
     )
@@ -201,7 +201,7 @@ class TridentConfig:
     zookeeper_acl: str = _setting(
         "auto",
         choice("auto", "creator", "open"),
-        "Who may use the znodes: `creator`, only who is authenticated as their creator; `open`, everybody; `auto`,"
+        "Clients that may use the znodes: `creator`, only those authenticated as their creator; `open`, all; `auto`,"
         " creator if any of `zookeeper_auth`, SASL or a TLS certificate of this client is set, else open.",
         section=_ZK,
     )
@@ -282,7 +282,7 @@ class TridentConfig:
     http_token: str | None = _setting(
         None,
         text(optional=True, pattern=r"[\x21-\x7e]{16,}", expected="at least 16 characters without spaces"),
-        "What a request must present, as `Authorization: Bearer <token>`.",
+        "The token that a request must present, as `Authorization: Bearer <token>`.",
         section=_HTTP,
         secret=True,
     )
@@ -350,7 +350,7 @@ class TridentConfig:
         return self._with(_named(settings, "TridentConfig"))
 
     def with_overrides(self, assignments: Iterable[str]) -> TridentConfig:
-        """A copy with ``key=value`` texts on top: what ``--set`` gives.
+        """A copy with ``key=value`` texts on top, as ``--set`` gives them.
 
         Raises:
             ConfigError: a text is not of the form, or as in the constructor.
@@ -376,7 +376,7 @@ class TridentConfig:
         return copy
 
     def with_spark_conf(self, assignments: Iterable[str]) -> TridentConfig:
-        """A copy with ``spark.key=value`` texts beside the Spark settings that there are: what ``--conf`` gives.
+        """A copy with ``spark.key=value`` texts beside the Spark settings that there are, as ``--conf`` gives them.
 
         Raises:
             ConfigError: a text is not of the form; its value is not shown.

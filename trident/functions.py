@@ -3,8 +3,8 @@
 Every function of ``pyspark.sql.functions`` that makes a Column is here, by its
 name and with its signature: ``F.col("amount") > 0``, ``F.explode("words")``,
 ``F.when(F.col("n") > 3, "many").otherwise("few")``, ``F.transform("xs", lambda x: x + 1)``.
-What they make can stand at module level: it is written down, and becomes a
-Column of PySpark when the topology is planned. Streams take it wherever they
+Their results can stand at module level: they are written down, and become
+Columns of PySpark when the topology is planned. Streams take it wherever they
 take a Column.
 
 Not here: ``udf`` and its like (give your function to ``each``, ``map`` or

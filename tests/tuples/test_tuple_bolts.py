@@ -379,7 +379,11 @@ class Locked(RichBolt):
         (lambda t: t.set_bolt("b", Nothing), TopologyError, "an object with execute"),
         (lambda t: t.set_bolt("b", TwoArguments()), TopologyError, "cannot be called"),
         (lambda t: t.set_bolt("b", Locked()), TopologyError, "bolt 'b' cannot be sent to the workers.*lock"),
-        (lambda t: t.set_bolt("b", Nothing(), parallelism=0), TopologyError, "so many tasks; found: 0"),
+        (
+            lambda t: t.set_bolt("b", Nothing(), parallelism=0),
+            TopologyError,
+            "the number of tasks of bolt 'b' is wrong; found: 0",
+        ),
         (lambda t: t.set_bolt("b", Write(Path("x"), "n, m, N")), FieldError, "'n' and 'N'"),
         (lambda t: t.set_spout("s", Listed([], "a, a")), FieldError, "name a field twice"),
         (lambda t: t.set_spout("s", Listed([], "")), TopologyError, "spout 's' has no fields"),

@@ -40,7 +40,7 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     """Brings the plain tables of a topology's keyed states up to their last transaction.
 
     May be called while the topology runs: a MERGE counts each transaction once,
-    whoever does it.
+    in whichever process.
 
     Args:
         name: the topology's.
@@ -147,7 +147,7 @@ def _skip(
     if unpinned:
         raise CoordinationError(
             f"transaction {txid} of {name} cannot be skipped: the spout of stream {unpinned[0]!r} is opaque",
-            found="no stored metadata: which rows the failed attempts held is known to nobody",
+            found="no stored metadata: the rows of the failed attempts are not known",
             expected="a spout whose metadata is pinned",
             action="take the rows that fail out of the source, or correct the topology; the next attempt emits anew",
         )

@@ -116,8 +116,8 @@ def replay(
 ) -> str:
     """Has dead letters tried again by the topology that runs, or by its next start.
 
-    Each request counts each message once. What fails again, as often as
-    ``max_replays`` says, is a dead letter again.
+    Each request counts each message once. A message that fails again, as often
+    as ``max_replays`` says, is a dead letter again.
 
     Args:
         name: the topology's.

@@ -1,7 +1,7 @@
 """``trident reset``: forgets a topology, first in ZooKeeper, then in the warehouse.
 
 Killed anywhere, or kept from deleting something, it is run again and goes on;
-until it has ended ZooKeeper has a mark of it, and nobody starts the topology.
+until it has ended ZooKeeper has a mark of it, and no process starts the topology.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     descriptors = list_descriptors(warehouse, name)
     folder = warehouse / "_trident" / name
     with own_zookeeper(config, warehouse, name, "reset", force) as zk:
-        # What was settled before says nothing of what comes now; what was given up is kept like any table.
+        # Messages settled before say nothing of those that come now; dead letters are kept like any table.
         beside = [path for path, _ in tables_beside(warehouse, name, SIDE_TABLES if drop_tables else (MESSAGES,))]
         is_here = bool(descriptors or beside) or storage.exists(folder)
         lives = {one.incarnation for one in lives_in(warehouse, name)} if is_here else None

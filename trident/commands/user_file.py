@@ -1,6 +1,6 @@
 """Loads the Python file that a user gives to ``trident run`` and finds its topology.
 
-The file is run as a module of its own, not as ``__main__``: what stands under
+The file is run as a module of its own, not as ``__main__``: the code under
 ``if __name__ == "__main__":`` is left to ``python FILE``. Its functions, and
 those of the modules beside it, are pickled by value, since the Python workers
 of Spark cannot import them.

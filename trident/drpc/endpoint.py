@@ -145,7 +145,7 @@ class DrpcFront:
         self._event(f"answers requests at http://{self._http.address}/drpc")
 
     def listen_again(self) -> None:
-        """As :meth:`listen`, where nobody could take an error."""
+        """As :meth:`listen`, where no caller could take an error."""
         try:
             self.listen()
         except TridentError as problem:

@@ -23,7 +23,7 @@ A request holds its thread as long as it runs. Fewer may run than there are
 threads and no further one waits for its turn, so the routes that only tell
 something are answered whatever the functions do.
 
-Without a token everybody on this machine is answered, whom nobody has vetted:
+Without a token every user of this machine is answered, with these limits:
 
 - not a web page in a browser of this machine: a request must have been made to
   a loopback name, and not from a page of another site;
@@ -69,7 +69,7 @@ from trident.drpc.values import as_json, read_json
 from trident.planning.requests import DrpcPlan
 
 log = logging.getLogger("trident.http")
-# What does not run a function is answered by the threads that requests leave.
+# The threads that requests leave answer the calls that run no function.
 _THREADS = _AT_ONCE + 4
 _BODY_BYTES_MAX = 1 << 20
 # The rows of an answer, as JSON: it waits in memory until the client has read it.
@@ -283,7 +283,7 @@ class _Application:
 
     def _get(self, request: Request, function: str, argument: str) -> Response:
         try:
-            # What is not UTF-8 has been replaced in the argument.
+            # In the argument, bytes that are not UTF-8 have been replaced.
             request.environ["PATH_INFO"].encode("latin-1").decode()
         except UnicodeDecodeError as problem:
             raise WrongArguments("the path cannot be read", found=str(problem), expected="text in UTF-8") from None
@@ -298,7 +298,7 @@ class _Application:
     def _execute(self, request: Request, function: str, args: list[Any], named: Mapping[str, Any]) -> Response:
         timeout_secs = _timeout_secs(request)
         result = find_plan(self._front.plans, function).result
-        # Whoever waited here would hold one of the threads that /health needs.
+        # A request that waited here would hold one of the threads that /health needs.
         if not self._slots.acquire(blocking=False):
             return _busy()
         try:

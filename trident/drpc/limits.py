@@ -1,8 +1,8 @@
 """Limits the cost of connections to the HTTP server: waitress' server and channel, with limits of their own.
 
-Whoever can connect needs no token for that, so connections alone must not shut
-anybody out, nor take the memory and the file descriptors of the process that
-coordinates the transactions:
+A client needs no token to connect, so connections alone must not shut others
+out, nor take the memory and the file descriptors of the process that coordinates
+the transactions:
 
 - When all places are taken, a newcomer gets that of a connection which runs no
   request: of the address that has the most of them, the one that has been idle
@@ -208,7 +208,7 @@ class BoundedServer(TcpWSGIServer):
             cleanup_interval=1,
             # It refuses a body that has as many bytes as this.
             max_request_body_size=body_bytes_max + 1,
-            # Counted here: what is sent never waits in a thread, and nothing becomes a file, which needs a descriptor.
+            # Counted here: an answer never waits in a thread, and nothing becomes a file, which needs a descriptor.
             connection_limit=_IN_MEMORY,
             outbuf_high_watermark=_IN_MEMORY,
             outbuf_overflow=_IN_MEMORY,
@@ -243,7 +243,7 @@ class BoundedServer(TcpWSGIServer):
 
     def handle_accept(self) -> None:
         if len(self.active_channels) >= self.connections_max:
-            # It is closed before the next look at this socket; whoever waits there is accepted then.
+            # It is closed before the next look at this socket; a client that waits there is accepted then.
             if not self._evict():
                 self._wait_a_moment()
             return
@@ -283,7 +283,7 @@ class BoundedServer(TcpWSGIServer):
             self.pull_trigger()
 
     def _evict(self) -> bool:
-        """Gives the place of a connection that runs nothing away; whether one is, or is about to be, free."""
+        """Gives the place of a connection that runs nothing away; tells whether one is, or is about to be, free."""
         channels = list(self.active_channels.values())
         if any(one.will_close for one in channels):
             return True
@@ -300,7 +300,7 @@ class BoundedServer(TcpWSGIServer):
 
     def _warn(self, text: str) -> None:
         now = time.monotonic()
-        if now >= self._warn_again_at:  # nobody fills the log by connecting
+        if now >= self._warn_again_at:  # no client fills the log by connecting
             self._warn_again_at = now + _WARN_SECS
             log.warning("%s", text)
 

@@ -1,6 +1,6 @@
 """The arguments of requests from Python and JSON, and the rows of answers as JSON.
 
-What JSON has no notation for is text, in both directions alike:
+A value that JSON has no notation for is text, in both directions alike:
 
 =====================  =======================================================
 type                   text

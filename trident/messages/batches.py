@@ -1,9 +1,9 @@
 """Batches whose messages are tracked: failed ones leave them before they are staged for good (docs/semantics.md 6).
 
 A batch is run; its ledger says which messages have failed; without these it is
-run again, until none fails. What nobody can tell from the rows (a worker that
-dies, a function behind a join or in the transaction's turn) is found by
-running parts of the batch: the shortest beginning that fails is searched for.
+run again, until none fails. Where the rows cannot tell (a worker that dies, a
+function behind a join or in the transaction's turn), parts of the batch are run:
+the shortest beginning that fails is searched for.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Run = Callable[[Mapping[str, "DataFrame"]], Staged]
 
 
 class Watch(Protocol):
-    """Who looks after an attempt that runs."""
+    """Looks after an attempt that runs."""
 
     @property
     def given_up(self) -> bool:
-        """Tells whether nobody waits for it any more, or it is over its time."""
+        """Tells whether the coordinator no longer waits for it, or it is over its time."""
 
     def begin_run(self) -> None:
         """It has its whole time again."""
@@ -82,7 +82,7 @@ class TrackedBatches:
         drop_old(self._ledgers)
 
     def process(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch) -> Staged:
-        """Runs the attempt until no message fails; what is staged then is without those that did.
+        """Runs the attempt until no message fails; the rows staged then are without those that did.
 
         Args:
             inputs: of the streams that are not tracked.
@@ -222,7 +222,7 @@ class TrackedBatches:
 
         if not everything or watch.given_up or not _may_be_of_a_row(error, attempt):
             raise error
-        # The whole batch is run once more: what fails only now and then is nobody's fault.
+        # The whole batch is run once more: no message is to blame for what fails only now and then.
         passing, failing, reason = -1, len(everything), fails(len(everything))
         while reason is not None and failing - passing > 1:
             middle = (passing + failing) // 2
@@ -258,7 +258,7 @@ class TrackedBatches:
         return staged
 
     def _discard(self, staged: Staged) -> None:
-        """Files of a run that does not count; what stays goes with the attempt's folder."""
+        """Files of a run that does not count; a file that stays goes with the attempt's folder."""
         for name, files in staged.items():
             for file in files:
                 storage.delete(self._roots[name] / file.path)

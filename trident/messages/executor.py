@@ -42,7 +42,7 @@ from trident.workers.anchors import ANCHORS, make_anchors
 
 log = logging.getLogger("trident.messages")
 ACKED, FAILED, DEAD = "acked", "failed", "dead"
-# A spout is asked for messages for so long at a time; what it has then may become a batch.
+# The time for which a spout is asked for messages at once; those that it gave then may become a batch.
 _POLL_SECS = 0.2
 _SMALL_ROWS = 100_000
 _TELL_AGAIN_SECS = 1.0
@@ -147,7 +147,7 @@ class MessageSpoutExecutor:
         self._open()
         now = time.monotonic()
         self._tell_again(now)
-        # Whether a request is finished is known only of messages that are tracked: until then it waits.
+        # Only tracked messages tell whether a request is finished: until then it waits.
         for request, message in self._requests.poll() if self.tracking else ():
             self._accept(message, request)
         self._requests.done()
@@ -173,7 +173,7 @@ class MessageSpoutExecutor:
         self._taken += 1
         if message.message_id is None or not self.tracking:
             if message.message_id is not None:
-                self._spout.ack(message.message_id)  # nobody will look after it
+                self._spout.ack(message.message_id)  # it is not followed
             self._waiting.append(Tracked(message, "", 0, []))
             return
         key = message_key(message.message_id)
@@ -258,7 +258,7 @@ class MessageSpoutExecutor:
             try:
                 arrow_rows(one.message.rows, self._schema)
             except SourceError as error:
-                # One without an id fails its batch: nobody would hear of it.
+                # One without an id fails its batch: the spout could not be told of it.
                 one.suspect = Failure("the spout", self._tx_id, str(error)) if one.key else None
 
     def _less(self, batch: list[Tracked]) -> list[Tracked]:
@@ -338,7 +338,7 @@ class MessageSpoutExecutor:
         """The rows so that they can be read back; None where a value has no such form: it cannot be replayed."""
         try:
             table = arrow_rows(rows, self._schema)
-            # What a batch would have had: plain values of the fields' types, whatever the spout emitted.
+            # As a batch would have them: plain values of the fields' types, whatever the spout emitted.
             columns = [python_values(column.combine_chunks()) for column in table.columns]
             return dumps([list(row) for row in zip(*columns)])
         except (SourceError, ConfigError):
@@ -382,7 +382,7 @@ class MessageSpoutExecutor:
         return True
 
     def _tell_acks(self, settled: Sequence[Tracked]) -> None:
-        """Tells the spout of acknowledged messages; what it cannot hear while its broker is away, it is told later."""
+        """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
         for one in settled:
             if one.request:
                 self._requests.settle(one.request, one.key)

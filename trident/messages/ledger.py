@@ -98,7 +98,7 @@ class BatchLedger:
         """Root → why it failed; of several failures one.
 
         Args:
-            small_bytes: up to so much is added up without Spark.
+            small_bytes: files up to this size are added up without Spark.
         """
         newest, others = self._files()
         with faults.fault_point(LEDGER):

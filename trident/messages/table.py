@@ -77,6 +77,6 @@ def settled_messages(
             attempts[row.message] = row.attempts
         else:
             attempts.pop(row.message, None)
-            # The whole window begins anew: the time in which nobody ran does not count.
+            # The whole window begins anew: the time in which the topology did not run does not count.
             settled.add(row.message)
     return settled, attempts

@@ -1,8 +1,8 @@
 """Starts the embedded ZooKeeper server again when it, and the process that watches it, are gone.
 
-``coordinators/embedded.py`` starts the server for whoever needs it first. A
-topology that runs for weeks needs it all the time: a person kills the
-supervisor, or a full disk ends it, and nobody else would start it again.
+``coordinators/embedded.py`` starts the server for the process that needs it
+first. A topology that runs for weeks needs it all the time: a person kills the
+supervisor, or a full disk ends it, and no other process would start it again.
 """
 
 from __future__ import annotations

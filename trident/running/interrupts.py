@@ -6,7 +6,7 @@ again, while the script is on its way out. So, once a topology has been started
 in the main thread:
 
 - Ctrl-C cancels the jobs of the user's own, not those of the batches;
-- an interrupt that nobody catches stops the queries, which finish what is
+- an interrupt that no code catches stops the queries, which finish what is
   decided, and is told in one line; Python's exit code for it (130 in a shell)
   stays what it is; a second one ends the process at once;
 - a script that ends without ``stop()`` stops its queries, too.

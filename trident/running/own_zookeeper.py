@@ -1,7 +1,7 @@
 """Checks that the named ZooKeeper is the topology's own: one guard for all commands that change something.
 
 A shell without TRIDENT_ZOOKEEPER names another ZooKeeper than the service, by
-default the warehouse's own, which is empty. There nobody leads and no
+default the warehouse's own, which is empty. There no process leads and no
 transaction is known, so nothing that is asked of ZooKeeper keeps a command from
 deleting the tables of a topology that runs. Two things in the warehouse can:
 
@@ -37,7 +37,7 @@ _TAKE_SECS = 5.0
 
 
 def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation: str | None = None) -> str:
-    """Who leads elsewhere, as text; "" when nobody is seen to.
+    """The leader elsewhere, as text; "" when none is seen.
 
     Args:
         status: as the warehouse has it.
@@ -159,14 +159,14 @@ class _Guard:
         try:
             status = read_status(self.warehouse, self.name)
         except TridentError:
-            return  # there is none, or nobody can read it: it is a help only
+            return  # there is none, or it cannot be read: it is a help only
         leader = leads_elsewhere(status, known.epoch, time.time(), known.incarnation)
         if leader:
             raise CoordinationError(
                 f"{self.name} seems to be led by way of another ZooKeeper than the one that was named "
                 f"({self._named()}); nothing was changed",
                 found=f"{leader}, by {status_path(self.warehouse, self.name)}",
-                expected=f"nobody, or a leader that this ZooKeeper knows (up to epoch {known.epoch})",
+                expected=f"none, or a leader that this ZooKeeper knows (up to epoch {known.epoch})",
                 action=f"{self._name_it()}, or stop it first; a leader on another host that was killed is "
                 "forgotten after ten seconds",
             )

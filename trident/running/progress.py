@@ -118,7 +118,7 @@ class ProgressLog:
         Returns:
             the record as kept, with ``name``, ``id``, ``run_id``, ``timestamp``
             (UTC, ISO 8601), ``input_rows_per_second`` (rows over the time since
-            the transaction before it advanced: what the topology keeps up) and
+            the transaction before it advanced: the rate that the topology keeps up) and
             ``processed_rows_per_second`` (rows over the batch's own total time)
             added.
         """

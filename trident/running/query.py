@@ -1,4 +1,4 @@
-"""A running topology, as its user holds it: what it does, its results, its end."""
+"""A running topology, as its user holds it: its status, its results, its end."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ class TopologyQuery(OtherNames):
     def stop(self, timeout_secs: float | None = None, compact: bool = True) -> None:
         """Finishes what is decided, brings the plain tables up to date, and ends.
 
-        Transactions that are not decided are processed again at the next start. It always ends: what is not done
-        within ``stop_timeout_secs``, and a call of a spout or a state that does not return by then, is left behind,
-        which a line in the log says; the last MERGE has ``merge_at_stop_secs``. What is left behind is lost for
-        nobody: the next start goes on from it, as after a kill.
+        Transactions that are not decided are processed again at the next start. It always ends: work that is not done
+        within ``stop_timeout_secs``, and a call of a spout or a state that does not return by then, are left behind,
+        which a line in the log says; the last MERGE has ``merge_at_stop_secs``. Nothing is lost by that: the next
+        start goes on from it, as after a kill.
 
         Args:
             timeout_secs: how long this call waits; then it returns, a line says so, and the end goes on
@@ -215,7 +215,7 @@ class TopologyQuery(OtherNames):
         - non_transactional(…) and states of your own as they are when they are
           asked, perhaps with transactions that have not advanced yet.
 
-        The caller's duty: what its functions do besides may be done twice, as in a batch.
+        The caller's duty: side effects of its functions may happen twice, as in a batch.
 
         Args:
             function: the name given to ``new_drpc_stream``.

@@ -26,7 +26,7 @@ def session_end(spark: "SparkSession", ask: bool = False) -> SessionEnded | None
         try:
             if context._jsc.sc().isStopped():
                 return _stopped()
-        except Exception as error:  # py4j's: nobody is there who could answer
+        except Exception as error:  # py4j's: no JVM answers
             return _jvm_gone(f"it does not answer: {type(error).__name__}")
     return None
 

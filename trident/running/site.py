@@ -146,7 +146,7 @@ class SparkOpening:
             for tx_id in self._plan.spouts:
                 executors[tx_id] = self._executor(tx_id)
                 _resume(executors[tx_id], store.pins.get(tx_id, {}), store.opaque_metadata.get(tx_id, {}))
-        except BaseException:  # the recovery may be tried again: what is open must not stay open beside it
+        except BaseException:  # the recovery may be tried again: no open spout may stay beside it
             host.close()
             raise
         return host
@@ -184,6 +184,6 @@ def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping
     if pins:
         executor.resume(max(pins), pins[max(pins)])
     elif committed:
-        # A copy: what a spout does with it must not reach what is stored with the next transaction.
+        # A copy: a spout that changes it must not change what is stored with the next transaction.
         positions = {partition: copy.deepcopy(metadata) for partition, (_, metadata) in committed.items()}
         executor.resume(max(txid for txid, _ in committed.values()), positions)

@@ -70,7 +70,7 @@ class FailureExplainer:
         try:
             found = self._storage(text) or _memory(text)
         except OSError:
-            return error  # the folder itself cannot be looked at: what was raised says as much
+            return error  # the folder itself cannot be looked at: the error says as much
         if found is None:
             return error
         found.__cause__ = error
@@ -132,7 +132,7 @@ def _read_only(folders: Sequence[Path]) -> list[str]:
 def _forbidden(folders: Sequence[Path]) -> list[str]:
     found = []
     for folder in folders:
-        # What is in the others, which are for temporary files, may be anybody's.
+        # Files in the others, which are for temporary files, may be other programs'.
         below = sorted(folder.glob("*")) if folder == folders[0] else []
         found += [str(one) for one in [folder, *below] if one.is_dir() and not os.access(one, os.W_OK | os.X_OK)]
     return found

@@ -12,7 +12,7 @@ from types import FrameType
 import trident.coordinators
 import trident.states
 
-# What is not a user's: the framework, Python, and what is installed beside it.
+# Code that is not a user's: the framework, Python, and packages installed beside it.
 _NOT_USERS = tuple(
     str(Path(folder).resolve())
     for folder in {

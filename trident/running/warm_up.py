@@ -121,7 +121,7 @@ class WarmUp:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends soon; returns at once, since whoever calls it is about to lead."""
+        """Ends soon; returns at once, since its caller is about to lead."""
         self._stopped.set()
         if self._thread is not None and self._thread.is_alive():
             with suppress(Exception):  # a session that is being stopped

@@ -1,7 +1,7 @@
 """Warns once when every client that reaches the ensemble could change a topology's znodes.
 
-Whoever can write there can make a topology commit twice, or never again. On
-loopback, where the embedded server is, that is whoever has an account on this
+A client that can write there can make a topology commit twice, or never again.
+On loopback, where the embedded server is, those are the accounts of this
 machine: no warning.
 """
 

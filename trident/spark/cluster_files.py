@@ -6,8 +6,8 @@ files by ``SparkContext.addPyFile``, which come before what is installed.
 
 - The framework as it is here. So no host needs it, and none has another version.
 - Every module that this process has imported and that is not installed, with
-  the whole of its package; and the Python files beside the script. What is in
-  site-packages is not sent: it may have compiled parts, and is the hosts' own.
+  the whole of its package; and the Python files beside the script. Packages in
+  site-packages are not sent: they may have compiled parts, and are the hosts' own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Spark session that the framework needs: how to make one, and how to check one.
 
-What is set, and why, stands in :func:`configure_spark`; the jars come from
+:func:`configure_spark` has the settings, with their reasons; the jars come from
 Spark's own resolver once and from its cache afterwards (:func:`delta_jars`).
 Nothing here starts a JVM when the module is imported.
 """
@@ -81,7 +81,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Set on a session's builder all that the framework needs.
 
-    What the caller has set already is kept, and our part is added to lists such
+    The caller's own settings are kept, and our part is added to lists such
     as ``spark.sql.extensions``. Call it after your own ``.master(...)`` and
     ``.config(...)``, before ``getOrCreate()``, and before any other Spark session
     of this process: the class path is fixed when the JVM starts. Sets
@@ -229,7 +229,7 @@ def _warn_of_what_came_too_late(spark: SparkSession, asked: Mapping[str, str]) -
     """A session that was made earlier in this process keeps what is fixed when the JVM starts."""
     has = dict(spark.sparkContext.getConf().getAll())
     # A session takes any name as its own setting, but only those of Spark SQL do anything there. Our part is added to
-    # some; and whoever leaves the master at its default takes the session as it is.
+    # some; and a user who leaves the master at its default takes the session as it is.
     ignored = [
         key
         for key, value in asked.items()
@@ -416,7 +416,7 @@ def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
         command += ["--conf", f"{key}={value}"]
     with tempfile.TemporaryDirectory() as folder:
         answer, script = Path(folder, "jars"), Path(folder, "list_jars.py")
-        # What spark-submit resolved it hands to the application as spark.jars.
+        # spark-submit hands the jars that it resolved to the application as spark.jars.
         script.write_text(
             "import sys\nfrom pyspark import SparkConf, SparkContext\nSparkContext._ensure_initialized()\n"
             "open(sys.argv[1], 'w', encoding='utf-8').write(SparkConf().get('spark.jars', ''))\n",

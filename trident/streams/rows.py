@@ -83,8 +83,8 @@ class RowOperations(OtherNames):
         """Keeps the rows for which the condition holds.
 
         ``filter("word", is_long)``, ``filter(function_of_all_fields)``,
-        ``filter(F.col("n") > 3)`` or, as SQL text, ``where("n > 3")``. What a
-        function returns is taken as true or false.
+        ``filter(F.col("n") > 3)`` or, as SQL text, ``where("n > 3")``. A
+        function's result is taken as true or false.
         """
         if isinstance(inputs, str) and function is None:
             inputs = expr(inputs)

@@ -133,7 +133,7 @@ def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "
     listed = list(rows)
     if partitions < 0 or (partitions == 0 and listed):
         raise SourceError(
-            "the rows cannot be put into so many partitions",
+            "the rows cannot be put into this number of partitions",
             found=f"{len(listed)} rows in {partitions} partitions",
             expected="at least 1; or 0 without rows",
         )

@@ -1,7 +1,7 @@
 """The classes that users chain: streams, grouped and windowed ones, chained aggregations, states.
 
-A stream never changes: each operation gives a new one. What can be checked is
-checked at once: fields, types, a function's parameters, whether it can be pickled.
+A stream never changes: each operation gives a new one. It checks at once what it
+can: fields, types, a function's parameters, whether it can be pickled.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Ends(RowOperations):
         That happens in the transaction's turn. A static state is read at any time.
 
         It ends a grouping, as in Trident, where ``group_by`` only says which rows
-        ask together: what follows is over the whole batch or request.
+        ask together: later operations are over the whole batch or request.
 
         Args:
             state: what persistent_aggregate, partition_persist or new_static_state gave.
@@ -163,7 +163,7 @@ class Stream(StreamOperations, _Ends):
           per partition of the state. It may be called again with the same rows
           and txid after a crash.
         - An updater of opaque(…) and transactional(…) is called before the
-          decision; what it puts is published with it, and it may emit.
+          decision; the values that it puts are published with it, and it may emit.
 
         Args:
             state: where to.
@@ -219,8 +219,8 @@ class Stream(StreamOperations, _Ends):
 class GroupedStream(_Ends):
     """A stream with the fields that its rows are grouped by.
 
-    What keeps the grouping and what ends it is as in Storm's GroupedStream: an
-    aggregate and a state query end it, ``each`` and ``partition_aggregate`` keep it.
+    Operations keep or end the grouping as in Storm's GroupedStream: an aggregate
+    and a state query end it, ``each`` and ``partition_aggregate`` keep it.
     """
 
     _OTHER_NAMES = GROUPED_NAMES
@@ -373,7 +373,7 @@ class WindowedStream:
 
 
 class TridentState(StateHandle):
-    """A state that a topology writes to, or a static one: what ``state_query`` takes.
+    """A state that a topology writes to, or a static one; ``state_query`` takes it.
 
     Attributes:
         name: what ``query.snapshot`` takes; "" for a static state.
@@ -386,9 +386,9 @@ class TridentState(StateHandle):
 
         Of an aggregate: the keys and the value over all transactions so far,
         one row per key that the batch touched. Of an upsert: the rows that are
-        kept, not those that are removed. Of an updater: what it emits.
+        kept, not those that are removed. Of an updater: the rows that it emits.
 
-        What is made of it is decided and published together with the state.
+        Rows made of them are decided and published together with the state.
 
         Raises:
             TopologyError: new values of this state are not known before it is published.

@@ -53,7 +53,7 @@ class TridentTopology(OtherNames):
 
     def __init__(self, name: str) -> None:
         self.name = check_name("topology", name)
-        self.graph = TopologyGraph(name)  # for the framework: what planner and runner read
+        self.graph = TopologyGraph(name)  # for the framework: planner and runner read it
 
     def __repr__(self) -> str:
         return as_line("TridentTopology", self.name, topology_facts(self.graph))
@@ -67,8 +67,8 @@ class TridentTopology(OtherNames):
         """A stream of what a spout emits.
 
         Args:
-            tx_id: the stream's name, distinct within the topology. What the
-                spout has read is stored under it: keep it between runs.
+            tx_id: the stream's name, distinct within the topology. The spout's
+                position is stored under it: keep it between runs.
             spout: where the rows come from.
 
         Raises:
@@ -156,8 +156,8 @@ class TridentTopology(OtherNames):
         no transaction: nothing is written to ZooKeeper or to a state, it waits for
         no batch and no batch waits for it. It reads every state as of the last
         advanced transaction of the batch group that writes it, the same one for
-        all states of a group; what that means for a map of your own is said at
-        ``TopologyQuery.execute``.
+        all states of a group; ``TopologyQuery.execute`` says what that means for a
+        map of your own.
 
         Every operation may follow that changes no state, ``state_query`` of any
         state of this topology above all. The rows at the end of the stream are the
@@ -228,7 +228,7 @@ class TridentTopology(OtherNames):
 
         Grouped streams give the results of each group behind its keys (those of
         the first stream); others one result over the whole batch, also an empty
-        one. (In Trident it would be per task: what meets there is chance.) Of
+        one. (In Trident it would be per task: chance decides which rows meet.) Of
         streams of independent spouts it warns, as :meth:`join` does.
 
         Args:

@@ -111,8 +111,8 @@ class StreamOperations(RowOperations):
     ) -> "Self":
         """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
 
-        Rows of two transactions never meet: what that means for streams of
-        independent spouts is said at :meth:`TridentTopology.join`.
+        Rows of two transactions never meet: :meth:`TridentTopology.join` says what
+        that means for streams of independent spouts.
 
         Args:
             other: of the same topology.

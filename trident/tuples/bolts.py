@@ -3,8 +3,8 @@
 A bolt of Storm, with one difference that matters: an instance lives for one
 *round*, not for the life of the topology. A round is what the spouts had ready;
 its tuples go through each bolt in one Spark job, in which each task of the bolt
-has an instance of its own (:mod:`trident.tuples.topology`). What must outlive a
-round belongs to a store or to Trident's states, never to ``self``.
+has an instance of its own (:mod:`trident.tuples.topology`). Data that must
+outlive a round belongs to a store or to Trident's states, never to ``self``.
 
 Imported by every worker: keep its imports light.
 """
@@ -175,7 +175,7 @@ class OutputCollector:
         Args:
             values: one per field of the stream; a single value where there is one field.
             anchors: the tuples that it was made of: when it fails, or is lost, the messages
-                that they come from come again. None: nobody is told what becomes of it.
+                that they come from come again. None: no spout is told what becomes of it.
             stream: of the bolt, where it has several.
 
         Raises:
@@ -336,7 +336,7 @@ class RichBolt:
     The bolt's duty: every tuple is acknowledged or failed, in ``cleanup`` at the
     latest; one that is neither stays pending, and its message comes again
     after the message timeout. A tuple may be executed more than once, also the
-    same one, when Spark tries a task again: what the bolt does besides must bear
+    same one, when Spark tries a task again: the bolt's side effects must bear
     that. When ``execute`` raises, its tuple fails (in Storm the worker dies).
 
     An instance sees its tasks' tuples of one round, in no promised order, and no
@@ -362,15 +362,15 @@ class RichBolt:
     def cleanup(self) -> None:
         """Called behind the last tuple of a round: the last moment to emit and to acknowledge.
 
-        What it raises fails every message of the round. Not called when the worker dies.
+        An exception of its fails every message of the round. Not called when the worker dies.
         """
 
 
 class BasicBolt:
     """The base of a bolt whose tuples are anchored and acknowledged for it.
 
-    What ``execute`` emits is anchored to its input; the input is acknowledged
-    when it returns, and fails when it raises. For the rest see :class:`RichBolt`.
+    Tuples that ``execute`` emits are anchored to its input; the input is
+    acknowledged when it returns, and fails when it raises. For the rest see :class:`RichBolt`.
 
     ::
 

@@ -258,7 +258,7 @@ class TupleQuery(OtherNames):
         """Has it ended without a call of a spout that does not return."""
         calls = stuck_calls(lambda name: name == self._thread.name)
         log.warning(
-            "%s: its stop goes on without %s; what is not acknowledged comes again at the next start",
+            "%s: its stop goes on without %s; messages that are not acknowledged come again at the next start",
             self.name,
             " and ".join(calls) + (" (of yours), which does not return" if calls else "what still runs"),
         )
@@ -303,7 +303,7 @@ class TupleQuery(OtherNames):
                 self._stop_requested.wait(_IDLE_SECS)
 
     def _pass(self) -> bool:
-        """Asks the spouts, runs a round, tells the spouts; whether there was anything to do."""
+        """Asks the spouts, runs a round, tells the spouts; returns whether there was anything to do."""
         fetched = self._tracker.fetch(self._messages_max)
         if fetched.copies:
             self._round(fetched)
@@ -331,7 +331,7 @@ class TupleQuery(OtherNames):
         try:
             for report in self._runner.run(self._rounds, fetched.copies):
                 self._tracker.take(report)
-        except RoundStopped:  # by stop(): what is not settled stays with its source, which is told nothing
+        except RoundStopped:  # by stop(): messages that are not settled stay with their source, which is told nothing
             return
         except Exception as error:
             self._failed(fetched, error)

@@ -1,8 +1,8 @@
 """Rounds of a tuple topology on Spark: one job for each level of bolts.
 
-A level's tuples are put into one Spark partition per task of its bolts; what the
-bolts emit stays in Spark, and only their reports come to the driver. What a
-level gave is kept by a local checkpoint: ids are random, so a tuple that were
+A level's tuples are put into one Spark partition per task of its bolts; the
+bolts' own tuples stay in Spark, and only their reports come to the driver. A
+local checkpoint keeps a level's tuples: ids are random, so a tuple that were
 computed twice would be two tuples. Should a kept block be lost with its
 executor, the round fails; should Spark keep a block of one attempt at a task
 and take the report of another (speculation), the trees of that task never come
@@ -155,7 +155,7 @@ class RoundRunner:
         result: Any = ClassicDataFrame(together._jdf.mapInArrow(body._jc, False, None), self._spark)
         result = result.localCheckpoint(eager=False)
         sent: set[int] = set()
-        # Known before it is computed: what a failure leaves behind is freed too.
+        # Known before it is computed: so the blocks that a failure leaves behind are freed too.
         kept[level] = (result, sent)
         # The one action on it: it computes the level and keeps it.
         rows = result.where(F.col("level") == REPORTS).select("content").collect()
@@ -180,7 +180,7 @@ class RoundRunner:
                 f"round {number} took longer than message_timeout_secs",
                 found=f"more than {self._timeout_secs:g} s since {since}",
                 expected=f"at most {self._timeout_secs:g} s",
-                action="its messages come again in smaller rounds; raise message_timeout_secs if one takes so long",
+                action="its messages come again in smaller rounds; raise message_timeout_secs if one takes longer",
             )
         translated = translate_failure(error, f"round {number}")
         return translated if isinstance(translated, Exception) else error

@@ -27,7 +27,7 @@ from trident.tuples.plan import PlannedSpout
 
 log = logging.getLogger("trident.tuples")
 _ERRORS_KEPT = 100
-# A round is sent when so much is there, however much more the spouts have.
+# A round is sent at this size or time, however much more the spouts have.
 _FETCH_BYTES, _FETCH_SECS = 32 << 20, 0.5
 
 
@@ -262,7 +262,7 @@ class Tracker:
                 self.errors.append(TupleFailure(self._message_ids[root], report.bolt, error))
                 self._settle(self.ackers.fail(root))
         for root, value in report.acks.items():
-            # What has ended is not told any more: the ackers would keep it for a root that may yet begin.
+            # A root that has ended is not told any more: the ackers would keep it for one that may yet begin.
             if root in self._message_ids:
                 self._settle(self.ackers.ack(root, value))
         self.errors.extend(TupleFailure(None, report.bolt, error) for error in report.untracked)
@@ -305,7 +305,7 @@ class Tracker:
             self.timed_out += 1
 
     def close(self) -> None:
-        """Closes the spouts; what one raises is logged, so that the others are closed too."""
+        """Closes the spouts; an exception of one is logged, so that the others are closed too."""
         for task in self.tasks:
             close = getattr(task.user, "close", None)
             try:

@@ -31,7 +31,7 @@ from trident.workers.failures import Label, fail
 REPORTS = 0
 ADDRESSED = pa.schema([("slot", pa.int32()), ("content", pa.binary())])
 _SENT = pa.schema([("level", pa.int32()), ("slot", pa.int32()), ("content", pa.binary())])
-# What has been emitted leaves the worker in pieces of this many tuples or bytes: its memory stays small.
+# Emitted tuples leave the worker in pieces of this many tuples or bytes: its memory stays small.
 _PIECE_TUPLES, _PIECE_BYTES = 1_000, 4 << 20
 
 
@@ -79,7 +79,7 @@ class BoltRun:
         self._call("prepare", context)
 
     def execute(self, tuple: Tuple) -> None:
-        """Executes one tuple; what the bolt raises fails the tuple and is not raised here."""
+        """Executes one tuple; an exception of the bolt fails the tuple and is not raised here."""
         try:
             if self._code.basic:
                 self._bolt.execute(tuple, BasicOutputCollector(self.collector, tuple))
@@ -97,7 +97,7 @@ class BoltRun:
         return self.collector.close()
 
     def abandon(self) -> None:
-        """Cleans up after a failure, which is what must be told: what cleanup raises is dropped."""
+        """Cleans up after a failure, which must be told: an exception of cleanup's is dropped."""
         try:
             self._call("cleanup")
         except Exception:
@@ -122,7 +122,7 @@ class LevelTask:
         topology: its name.
         bolts: of the level.
         origins: all streams of the topology.
-        resets: where the driver is told of ``reset_timeout``; None: nobody asks.
+        resets: where the driver is told of ``reset_timeout``; None: it is not told.
     """
 
     topology: str

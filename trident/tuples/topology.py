@@ -2,11 +2,11 @@
 
 Where a Trident topology commits batches exactly once, this one follows every
 message through the tuples that are made of it and tells its spout how it ended.
-Spark jobs are its workers: what the spouts have ready is a *round*, and in a
-round each level of bolts is one Spark job, with one task, one Python worker and
-one instance of the bolt per unit of parallelism.
+Spark jobs are its workers: the messages that the spouts have ready are a
+*round*, and in a round each level of bolts is one Spark job, with one task, one
+Python worker and one instance of the bolt per unit of parallelism.
 
-What a loss does (docs/semantics.md 6.3): a Python worker that dies is tried again by
+Losses (docs/semantics.md 6.3): a Python worker that dies is tried again by
 Spark, as often as its settings allow; after that the round's messages that are
 not settled fail, their spouts hand them out again, and the topology goes on.
 The ackers and the spouts live in the driver's process: when it dies they die
@@ -130,7 +130,9 @@ class TupleTopology(OtherNames):
             raise TopologyError(f"the topology has a spout or bolt {name!r} already", action="choose another name")
         if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
             raise TopologyError(
-                f"{kind} {name!r} cannot have so many tasks", found=repr(parallelism), expected="a whole number from 1"
+                f"the number of tasks of {kind} {name!r} is wrong",
+                found=repr(parallelism),
+                expected="a whole number from 1",
             )
         return Declared(name, user, parallelism, streams, call_site())
 

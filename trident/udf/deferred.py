@@ -1,6 +1,6 @@
 """Columns that are written down before there is a Spark session.
 
-PySpark makes a Column in the JVM, so at module level, where nobody has a
+PySpark makes a Column in the JVM, so at module level, before there is a
 session, ``F.col("n")`` fails. A :class:`DeferredColumn` is a record of what
 was called instead: the name of PySpark's function or of Column's method, and
 the arguments. PySpark's own signature is asked when it is written down, so a
@@ -23,7 +23,7 @@ from pyspark.sql import Column, functions
 from trident.coordinators.errors import TopologyError
 from trident.udf.types import did_you_mean
 
-# How operators are written; what is not here is written as a call.
+# How operators are written; every other function is written as a call.
 _INFIX = {
     "__add__": "+",
     "__sub__": "-",
@@ -217,7 +217,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _recorded(value: Any, where: str) -> Any:
-    """An argument as it is kept: what the user may change later is copied, a function of Columns is called once."""
+    """An argument as it is kept: a value that the user may change is copied, a function of Columns is called once."""
     if isinstance(value, (DeferredColumn, str, type)) or not callable(value) and not isinstance(value, _CONTAINERS):
         return value
     if isinstance(value, _CONTAINERS):

@@ -41,7 +41,7 @@ _SUMS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
 _OF_TEXT = ("upper", "lower", "trim", "ltrim", "rtrim", "initcap")
 _PATTERNS = ("like", "ilike", "rlike")  # PySpark takes a text there, and no Column
 _TEXT_TESTS = (*_PATTERNS, "contains", "startswith", "endswith")
-# What Spark takes such a name for where there is no field of it.
+# Where there is no field of such a name, Spark takes it for a function.
 _NO_FIELDS = (
     "current_date",
     "current_timestamp",

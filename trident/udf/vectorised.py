@@ -48,8 +48,8 @@ def arrow_function(function: F) -> F:
     ``flat_map`` replaces all fields: it returns a Table or RecordBatch of any
     number of rows with the outputs' names (for one output also an Array).
 
-    Types are given with the outputs. What comes back is cast where no value
-    changes, else the batch fails with the output, its type and the one found.
+    Types are given with the outputs. A result is cast where no value changes,
+    else the batch fails with the output, its type and the one found.
     The same functions without decorator are known by their annotations
     (``-> pyarrow.Array``). Pandas and numpy results are taken too.
 

@@ -2,7 +2,7 @@
 
 One :class:`Chain` is one pass of Spark's ``mapInArrow``, however many
 operations it holds. Only columns that a function reads become Python values;
-the others stay Arrow and follow by ``take``. Columns that nobody needs later
+the others stay Arrow and follow by ``take``. Columns that no later step needs
 are not made. Imported by every worker: keep its imports light.
 """
 
@@ -163,7 +163,7 @@ def _gather_many(calls: Iterable[Any], rows: list[Any], ends: list[int], several
     extend, append = rows.extend, ends.append
     for result in calls:
         if result is not None:
-            # A text is iterable too, but nobody means its characters.
+            # A text is iterable too, but no user means its characters.
             if result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__"):
                 raise WrongValue("the function returned a single value", cut_repr(result), "an iterable of rows")
             extend(result)
@@ -346,7 +346,7 @@ class Keep(Step):
 
 @dataclass(frozen=True)
 class Peek(Step):
-    """peek: calls a function for each row; what it returns does not matter."""
+    """peek: calls a function for each row; its result does not matter."""
 
     label: Label
     function: Callable[..., Any]
@@ -428,7 +428,7 @@ class CountRows(Step):
 
 @dataclass(frozen=True)
 class Chain:
-    """One pass over a Spark partition: what ``mapInArrow`` calls.
+    """One pass over a Spark partition, called by ``mapInArrow``.
 
     Attributes:
         steps: in order.

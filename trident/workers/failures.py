@@ -121,7 +121,7 @@ def _may_pass(error: BaseException) -> bool:
     """Tells whether the same rows may be taken another time: something outside was asked, and it did not answer.
 
     That is what an OSError says, or the own error class of a library, installed or Python's own (a database's, a
-    broker's, http.client's), unless that is one for wrong values. What is left is the user's own code, and the errors
+    broker's, http.client's), unless that is one for wrong values. All else is the user's own code, and the errors
     that are built into Python, which it raises for a row as often as it sees it.
     """
     for current in causes(error):

@@ -72,7 +72,7 @@ class Ledger:
             self.values.append(ids)
 
     def fail(self, roots: Sequence[int], error: UserCodeFailed) -> None:
-        """A row of these roots has failed. A row without any has nobody who would replay it: it fails the batch."""
+        """A row of these roots has failed. No spout would replay a row without any: it fails the batch."""
         report = report_of(error)
         # FailedException says that the batch is to fail: a service is down, and no row is to blame.
         if not len(roots) or report.pop("kind") == "failed":

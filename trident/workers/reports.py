@@ -18,7 +18,7 @@ from trident.coordinators.causes import causes, text_of
 
 MARK = "trident-failure"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
-# The kinds of report: a user's function raised FailedException, or anything else; what a source reads is at fault.
+# The kinds of report: a user's function raised FailedException, or anything else; a source's data is at fault.
 FAILED, ERROR, SOURCE = "failed", "error", "source"
 
 

@@ -33,7 +33,7 @@ from trident.workers.chain import Frame, Meter, Step, call_rows, one_row, output
 from trident.workers.failures import Label, fail
 from trident.workers.groups import _NOTHING, Folds
 
-# Beside the columns of a map's staged updates: whether the row is one of the stream of new values.
+# Beside the columns of a map's staged updates; tells whether the row is one of the stream of new values.
 SHOWN = "__trident_shown"
 
 

@@ -26,7 +26,7 @@ ROW = "__trident_row"
 
 @dataclass(frozen=True)
 class Tracked(Step):
-    """A step row by row: what raises fails the messages of its row alone.
+    """A step row by row: an exception fails the messages of its row alone.
 
     The function is called for pieces of a batch; when one raises, its halves are
     tried, down to the row that it was. So a function may be called several times for

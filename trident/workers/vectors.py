@@ -174,7 +174,7 @@ class VectorKeep(_OfColumns):
 
 @dataclass(frozen=True)
 class VectorPeek(_OfColumns):
-    """peek with a function over columns; what it returns does not matter."""
+    """peek with a function over columns; its result does not matter."""
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
@@ -220,7 +220,7 @@ def _columns(result: Any, outputs: Sequence[str]) -> list[Any]:
         return _by_name(result.schema.names, outputs, result.column)
     if pandas is not None and isinstance(result, pandas.DataFrame):
         named = list(result.columns)
-        if named == list(range(len(outputs))):  # columns that nobody has named
+        if named == list(range(len(outputs))):  # columns without names
             return [result.iloc[:, place] for place in range(len(outputs))]
         return _by_name(named, outputs, lambda place: result.iloc[:, place])
     if isinstance(result, (tuple, list)) and len(result) == len(outputs) and all(map(_is_column, result)):

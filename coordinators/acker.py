@@ -35,13 +35,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """A root that is settled; its spout is told, nothing is kept of it.
-
-    Attributes:
-        root: its id.
-        spout: the number given to ``init``.
-        verdict: why.
-    """
+    """A root that is settled; its spout is told, nothing is kept of it."""
 
     root: int
     spout: int

@@ -21,7 +21,6 @@ class DaemonPool:
 
     Args:
         size: threads at most; each is started when it is first needed.
-        name: of the threads, with a number behind it.
     """
 
     def __init__(self, size: int, name: str) -> None:

@@ -82,10 +82,7 @@ class GroupDriver:
 
     Args:
         store: the group's ZooKeeper state, fenced by the lease.
-        spouts, runner, committer, observer: the ports.
-        limits: of the coordinator.
         message_timeout_secs: bounds processing (see ``coordinators/patience.py``); None = unbounded.
-        threads: where its threads and clocks come from.
         explain: says of an error what is behind it (a full disk); gives it back when it does not know more.
     """
 
@@ -322,9 +319,9 @@ class GroupDriver:
             return
         started = self._threads.monotonic()
         try:
-            pins = self._store.pins
+            pins, committed = self._store.pins, self._store.partition_values
             initialized = self._spouts.initialize(
-                Beginning(attempt, command.parent, pins, self._committed(), command.shrink, work.timeout_secs)
+                Beginning(attempt, command.parent, pins, committed, command.shrink, work.timeout_secs)
             )
             wanted = initialized.pinned
             before = {tx_id: pins.get(tx_id, {}).get(attempt.txid) for tx_id in wanted}
@@ -336,10 +333,6 @@ class GroupDriver:
         work.metadata = {**pinned, **initialized.unpinned}
         work.duration_ms["begin"] = self._ms(started)
         self.post(master.Began(attempt))
-
-    def _committed(self) -> dict[str, dict[str, Any]]:
-        """The metadata of opaque partitions as of the last advanced transaction."""
-        return self._store.partition_values
 
     def _cancel(self, attempt: TransactionAttempt) -> None:
         self._runner.cancel(attempt)
@@ -449,8 +442,7 @@ class GroupDriver:
 
         def advance() -> None:
             marks = work.published.marks if work.published else {}
-            tables = {**self._store.record.tables, **marks}
-            self._store.advance(marker, published=command.published, tables=tables, opaque_metadata=self._opaque(work))
+            self._store.advance(marker, published=command.published, tables=marks, opaque_metadata=self._opaque(work))
 
         if self._until_done(work, "advance", advance, None):
             if work.processed is not None:
@@ -464,7 +456,7 @@ class GroupDriver:
     def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:
         """The partitions whose metadata this transaction changes; an empty batch may have moved them too."""
         spouts = work.published.spouts if work.published else work.processed.spouts if work.processed else {}
-        before = self._committed()
+        before = self._store.partition_values
         changed = {
             tx_id: {
                 partition: metadata

@@ -66,9 +66,6 @@ class InjectedFault(TridentError):
 
     The code under test knows as little as after a lost answer whether the I/O
     was done.
-
-    Attributes:
-        point: the fault point's name.
     """
 
     def __init__(self, point: str, outcome: str) -> None:
@@ -94,15 +91,7 @@ _OFF: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def register(name: str, doc: str) -> str:
-    """Declare a fault point; called once, when its module is imported.
-
-    Args:
-        name: dotted, "zk.decide".
-        doc: the I/O that it encloses.
-
-    Returns:
-        The name, so that a module can keep it as a constant.
-    """
+    """Declare a fault point; called once, when its module is imported."""
     known = _registered.setdefault(name, doc)
     if known != doc:
         raise ConfigError(f"fault point {name} is declared twice", found=doc, expected=known)

@@ -402,7 +402,6 @@ class GroupStore:
         Advancing the same again changes nothing.
 
         Args:
-            marker: the current transaction and the attempt that counts.
             published: whether it was decided and published; False for an
                 empty batch, which skips both.
             tables: the marks of the tables that changed; others are kept.
@@ -615,11 +614,7 @@ def _digest_of_partitions(of: OpaqueMetadata | PageChanges) -> str:
 
 
 def check_stream_name(name: str) -> str:
-    """A name for a stream or a batch group.
-
-    Raises:
-        ConfigError: it cannot be one.
-    """
+    """A name for a stream or a batch group."""
     check_name(name, "a stream's name")
     if name in RESERVED_NAMES:
         raise ConfigError(

@@ -97,7 +97,6 @@ class Problems:
 
     Attributes:
         host: the name of the server that is being tried.
-        last: the last problem of any kind.
         final: the one with which kazoo gave up.
     """
 

@@ -83,10 +83,8 @@ class Fence:
     """The leader znode of one batch group, as this leader left it.
 
     Attributes:
-        path: the znode.
         znode_version: what every multi of this leader checks.
         epoch: counts the leaders of this group, from 1.
-        nonce: random, of this leader.
     """
 
     path: str
@@ -150,7 +148,6 @@ class Leadership:
         """Wait until this contender leads.
 
         Args:
-            stop_event: gives up waiting when set.
             on_waiting: told once of every holder that is waited for.
 
         Returns:
@@ -249,7 +246,6 @@ class Lease:
     """The leader's hold on a topology, until it is lost or released.
 
     Attributes:
-        fences: the fence of every batch group.
         lost: set when another may lead: the ZooKeeper session was lost, or
             the live znode is not this leader's any more. The leader must
             then abandon what is in flight. Nothing depends on its coming in
@@ -280,12 +276,7 @@ class Lease:
         self._watcher.start()
 
     def verify(self) -> None:
-        """Ask now whether this is still the leader of every group.
-
-        Raises:
-            Deposed: it is not.
-            ZooKeeperUnreachable: it is not known.
-        """
+        """Ask now whether this is still the leader of every group."""
         for fence in self.fences.values():
             fence.verify(self._zk)
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar
 
 from trident.coordinators.backoff import backoff_secs
 from trident.coordinators.transactions import TransactionAttempt
@@ -161,7 +161,19 @@ class CoordinatorState:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class Event:
+    """Told by the driver."""
+
+
+@dataclass(frozen=True)
+class AttemptEvent(Event):
+    """Of one attempt; it changes nothing when that is not the live one (rule 5)."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class Recovered(Event):
     """ZooKeeper's record at the start, read under the new fence."""
 
     current: int
@@ -171,64 +183,47 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Event):
     """The spouts' answer to AskReady."""
 
     txid: int
     ready: bool
 
 
-@dataclass(frozen=True)
-class Began:
+class Began(AttemptEvent):
     """The attempt is stored and its metadata pinned."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Processed:
+class Processed(AttemptEvent):
     """All of the batch is staged (Trident's first ack)."""
 
-    attempt: TransactionAttempt
-
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(AttemptEvent):
     """The manifest is durable; ``empty``: there is nothing to decide or publish."""
 
-    attempt: TransactionAttempt
     empty: bool = False
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(AttemptEvent):
     """The decision is durable."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Committed:
+class Committed(AttemptEvent):
     """Every table, state and committer spout has the batch (Trident's second ack)."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Advanced:
+class Advanced(AttemptEvent):
     """The new current txid is durable."""
 
-    attempt: TransactionAttempt
-
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(AttemptEvent):
     """The attempt failed before its decision was issued.
 
     ``fingerprint``: tells a failure that comes again and again from others; None where it may pass next time.
     """
 
-    attempt: TransactionAttempt
     timed_out: bool = False
     fingerprint: str | None = None
 
@@ -247,154 +242,118 @@ class Timer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TimerFired:
+class TimerFired(Event):
     timer: Timer
 
 
-@dataclass(frozen=True)
-class Paused:
+class Paused(Event):
     """No new transactions from now on; replays and commits go on."""
 
 
-@dataclass(frozen=True)
-class Resumed:
-    pass
+class Resumed(Event):
+    """New transactions may begin again."""
 
 
-@dataclass(frozen=True)
-class Suspended:
+class Suspended(Event):
     """The connection to ZooKeeper is in doubt: start nothing."""
 
 
-@dataclass(frozen=True)
-class Reconnected:
-    pass
+class Reconnected(Event):
+    """The connection is back, in the same ZooKeeper session."""
 
 
-@dataclass(frozen=True)
-class StopRequested:
+class StopRequested(Event):
     """Finish what is decided, then stop."""
 
 
-@dataclass(frozen=True)
-class LostLeadership:
+class LostLeadership(Event):
     """Another coordinator leads, or may: abandon everything in flight."""
 
 
-@dataclass(frozen=True)
-class HaltRequested:
+class HaltRequested(Event):
     """Going on could lose or double data."""
 
-
-Event = Union[
-    Recovered,
-    Ready,
-    Began,
-    Processed,
-    Prepared,
-    Decided,
-    Committed,
-    Advanced,
-    Failed,
-    TimerFired,
-    Paused,
-    Resumed,
-    Suspended,
-    Reconnected,
-    StopRequested,
-    LostLeadership,
-    HaltRequested,
-]
 
 # --- commands: what the driver carries out --------------------------------------------
 
 
 @dataclass(frozen=True)
-class AskReady:
+class Command:
+    """For the driver to carry out."""
+
+
+@dataclass(frozen=True)
+class AttemptCommand(Command):
+    """About one attempt."""
+
+    attempt: TransactionAttempt
+
+
+@dataclass(frozen=True)
+class AskReady(Command):
     """Ask the spouts whether txid may start; answer with Ready."""
 
     txid: int
 
 
 @dataclass(frozen=True)
-class Begin:
+class Begin(AttemptCommand):
     """Store the attempt, pin its metadata; answer with Began or Failed.
 
     ``shrink``: the last try timed out, pin a smaller batch if that is possible.
     ``timeout_factor``: multiplies message_timeout_secs.
     """
 
-    attempt: TransactionAttempt
     parent: TransactionAttempt | None
     shrink: bool = False
     timeout_factor: int = 1
 
 
-@dataclass(frozen=True)
-class EmitBatch:
+class EmitBatch(AttemptCommand):
     """Run the batch and stage its results; answer with Processed or Failed."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Cancel:
+class Cancel(AttemptCommand):
     """The coordinator no longer waits for this attempt."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(AttemptCommand):
     """Resolve, check, write the manifest; answer with Prepared or Failed."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Decide:
+class Decide(AttemptCommand):
     """Create the decision; answer with Decided, however long it takes."""
 
-    attempt: TransactionAttempt
 
-
-@dataclass(frozen=True)
-class Commit:
+class Commit(AttemptCommand):
     """Publish from the manifest; answer with Committed, however long it takes."""
 
-    attempt: TransactionAttempt
-
 
 @dataclass(frozen=True)
-class Advance:
+class Advance(AttemptCommand):
     """Store current = txid + 1; answer with Advanced, however long it takes."""
 
-    attempt: TransactionAttempt
     published: bool
 
 
-@dataclass(frozen=True)
-class Success:
+class Success(AttemptCommand):
     """Tell the spouts, then clean up what is older."""
 
-    attempt: TransactionAttempt
-
 
 @dataclass(frozen=True)
-class StartTimer:
+class StartTimer(Command):
     timer: Timer
     delay_secs: float
 
 
 @dataclass(frozen=True)
-class End:
+class End(Command):
     """The coordinator has ended; ``mode`` says how. ``txid``: the one at its cap."""
 
     mode: Mode
     txid: int | None = None
 
 
-Command = Union[AskReady, Begin, EmitBatch, Cancel, Prepare, Decide, Commit, Advance, Success, StartTimer, End]
 _Value = TypeVar("_Value")
 Result = tuple[CoordinatorState, tuple[Command, ...]]
 
@@ -545,34 +504,10 @@ def _timer_fired(state: CoordinatorState, event: TimerFired) -> Result:
     return (replace(state, backoff=None) if state.backoff == key else state), ()
 
 
-def _paused(state: CoordinatorState, event: Paused) -> Result:
-    return replace(state, paused=True), ()
-
-
-def _resumed(state: CoordinatorState, event: Resumed) -> Result:
-    return replace(state, paused=False), ()
-
-
-def _suspended(state: CoordinatorState, event: Suspended) -> Result:
-    return replace(state, suspended=True), ()
-
-
-def _reconnected(state: CoordinatorState, event: Reconnected) -> Result:
-    return replace(state, suspended=False), ()
-
-
 def _stop_requested(state: CoordinatorState, event: StopRequested) -> Result:
     keep = [live for live in state.live if live.stage >= Stage.DECIDING]
     state, commands = _drop_from(state, state.current + len(keep))
     return replace(state, mode=Mode.STOPPING), commands
-
-
-def _lost_leadership(state: CoordinatorState, event: LostLeadership) -> Result:
-    return _end(state, Mode.DEPOSED)
-
-
-def _halt_requested(state: CoordinatorState, event: HaltRequested) -> Result:
-    return _end(state, Mode.HALTED)
 
 
 _HANDLERS: Mapping[type, Callable[[CoordinatorState, Any], Result]] = {
@@ -586,13 +521,13 @@ _HANDLERS: Mapping[type, Callable[[CoordinatorState, Any], Result]] = {
     Advanced: _advanced,
     Failed: _failed,
     TimerFired: _timer_fired,
-    Paused: _paused,
-    Resumed: _resumed,
-    Suspended: _suspended,
-    Reconnected: _reconnected,
+    Paused: lambda state, _: (replace(state, paused=True), ()),
+    Resumed: lambda state, _: (replace(state, paused=False), ()),
+    Suspended: lambda state, _: (replace(state, suspended=True), ()),
+    Reconnected: lambda state, _: (replace(state, suspended=False), ()),
     StopRequested: _stop_requested,
-    LostLeadership: _lost_leadership,
-    HaltRequested: _halt_requested,
+    LostLeadership: lambda state, _: _end(state, Mode.DEPOSED),
+    HaltRequested: lambda state, _: _end(state, Mode.HALTED),
 }
 
 

@@ -78,8 +78,6 @@ class OpaqueMetadata:
     """Of one stream. Call :meth:`load` first.
 
     Args:
-        zk: a connected ZooKeeper.
-        stream: the stream's znode.
         owner: whose metadata these are, for messages ("spout lines").
     """
 

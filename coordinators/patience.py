@@ -30,7 +30,6 @@ class Patience:
     """The time of each attempt of a batch group.
 
     Args:
-        timeout_secs: the setting; None: unbounded.
         attempts: txid → the greatest attempt id known of earlier coordinators.
     """
 

@@ -6,7 +6,7 @@ own threads; the supervisor calls the second half, from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,7 +47,6 @@ class Beginning:
     """A spout host is told this of an attempt that begins.
 
     Attributes:
-        attempt: the attempt.
         parent: that of the transaction before on which it builds; None for the first.
         pins: tx_id → txid → what is pinned.
         committed: tx_id → partition → metadata of the last committed batch (opaque spouts).
@@ -81,7 +80,6 @@ class Published:
     """The marks that publishing left behind.
 
     Attributes:
-        marks: of its tables, by table id.
         spouts: as in ProcessedBatch; from the manifest.
     """
 
@@ -344,27 +342,3 @@ class SupervisorListener(Protocol):
     def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None: ...
 
     def failed(self, group: str, attempt: TransactionAttempt, error: BaseException) -> None: ...
-
-
-__all__: Sequence[str] = [
-    "BatchRunner",
-    "Beginning",
-    "Committer",
-    "GroupCommitter",
-    "GroupOpening",
-    "GroupParts",
-    "GroupRunner",
-    "GroupSpouts",
-    "Initialized",
-    "Observer",
-    "PreparedBatch",
-    "ProcessedBatch",
-    "Published",
-    "RecoveryHost",
-    "Site",
-    "SpoutHost",
-    "StoredGroup",
-    "SupervisorListener",
-    "Term",
-    "Upkeep",
-]

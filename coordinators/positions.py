@@ -26,7 +26,6 @@ class Misplaced:
     """A stream whose stored position is not the one that belongs to the record.
 
     Attributes:
-        tx_id: the stream.
         txid: of the pin; 0 for the metadata of opaque partitions.
         found: a digest of what is stored, "" when there is nothing.
         expected: of what the record was written with, "" when nothing may be stored; None when that is not known.

@@ -168,10 +168,7 @@ class Holder:
     """The ephemeral znode ``live``: which process leads, or believes so.
 
     Attributes:
-        host: its host's name.
         boot_id: see :func:`trident.coordinators.processes.boot_id`.
-        pid: its process.
-        started: that process's start time, since pids are reused.
         token: random; tells two coordinators of one process apart.
     """
 

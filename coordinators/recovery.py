@@ -38,8 +38,6 @@ class Supervised:
     """A topology as its supervisor sees it.
 
     Attributes:
-        name: the topology's.
-        identity: which topology it is (docs/semantics.md 10).
         groups: batch group → the names of its streams.
     """
 
@@ -53,11 +51,9 @@ class Settings:
     """Of a supervisor.
 
     Attributes:
-        limits: of each group's coordinator.
         message_timeout_secs: bounds the processing of a batch; None = unbounded.
         merge_at_stop_secs: how long the last merge may take; 0 = there is none.
         keeps_for_creator: whether znodes that everybody may change are made this identity's own.
-        poll_secs: how often the watch looks.
     """
 
     limits: Limits

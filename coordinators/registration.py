@@ -9,8 +9,7 @@ what may not change is in :func:`identity_conflicts`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -93,34 +92,6 @@ def _differences(stored: IdentityDict, given: IdentityDict) -> Iterator[tuple[bo
             yield False, f"stream {tx_id!r} was in batch group {before[tx_id]!r}, now in {after[tx_id]!r}", _GROUP
 
 
-def is_compatible(stored: IdentityDict, given: IdentityDict) -> bool:
-    """The usual predicate for :class:`Registration`."""
-    return not identity_conflicts(stored, given)
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A topology as ZooKeeper knows it.
-
-    Attributes:
-        incarnation: its random id.
-        stored: the identity that was stored before this start; equal to
-            ``given`` at the first one.
-        given: the identity of this start.
-        first_start: whether this start made the incarnation.
-    """
-
-    incarnation: str
-    stored: IdentityDict
-    given: IdentityDict
-    first_start: bool
-
-    @property
-    def difference(self) -> list[str]:
-        """Returns what this start changed."""
-        return identity_difference(self.stored, self.given)
-
-
 class Registration:
     """The identity and the incarnation of one topology in ZooKeeper."""
 
@@ -138,9 +109,7 @@ class Registration:
         found = self._read()
         return found and (found[0], found[1])
 
-    def check(
-        self, identity: IdentityDict, *, compatible: Callable[[IdentityDict, IdentityDict], bool] = is_compatible
-    ) -> None:
+    def check(self, identity: IdentityDict) -> None:
         """Refuse another topology of this name; writes nothing, needs no leadership.
 
         Raises:
@@ -149,30 +118,17 @@ class Registration:
         """
         found = self._read()
         if found:
-            self._refuse_unless(compatible, found[1], identity)
+            self._refuse_unless_compatible(found[1], identity)
         else:
             refuse_unfinished_reset(self._zk, self._topology)
 
     def ensure(self, identity: IdentityDict, *, fences: Iterable[Fence] = ()) -> str:
-        """:meth:`register`, for a caller that needs the incarnation only."""
-        return self.register(identity, fences=fences).incarnation
-
-    def register(
-        self,
-        identity: IdentityDict,
-        *,
-        fences: Iterable[Fence] = (),
-        compatible: Callable[[IdentityDict, IdentityDict], bool] = is_compatible,
-        update: bool = True,
-    ) -> Registered:
         """Register the topology at its first start, else compare and store what changed.
 
         Args:
-            identity: of this start.
             fences: of the lease; the leader's, so that only it changes what is stored.
-            compatible: (stored, given) -> whether this start may go on.
-            update: False leaves the stored identity as it is, for a start
-                that must finish a pending decision first; call again then.
+        Returns:
+            the incarnation.
 
         Raises:
             IdentityMismatch: another topology has this name; with the difference.
@@ -184,7 +140,6 @@ class Registration:
         data = encode(_typed(identity))
         self._zk.ensure_path(self._zk.path(self._topology))
         guard: list[Op] = []
-        before: IdentityDict | None = None
         for fence in fences:
             fence.check_op(guard)
         while True:
@@ -192,11 +147,9 @@ class Registration:
             found = self._read()
             if found:
                 incarnation, stored, znode_version = found
-                # After a lost answer the second look may already find ours.
-                before = stored if before is None else before
-                self._refuse_unless(compatible, stored, identity)
-                write = bool(update and identity_difference(stored, identity))
-                ops: list[Op] = [SetData(self._identity_path, data, znode_version)] if write else []
+                self._refuse_unless_compatible(stored, identity)
+                differs = bool(identity_difference(stored, identity))
+                ops: list[Op] = [SetData(self._identity_path, data, znode_version)] if differs else []
             else:
                 refuse_unfinished_reset(self._zk, self._topology)
                 incarnation = uuid.uuid4().hex
@@ -207,7 +160,7 @@ class Registration:
             try:
                 if ops:
                     self._zk.multi([*guard, *ops], REGISTER)
-                return Registered(incarnation, before or identity, identity, first_start=not found)
+                return incarnation
             except MultiRefused as refusal:
                 if found:
                     raise StaleState(
@@ -215,17 +168,13 @@ class Registration:
                     ) from refusal
                 # Another first start was faster: compare with what it stored.
             except OutcomeUnknown:
+                # The next look finds ours, or another's.
                 self._zk.recover(session_number, self._identity_path)
-                again = self._read()
-                if not found and again and again[0] == incarnation:
-                    return Registered(incarnation, identity, identity, first_start=True)
 
-    def _refuse_unless(
-        self, compatible: Callable[[IdentityDict, IdentityDict], bool], stored: IdentityDict, given: IdentityDict
-    ) -> None:
-        if compatible(stored, given):
+    def _refuse_unless_compatible(self, stored: IdentityDict, given: IdentityDict) -> None:
+        difference = identity_conflicts(stored, given)
+        if not difference:
             return
-        difference = identity_conflicts(stored, given) or identity_difference(stored, given)
         raise IdentityMismatch(
             f"topology {self._topology!r} is stored with another identity",
             found="; ".join(difference),

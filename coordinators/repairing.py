@@ -76,9 +76,7 @@ class RepairStore(GroupStore):
         Doing the same again changes nothing but znode versions.
 
         Args:
-            incarnation: of the tables.
             identity: of the topology, should ZooKeeper have none.
-            record, decision: of the group.
             pins: tx_id → txid → metadata.
             opaque: tx_id → partition → metadata, stored under ``opaque_txid``.
 

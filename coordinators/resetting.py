@@ -69,8 +69,6 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
     name that the framework has taken are: no coordinator has led by them.
 
     Args:
-        zk: a connected ZooKeeper.
-        topology: its name.
         unfinished: the lives of it that are forgotten, when there is more to
             be deleted than znodes; the caller calls :func:`finish_reset` then.
 

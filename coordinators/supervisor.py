@@ -57,16 +57,10 @@ class Supervisor:
     """Runs one process of a topology; :meth:`run` is its thread, the other methods may be called from any.
 
     Args:
-        zk: the connection.
-        topology: which, and its batch groups.
         site: opens groups; knows warehouse and session.
-        listener: told what happens.
-        settings: see there.
         holder: this contender; by default this process.
-        threads: where its events and clocks come from.
 
     Attributes:
-        topology: as given.
         stop_requested: set once it is to end.
         leading: set while every group runs under this process's lease.
         ended: set by :meth:`end`.
@@ -74,7 +68,6 @@ class Supervisor:
         groups: what runs now.
         mode: "starting", "standby", "running" or "merging"; the thread that ends it sets the last one.
         standby_of: who leads, as text.
-        term: of the last lease.
         error: why it has ended; None after a stop.
         leave_at: when a stop goes on without what still runs (monotonic seconds); None = not known yet.
     """

@@ -186,7 +186,6 @@ class MultiRefused(CoordinationError):
     """A multi was refused because of one of its operations; nothing of it happened.
 
     Attributes:
-        op: the operation.
         reason: kazoo's name of the error, such as ``"BadVersionError"``.
     """
 
@@ -346,11 +345,6 @@ class ZooKeeper:
         closer.start()
         closer.join(_CLOSE_SECS_MAX)
         self._cancel_loss_timer()
-
-    @property
-    def state(self) -> ConnectionState:
-        """The connection's state as listeners were last told."""
-        return self._state
 
     @property
     def connected(self) -> bool:
@@ -723,7 +717,6 @@ def check_multi(ops: Sequence[Op], what: str = "", reserve: int = 0) -> None:
     """Checks that writes that belong together fit into one request, and each value into its znode.
 
     Args:
-        ops: of the multi.
         what: what they do, for the message.
         reserve: bytes that must be left, for what is not known yet.
 

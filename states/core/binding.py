@@ -137,9 +137,6 @@ class DecidedRows:
     """The part of a decided batch that one state without a table is given.
 
     Attributes:
-        attempt: that was decided.
-        incarnation: of the topology.
-        root: the folder of the files.
         files: the staged rows.
         details: what the manifest says besides: "keys", "values", "merging".
         first: whether this process decided it, so that no other can have published it.

@@ -35,13 +35,10 @@ class StateDescriptor:
     """A state as its readers and its compactor need it.
 
     Attributes:
-        name: the state's name.
         kind: the stored name of its kind; ``state_kind`` is the kind itself.
-        topology: who writes it.
         group: the batch group that writes it; its states are read as of one transaction.
         incarnation: of the topology; a control record with another one is not this state's.
         keys: names of the key columns; none for an append, or one global aggregate.
-        value_fields: names of the other columns.
         schema_json: of keys and values, in the JSON that Spark and Delta share.
         aggregator: the aggregator's name; None for an append.
         starts_at: the first txid whose rows are in the state.

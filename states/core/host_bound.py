@@ -38,9 +38,7 @@ def check_hosts(thing: Any, what: str, master: str) -> None:
     """Raises TopologyError for a thing that lives on one host, where the master is a cluster's.
 
     Args:
-        thing: that a topology was given.
         what: it is, for the message: "the map of state 'counts'".
-        master: Spark's.
     """
     if is_local_master(master) or not is_bound(thing):
         return

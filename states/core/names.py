@@ -48,11 +48,7 @@ def backquoted(name: str) -> str:
 
 
 def check_flag(value: object, what: str) -> None:
-    """A setting that is yes or no: a text such as "false" would be taken for yes.
-
-    Raises:
-        ConfigError: it is neither True nor False.
-    """
+    """A setting that is yes or no: a text such as "false" would be taken for yes."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what} is impossible", found=described(value), expected="True or False")
 

@@ -18,11 +18,7 @@ _NAN = float("nan")
 
 
 def python_values(array: Any) -> list[Any]:
-    """None for null, datetimes in UTC for instants, dicts for structs and maps.
-
-    Args:
-        array: an Array or a ChunkedArray.
-    """
+    """None for null, datetimes in UTC for instants, dicts for structs and maps."""
     kind = _in_utc(array.type)
     values = array if kind is None else array.cast(kind)
     if not _is_nested(values.type):

@@ -32,8 +32,6 @@ class TableSpec:
     Attributes:
         path: relative to the warehouse.
         schema_json: as ``StructType.json()`` gives it; all columns nullable.
-        partition_columns: names.
-        properties: Delta table properties.
         txid_column: the hidden column that the stager fills, or None.
     """
 

@@ -40,20 +40,14 @@ def add_columns(engine: KernelEngine, path: str, wanted_schema_json: str) -> Tab
     log, then the descriptor: a compactor merges the columns that both tables have.
 
     Args:
-        engine: Delta's Kernel.
-        path: the table's root.
         wanted_schema_json: all columns that the table shall have, as
             ``TableSpec.schema_json``; further ones of the table are left alone.
-
-    Returns:
-        The table with all columns.
 
     Raises:
         SchemaMismatch: a column of that name has another type, differs from one of
             the table only by case, or its name or type cannot be added.
         ForeignTable: the table has no control record.
         CommitConflict: other commits came first each time.
-        TableError: Delta refused.
     """
     for attempt in range(_TRIES):
         snapshot = engine.load(path)
@@ -137,8 +131,6 @@ def columns_only_added(path: str, table_version: int, schema_hash: str) -> bool:
     null in the new columns (docs/semantics.md 9, last paragraph).
 
     Args:
-        path: the table's root, on a local disk.
-        table_version: the table version.
         schema_hash: of the schema when the files were staged, as the manifest has it.
 
     Raises:

@@ -50,7 +50,6 @@ def commits_since(path: str, version: int) -> list[Commit]:
     """All commits after a table version, oldest first.
 
     Args:
-        path: the table's root, on a local disk.
         version: the last table version that is known.
 
     Raises:
@@ -90,8 +89,6 @@ def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]
     """Tells whether a table's schema at a version is an earlier one with nothing but further, nullable columns.
 
     Args:
-        path: the table's root, on a local disk.
-        version: the table version.
         was: recognises the earlier schema, given as ``schema_json``.
 
     Raises:
@@ -117,7 +114,6 @@ def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
     COLUMNS). The operation's name alone is not trusted.
 
     Args:
-        commit: as :func:`commits_since` gives it.
         is_ours: recognises our own commits. It must look at something that
             RESTORE and its like do not copy: the engine, and the control record
             *within this commit*.

@@ -86,12 +86,8 @@ class TableSnapshot:
     """A Delta table as of one table version. Immutable; may be used from any thread.
 
     Attributes:
-        path: the table's root.
-        version: the table version.
         table_id: Delta's id of the table; another one means another table.
         schema_json: the schema, in the JSON that Spark and Delta share.
-        partition_columns: names, in order.
-        properties: the table properties.
         entry: the signature of the version's log entry, None when there is none to be seen.
     """
 
@@ -220,7 +216,6 @@ class KernelEngine:
         Behind it no writer that renames can replace an entry up to that version any more: its draft is gone.
 
         Args:
-            path: the table's root.
             version: a table version that exists.
         """
         try:
@@ -302,7 +297,6 @@ class KernelEngine:
         Args:
             path: the table's root; may exist, without a Delta log.
             schema_json: as ``StructType.json()`` gives it.
-            partition_columns: names of columns of the schema.
             properties: table properties; the domain metadata feature is added.
             control: domain -> JSON text, stored with the creation.
             engine_info: who commits; kept in the table's history.
@@ -352,7 +346,6 @@ class KernelEngine:
             files: may be empty (the control record is committed all the same).
             txn: (``txn_app_id``, ``txn_version``) or None.
             control: domain -> JSON text.
-            engine_info: who commits; kept in the table's history.
 
         Returns:
             The table after the commit; no reload is needed.
@@ -379,10 +372,8 @@ class KernelEngine:
         themselves stay on disk until a VACUUM.
 
         Args:
-            snapshot: as for :meth:`commit_files`.
             predicate: called once per live file; True removes it.
             control: domain -> JSON text, in the same commit.
-            engine_info: who commits.
             data_change: what Delta's streaming readers are told; False only
                 when the rows are elsewhere in the table.
 
@@ -528,7 +519,6 @@ class KernelEngine:
         entries older than ``delta.logRetentionDuration``.
 
         Args:
-            snapshot: the table after one of our commits.
             every: table versions between checkpoints.
 
         Returns:
@@ -562,11 +552,9 @@ class KernelEngine:
         """Add nullable columns at the end of the table's schema; changes no file.
 
         Args:
-            snapshot: as for :meth:`commit_files`.
             schema_json: the whole new schema: the present fields, unchanged and
                 in order, then the new ones.
             control: domain -> JSON text, in the same commit.
-            engine_info: who commits.
 
         Returns:
             The table after the commit (or ``snapshot`` when nothing is new).

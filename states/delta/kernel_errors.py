@@ -91,8 +91,6 @@ def guard_commit(path: str, version: int, call: Callable[[], Any], publish: Call
     """Run ``Transaction.commit`` and, on a local disk, ``publish``, which makes its draft the log entry.
 
     Args:
-        path: the table's root.
-        version: the table version.
         call: Kernel's part.
         publish: see :func:`log_commit.publish_draft`; None where Kernel's log store commits: then ``call`` does it.
 

@@ -22,12 +22,7 @@ from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 @dataclass(frozen=True)
 class Life:
-    """One table's, or one manifest's, word on an incarnation.
-
-    Attributes:
-        incarnation: the life that it is of.
-        text: what it has, for people.
-    """
+    """One table's, or one manifest's, word on an incarnation."""
 
     incarnation: str
     text: str

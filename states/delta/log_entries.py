@@ -34,7 +34,6 @@ class Commit:
     """One log entry.
 
     Attributes:
-        version: the table version that the commit made.
         operation: as the writer named it ("WRITE", "OPTIMIZE", ...), "" when it did not.
         engine_info: the writer; Kernel puts "Kernel-<its version>/" before what we give it.
         user_metadata: what the writer stored with the commit, or None.
@@ -123,10 +122,6 @@ def _json_lines(file: str) -> list[Any]:
 
 def read_commit(path: str, version: int) -> Commit:
     """The commit that made a table version.
-
-    Args:
-        path: the table's root, on a local disk.
-        version: the table version.
 
     Raises:
         TableError: the entry is not there (any more), or cannot be read.

@@ -40,7 +40,6 @@ class ManifestTable:
     """One table's part of a batch.
 
     Attributes:
-        state: the state's name.
         kind: the stored name of the state's kind; ``state_kind`` is the kind itself.
         path: the folder, relative to the warehouse.
         table_id: Delta's id of the table; "" where there is none.
@@ -92,7 +91,6 @@ class Manifest:
     """One batch as it will be published.
 
     Attributes:
-        topology, group, incarnation: whose batch it is.
         attempt: the attempt that was processed.
         parent: the attempt of txid − 1 that it builds on.
         tables: in the order in which they are published.
@@ -142,8 +140,6 @@ class ManifestStore:
     before had all of them in the folder above; those are read, and cleaned up when they are of this life.
 
     Args:
-        warehouse: the folder of all tables.
-        topology, group: whose manifests these are.
         incarnation: the life whose manifests are written and cleaned up; None to look only.
     """
 

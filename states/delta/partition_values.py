@@ -27,7 +27,6 @@ def partition_texts(name: str, column: "pa.Array | pa.ChunkedArray") -> list[str
     that every NaN has one.
 
     Args:
-        name: the column's, for the error.
         column: of a type that :func:`can_partition` names.
 
     Raises:

@@ -35,9 +35,7 @@ class StagingTarget:
     """A table that an attempt's rows are staged for.
 
     Attributes:
-        name: the state's name.
         root: the table's folder.
-        partition_columns: of the table.
         txid_column: a hidden bigint column that holds the txid, or None.
     """
 
@@ -68,9 +66,6 @@ def stage(
     Args:
         frames: the rows by target name; a target without rows gets no file.
         targets: where they go.
-        incarnation: of the topology.
-        attempt: whose rows these are.
-        codec: the Parquet codec.
         point: the fault point; a standby, which rehearses this, has its own.
 
     Returns:

@@ -46,16 +46,11 @@ class TableFiles:
     """A table as of its newest version when :meth:`refresh` was last called.
 
     Args:
-        engine: Delta's Kernel, for the first look.
-        path: the table's root, on a local disk.
         app: the ``txn_app_id`` whose version is followed.
         above: leave out files that came with a control record's txid of at
             most this; of a long log few are then looked at.
 
     Attributes:
-        version: the table version.
-        schema_json: its schema.
-        control: the control record.
         merged: the ``txn_version`` of ``app``, None when there is none.
         files: path -> file, in the order in which they came.
 
@@ -114,8 +109,6 @@ def scan(spark: "SparkSession", root: str, schema_json: str, files: Sequence[Liv
     """The rows of some files of a table of ours.
 
     Args:
-        spark: the session that the result is used in.
-        root: the table's root, on a local disk.
         schema_json: of the table; null in a column that a file does not have.
         files: of the table; few.
 

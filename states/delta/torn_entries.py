@@ -52,9 +52,6 @@ def set_torn_entries_aside(path: str) -> int | None:
 def set_aside_torn_entry(path: str) -> str | None:
     """Renames the newest log entry if it is torn; not re-entrant under :func:`table_lock`, which it takes.
 
-    Args:
-        path: the table's root.
-
     Returns:
         The path that the entry has now; None when it is whole, or the table is not on a local disk.
 

@@ -70,7 +70,6 @@ def require_whole_log(path: str, version: int | None = None) -> None:
     where there is no log.
 
     Args:
-        path: the table's root.
         version: the table version; None for the newest.
 
     Raises:

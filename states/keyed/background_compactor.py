@@ -32,7 +32,6 @@ class BackgroundCompactor:
         compactors: one per keyed state; used by this thread only from start to stop.
         on_error: told of each error with the state's name; must not raise.
         on_merge: told of each MERGE with the state's name; must not raise.
-        poll_secs: how often it looks whether a merge interval has passed.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class BackgroundCompactor:
         """Ends the thread; with ``compact`` every table is first merged up to the last advanced txid.
 
         Args:
-            compact: whether to merge.
             timeout_secs: how long the merging may take.
             give_up: asked meanwhile; True ends the merging before its time.
 

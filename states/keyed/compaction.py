@@ -58,7 +58,6 @@ class LogView(NamedTuple):
     """A log at one table version: all of its files stay readable at that version.
 
     Attributes:
-        table_version: the Delta version that is pinned.
         control_txid: the txid of its control record: it holds every published row up to it.
         floor: F, rows with txid ≤ floor may be gone.
     """
@@ -72,7 +71,6 @@ class TableView(NamedTuple):
     """The keyed table at one table version.
 
     Attributes:
-        table_version: the Delta version that is pinned.
         merged_txid: P, its SetTransaction of the MERGEs (0: none yet).
     """
 
@@ -157,7 +155,6 @@ def guard_condition(plan: MergePlan, upto_column: str) -> str:
     carries its ``_upto``, above the ``after`` of this plan.
 
     Args:
-        plan: what is about to be merged.
         upto_column: the matched row's ``_upto``, as the statement names it.
     """
     return f"{upto_column} > {plan.after}"
@@ -171,7 +168,6 @@ def plan_drop(log: LogView, merged_txid_read_again: int, advanced_txid: int, ret
     ``log.table_version`` (a publisher that was faster makes it conflict: plan again).
 
     Args:
-        log: the log, pinned.
         merged_txid_read_again: P, read from the table **after** the MERGE was
             seen committed; never the plan's own ``upto``, since Delta skips a
             MERGE silently when its SetTransaction is not new.

@@ -117,13 +117,8 @@ class Compactor:
     :class:`CommitConflict`. One object is used by one thread at a time.
 
     Args:
-        spark: a session with Delta; MERGEs run in a session of their own beside it.
-        engine: Delta's Kernel on it.
-        warehouse: the folder of all tables.
-        state: the descriptor of a keyed state.
         settings: when to merge and how much log to keep.
         aggregator: of the state; needed for a Python combiner only.
-        pool: the FAIR pool of the jobs, None to leave it.
 
     Raises:
         ConfigError: a Python combiner is needed and was not given.

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class StoredFrames:
-    """Gives a group's states, as of an exact transaction, to the batch after it.
-
-    Args:
-        spark, engine, warehouse: of the topology.
-    """
+    """Gives a group's states, as of an exact transaction, to the batch after it."""
 
     def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
         self._spark, self._engine, self._warehouse = spark, engine, warehouse
@@ -49,9 +45,6 @@ class RequestFrames:
 
     Its knowledge of the tables is its own: a batch that looks up its state
     never waits for a request.
-
-    Args:
-        spark, engine, warehouse: of the topology.
     """
 
     def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:

@@ -248,12 +248,7 @@ def _size_bytes(frame: "DataFrame") -> int:
 
 
 def folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
-    """New values of the keys that have log rows, for a Python combiner.
-
-    Args:
-        base: keys and values of the plain table.
-        rows: keys, values and ``_txid`` of the log.
-    """
+    """New values of the keys that have log rows, for a Python combiner."""
     touched = rows.select(*[quoted(key) for key in state.keys]).distinct() if state.keys else None
     if touched is not None:
         base = base.alias("t").join(touched.alias("s"), same_key(state.keys, "t", "s"), "left_semi")

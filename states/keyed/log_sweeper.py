@@ -22,9 +22,7 @@ class LogSweeper:
     """The sweeper of one log; used by one thread. A new process gives the whole grace again.
 
     Args:
-        root: the log's folder.
         incarnation: of the topology; files of others are not touched.
-        clock: monotonic seconds.
     """
 
     def __init__(self, root: Path, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -128,14 +128,9 @@ def base_of(
     rows each time it is computed: it is used for the table and for the log.
 
     Args:
-        spark: the session that the result is used in.
-        engine: Delta's Kernel on it.
-        warehouse: the folder of all tables.
-        name: of a keyed state.
         keys_frame: the keys that are asked, with the state's key columns by
             name. Nulls are keys, and one may occur several times. None for all,
             and for a state without keys.
-        txid: the transaction.
         aggregator: the state's, when that is a Python combiner.
         pins: what an earlier call has found.
 

@@ -35,7 +35,6 @@ class _Pinned:
 
     Attributes:
         published: the log of a keyed state, or the append table.
-        control: its control record.
         plain: the plain table; None when it was not made yet, or for an append.
         merged: P of the plain table; None for an append.
     """
@@ -71,10 +70,6 @@ def read_state(
     also a global aggregate, which has its row from its first transaction on.
 
     Args:
-        spark: a session with Delta.
-        engine: Delta's Kernel on it.
-        warehouse: the folder of all tables.
-        name: the state's name.
         txid: the transaction; None for the last that every table of the group
             has. One that committed nothing reads as the one before it.
         aggregator: of the topology; needed for a Python combiner only, and

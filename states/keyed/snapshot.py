@@ -37,8 +37,6 @@ class Stored:
     """A keyed state as of one transaction, in two parts.
 
     Attributes:
-        state: whose.
-        control: of the log.
         base: keys and values of the table.
         rows: of the log, up to the transaction, that are not in the table; None when there are none.
         size: bytes of the files that both are read from, None when unknown.

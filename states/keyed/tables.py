@@ -42,11 +42,7 @@ def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecor
 
 
 def check_own(state: StateDescriptor, path: str, control: ControlRecord) -> None:
-    """Refuses a table by its control record.
-
-    Raises:
-        ForeignTable: it is of another topology, group or incarnation.
-    """
+    """Refuses a table by its control record."""
     found = (control.topology, control.group, control.incarnation)
     if found != (state.topology, state.group, state.incarnation):
         raise ForeignTable(

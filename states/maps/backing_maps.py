@@ -46,12 +46,6 @@ class MemoryBackingMap:
     It survives a stop and a start of a topology in one process, and is gone
     with the process. It travels by name: in another process, a Spark worker
     for one, it is another map.
-
-    Args:
-        name: the map's name.
-
-    Raises:
-        TopologyError: the name cannot be used.
     """
 
     name: str

@@ -252,7 +252,6 @@ class CachedMap:
     (:meth:`clear`).
 
     Args:
-        backing: where the rows are.
         size: this many rows are kept, those used last.
 
     Raises:

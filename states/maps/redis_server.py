@@ -32,7 +32,6 @@ def redis_module(user: str, name: str = "redis") -> Any:
 
     Args:
         user: who needs it, for the message: "a RedisMap".
-        name: of the module.
 
     Raises:
         EnvironmentProblem: it is not installed.
@@ -51,7 +50,6 @@ def client_of(url: str, user: str, what: str, retries: bool = True) -> Any:
     """This process's client of that server: a pool of connections, safe for threads.
 
     Args:
-        url: of the server.
         user: as of :func:`redis_module`.
         what: whose url it is, for the message: "the Redis map m".
         retries: False: a command is sent once, whatever the url says.
@@ -89,8 +87,6 @@ def check_durable(client: Any, url: str, user: str, kept: str, parameter: str) -
     """Once per process and server: does it keep what it acknowledges?
 
     Args:
-        client: of :func:`client_of`.
-        url, user: as there.
         kept: what it could forget, for the message.
         parameter: how its user takes the risk.
 

@@ -25,8 +25,6 @@ class Cleaner:
     """Cleans up after the transactions of one batch group.
 
     Args:
-        tables: the group's, which get their checkpoints here.
-        manifests: the group's.
         roots: gives the folders that rows are staged in.
 
     Attributes:

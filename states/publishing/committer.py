@@ -32,9 +32,6 @@ class DeltaCommitter:
     """The committer of one batch group under one lease.
 
     Args:
-        engine: Delta's Kernel on the session.
-        warehouse: the folder of all tables.
-        topology, group, incarnation: whose tables these are.
         epoch: of the lease; written into every control record.
         bindings: the group's states, in the order in which they are published.
         check_fence: raises Deposed when another coordinator leads.

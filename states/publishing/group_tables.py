@@ -29,7 +29,6 @@ class GroupTables:
 
     Attributes:
         engine, warehouse, topology, group, incarnation, epoch, check_fence: see DeltaCommitter.
-        seen: by path.
         plains: the plain tables of keyed states.
         txn_app_id: with the incarnation, for after a reset txids begin at 1 again, and Delta refuses a smaller one of
             the same app.

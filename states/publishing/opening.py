@@ -23,12 +23,7 @@ from trident.states.publishing.group_tables import GroupTables, columns_text
 
 
 class TableOpener:
-    """Opens the tables of a group's states.
-
-    Args:
-        tables: what the others of the committer know of them, too.
-        bindings: the group's states by name.
-    """
+    """Opens the tables of a group's states."""
 
     def __init__(self, tables: GroupTables, bindings: Mapping[str, StateBinding]) -> None:
         self._tables, self._bindings = tables, bindings

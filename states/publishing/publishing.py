@@ -29,14 +29,7 @@ _LED_SECS = 1.0
 
 
 class Publisher:
-    """Publishes the decided batches of one batch group under one lease.
-
-    Args:
-        tables: what the others of the committer know of them, too.
-        bindings: the group's states by name.
-        manifests: what was decided.
-        user_code: publishes to states that code of the user's keeps.
-    """
+    """Publishes the decided batches of one batch group under one lease."""
 
     def __init__(
         self,

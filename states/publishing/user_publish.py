@@ -26,9 +26,6 @@ class UserStatePublisher:
     not known whether they did.
 
     Args:
-        spark: the session.
-        topology, group, incarnation: whose batches these are.
-        epoch: of the lease.
         check_fence: raises Deposed when another coordinator leads.
     """
 

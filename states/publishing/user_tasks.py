@@ -30,9 +30,6 @@ class BatchInfo:
     """The facts of a batch that user code and users' states are given.
 
     Attributes:
-        attempt: whose batch it is; of a request: its id.
-        incarnation: of the topology.
-        epoch: of the coordinator.
         config: what make_state and make_backing are given.
         as_of: of a request, which is no transaction: state name → the transaction that it reads that state as of.
     """
@@ -129,11 +126,8 @@ class PublishTask:
     """The function for mapInArrow over the numbers of a decided batch's files: one call for each.
 
     Attributes:
-        state: a BackedMapState or a StateFactory.
         aggregator: of a non-transactional map's aggregate; or the updater; None for new values of a map.
-        keys, values: the fields of the rows.
         files: full paths.
-        info: of the batch.
     """
 
     state: Any

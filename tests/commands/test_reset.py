@@ -182,7 +182,7 @@ def test_a_reset_that_died_between_two_tables_goes_on(top: Path, config, zk, mon
     monkeypatch.undo()
     lease = Leadership(zk, "top", ["lines"]).acquire()
     with pytest.raises(CoordinationError, match="has not ended"):
-        Registration(zk, "top").register(IDENTITY, fences=lease.fences.values())
+        Registration(zk, "top").ensure(IDENTITY, fences=lease.fences.values())
     lease.release()
     for command in ("skip", "compact"):
         with pytest.raises(CoordinationError, match="has not ended"):

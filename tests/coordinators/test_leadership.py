@@ -283,15 +283,12 @@ def test_what_may_change_is_stored_under_the_same_incarnation(zk, case):
     lease = Leadership(zk, "wc", ["lines", "words"]).acquire()
     registration = Registration(zk, "wc")
     assert registration.read() is None
-    first = registration.register(IDENTITY, fences=lease.fences.values())
-    assert first.first_start and first.difference == []
+    incarnation = registration.ensure(IDENTITY, fences=lease.fences.values())
     registration.check(ALLOWED[case])
-    again = registration.register(ALLOWED[case], fences=lease.fences.values())
-    assert (again.incarnation, again.first_start) == (first.incarnation, False)
-    assert again.difference == identity_difference(IDENTITY, ALLOWED[case])
-    assert bool(again.difference) == (case != "nothing")
-    incarnation, stored = registration.read()
-    assert incarnation == first.incarnation and identity_difference(stored, ALLOWED[case]) == []
+    assert registration.ensure(ALLOWED[case], fences=lease.fences.values()) == incarnation
+    assert bool(identity_difference(IDENTITY, ALLOWED[case])) == (case != "nothing")
+    again, stored = registration.read()
+    assert again == incarnation and identity_difference(stored, ALLOWED[case]) == []
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -322,9 +319,9 @@ def test_a_deposed_leader_does_not_change_the_identity(zk, zk_connect):
 @pytest.mark.parametrize("lose", ["request", "answer"])
 def test_a_lost_answer_at_the_first_start_makes_one_incarnation(cutting_proxy, zk_connect, zk, lose):
     cutting_proxy.cut_next_multi(lose)
-    made = Registration(zk_connect(cutting_proxy.hosts), "wc").register(IDENTITY)
-    assert cutting_proxy.cuts == 1 and made.first_start
-    assert Registration(zk, "wc").read()[0] == made.incarnation
+    made = Registration(zk_connect(cutting_proxy.hosts), "wc").ensure(IDENTITY)
+    assert cutting_proxy.cuts == 1
+    assert Registration(zk, "wc").read()[0] == made
 
 
 def test_first_starts_at_once_agree_on_one_incarnation(zk_connect):

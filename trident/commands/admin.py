@@ -43,8 +43,6 @@ def compact(name: str, config: TridentConfig | None = None, force: bool = False)
     in whichever process.
 
     Args:
-        name: the topology's.
-        config: the settings: warehouse and ZooKeeper.
         force: do not ask whether this is the topology's ZooKeeper; none is needed then.
 
     Returns:
@@ -86,9 +84,6 @@ def skip(
     be running, and txid must be its current transaction.
 
     Args:
-        name: the topology's.
-        txid: the transaction.
-        config: the settings: warehouse and ZooKeeper.
         group: its batch group; needed when there are several.
         force: do not ask whether this is the topology's ZooKeeper.
 

@@ -77,8 +77,6 @@ def dead_letters(
     """The dead letters of a topology, the oldest first. It may be running.
 
     Args:
-        name: the topology's.
-        config: for the warehouse.
         spark: the session; one is made when None.
 
     Raises:
@@ -120,8 +118,6 @@ def replay(
     as ``max_replays`` says, is a dead letter again.
 
     Args:
-        name: the topology's.
-        config: the settings: warehouse and ZooKeeper.
         stream: only of this stream.
         messages: only these, by their ids as ``dead-letters list`` shows them; all when empty.
         again: also those of which a replay was asked for already.

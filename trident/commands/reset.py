@@ -28,13 +28,7 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
     is to be run again; until then the topology does not start.
 
     Args:
-        name: the topology's.
-        drop_tables: delete its tables too.
-        config: the settings: warehouse and ZooKeeper.
         force: do not ask whether this is the topology's ZooKeeper.
-
-    Returns:
-        what was done.
 
     Raises:
         CoordinationError: the topology runs, or is another ZooKeeper's.

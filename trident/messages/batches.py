@@ -52,15 +52,11 @@ class TrackedBatches:
     """The tracked streams of a batch group.
 
     Args:
-        spark: the session.
-        executors: of the tracked streams.
         anchored: those whose rows need anchors: a function behind them may fail for a row.
         to_frame: what an executor emitted, with or without anchors, as a DataFrame.
         targets: where results are staged; the streams' tables among them.
         tables: stream → the name of its table of messages; "" → that of the dead letters.
-        folder: of the group.
         ackers: Spark tasks that add up a ledger.
-        incarnation: of the topology.
     """
 
     def __init__(
@@ -86,8 +82,6 @@ class TrackedBatches:
 
         Args:
             inputs: of the streams that are not tracked.
-            run: stages the batch.
-            watch: of the attempt.
 
         Raises:
             Exception: the batch fails, and not because of some of its messages.

@@ -56,8 +56,6 @@ class Tracked:
 
     Attributes:
         key: its id as text; "" for one that is not tracked.
-        root: of its tree.
-        ids: of its tuples.
         attempts: how often it has failed.
         request: the replay request that it comes from, instead of the spout; "".
         suspect: why it has failed already, as far as its transaction knows; None.
@@ -88,7 +86,6 @@ class MessageSpoutExecutor:
     """The executor of a stream whose spout hands out messages one by one.
 
     Args:
-        spout: of the user.
         context: of its stream; with the settings of messages among its options.
     """
 

@@ -71,7 +71,6 @@ class BatchLedger:
     """The ledger of one run of one attempt: a folder that tasks write to and that is gone afterwards.
 
     Args:
-        spark: the session.
         folder: of all ledgers of the group; shared with the executors, as the tables are.
         ackers: Spark tasks that add it up.
     """

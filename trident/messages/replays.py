@@ -31,11 +31,7 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
     """Asks for dead letters to be tried again; durable when this returns.
 
     Args:
-        state_folder: of the stream.
         letters: with ``message`` and ``tuples`` as in the dead-letter table.
-
-    Returns:
-        the request's name.
     """
     name = uuid.uuid4().hex
     folder = state_folder / _FOLDER

@@ -53,7 +53,6 @@ def settled_messages(
     """Reads from the stream's table which of its last messages are settled, and how often others have failed.
 
     Args:
-        context: of the stream.
         remember_secs: the window, counted back from the last message that was settled.
         requests: replay requests that are not finished: their messages are wanted however old they are.
     """

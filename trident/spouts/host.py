@@ -151,7 +151,6 @@ class RecoverySpouts:
 
     Args:
         make: makes the executor of a stream; called only for streams that are to hear something.
-        tx_ids: the topology's streams.
         finishing: the txid of the decision.
     """
 

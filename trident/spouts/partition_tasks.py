@@ -39,7 +39,6 @@ class Request:
     """One partition to be emitted.
 
     Attributes:
-        partition: its id.
         mode: NEW and OPAQUE go on from ``metadata``; AGAIN gives the rows of it.
         metadata: JSON.
     """
@@ -56,8 +55,6 @@ class PartitionTask:
     Attributes:
         spout: of the user; its ``get_partition_emitter`` is called here.
         context: a SpoutContext without a session.
-        schema: the spout's output_schema.
-        attempt: whose batch it is.
         requests: all of them; a task is given the numbers of its own.
         target: where the files go.
     """

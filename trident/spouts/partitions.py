@@ -51,7 +51,6 @@ class Emission:
         files: paths of the Parquet files, in the same order.
         size: of the files, bytes.
         parts: the files relative to the stream's folder, with their sizes.
-        rows: in them.
         folder: that holds them, relative to the stream's folder.
     """
 
@@ -69,7 +68,6 @@ class PartitionEmission:
 
     Args:
         spout: a partitioned spout; pickled to the executors.
-        context: of the stream.
     """
 
     spout: Any
@@ -91,8 +89,6 @@ class PartitionEmission:
         """One job over all requests; blocks.
 
         Args:
-            attempt: whose batch it is.
-            requests: the partitions.
             timeout_secs: bounds the job from its first task on; None = unbounded.
             in_job: this thread's job group is the attempt's already, watched and cancelled as that.
 

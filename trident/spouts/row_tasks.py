@@ -38,7 +38,6 @@ def read_partitions(
     Args:
         read: a stream reader's ``read``.
         pickled: its partitions; each task loads its own only.
-        schema: of the rows.
         what: the source, for messages.
         tasks: the numbers of the partitions that this task reads.
     """
@@ -56,7 +55,6 @@ def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> I
 
     Args:
         make: gives the rows: tuples, Rows, or Arrow record batches.
-        schema: of the rows.
         what: the source, for messages.
 
     Raises:

@@ -29,8 +29,6 @@ class Grouping:
 
     Attributes:
         kind: "shuffle", "fields", "all", "global" or "custom".
-        fields: of "fields".
-        function: of "custom".
     """
 
     kind: str
@@ -68,7 +66,6 @@ class Output:
 
     Attributes:
         origin: its number in the plan.
-        fields: of its tuples.
         routes: who takes them.
     """
 

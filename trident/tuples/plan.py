@@ -26,13 +26,7 @@ Streams = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Edge:
-    """A grouping of a bolt's.
-
-    Attributes:
-        source: a spout or bolt.
-        stream: of it.
-        grouping: chooses tasks.
-    """
+    """A grouping of a bolt's."""
 
     source: str
     stream: str
@@ -73,7 +67,6 @@ class TuplePlan:
     """A tuple topology, checked and in levels, ready to run.
 
     Attributes:
-        topology: its name.
         spouts: in the order of their declaration.
         levels: level → its bolts; levels begin at 1.
         origins: all streams, by number.

@@ -54,8 +54,6 @@ class RoundRunner:
     """Runs the rounds of one topology, one at a time.
 
     Args:
-        spark: a classic session.
-        plan: what runs.
         timeout_secs: how long a round may take, from its first Spark task or its last ``reset_timeout`` on;
             None: for ever.
         resets: a folder that the executors share with the driver: by it bolts tell of ``reset_timeout``.
@@ -82,7 +80,6 @@ class RoundRunner:
         """Runs one round; the reports of a level come when it is done.
 
         Args:
-            number: of the round.
             given: level → (slot, content) of the tuples that the spouts sent there.
 
         Raises:

@@ -52,7 +52,6 @@ class Fetched:
 
     Attributes:
         copies: level → tuples, as (slot, content).
-        messages: how many.
         roots: those that are tracked.
         blocked: a spout task was not asked, or not for all it has.
     """
@@ -73,7 +72,6 @@ class SpoutTask:
     """One spout task: the user's spout, and where its tuples go.
 
     Args:
-        planned: its spout.
         user: the spout, or its copy for this task.
         context: given to it.
     """
@@ -166,10 +164,8 @@ class Tracker:
 
     Args:
         tasks: the spout tasks; the ackers know them by their place.
-        ackers: of the topology.
         max_pending: messages of one spout task that may be pending at once.
         clock: seconds.
-
     Attributes:
         emitted, acked, failed, timed_out: messages so far; ``emitted`` with those that are not tracked.
         errors: the last of them.

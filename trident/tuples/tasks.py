@@ -49,12 +49,9 @@ class BoltCode:
     """A bolt on its way to the workers.
 
     Attributes:
-        name, tasks: as declared.
-        slot: of its first task.
         pickled: the bolt; each task unpickles an instance of its own.
         basic: whether its tuples are acknowledged for it.
         outputs: by stream.
-        location: for messages.
     """
 
     name: str
@@ -119,10 +116,7 @@ class LevelTask:
     """The function for mapInArrow: the bolts of one level.
 
     Attributes:
-        topology: its name.
-        bolts: of the level.
-        origins: all streams of the topology.
-        resets: where the driver is told of ``reset_timeout``; None: it is not told.
+        resets: where the driver is told of ``reset_timeout``; None: nobody asks.
     """
 
     topology: str

@@ -14,7 +14,7 @@ from tests import group_helpers
 from tests.keyed_helpers import Group, Native, append, keyed
 from trident.coordinators.errors import CommitConflict, Halted, SchemaMismatch
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.registration import Registration, identity_conflicts
+from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
 from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core.control import DOMAIN, decode_control
 from trident.states.delta import history
@@ -73,12 +73,13 @@ def test_columns_behind_the_others_are_allowed_and_written_back(zk, aggregator):
     lease = Leadership(zk, "evolve", ["x"]).acquire()
     registration = Registration(zk, "evolve")
     registration.ensure(before, fences=lease.fences.values())
-    registered = registration.register(after, fences=lease.fences.values())
-    assert registered.difference == [f"value_schema of state 's' was {APPEND['value_schema']}, now {WIDER}"]
+    difference = identity_difference(registration.read()[1], after)
+    assert difference == [f"value_schema of state 's' was {APPEND['value_schema']}, now {WIDER}"]
+    registration.ensure(after, fences=lease.fences.values())
     assert registration.read()[1]["states"]["s"]["value_schema"] == WIDER
     # The code before it again, and again the one after: the column stays in the table, null where it was not known.
     for given in (before, after, identity(aggregator=aggregator, value_schema="struct<a:int,b:decimal(10,2)>")):
-        registered = registration.register(given, fences=lease.fences.values())
+        registration.ensure(given, fences=lease.fences.values())
         assert registration.read()[1]["states"]["s"]["value_schema"] == given["states"]["s"]["value_schema"]
 
 

@@ -26,10 +26,6 @@ _LOSES_ROWS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorr
 class DeltaFrames:
     """Reads files of one table. May be used from several threads.
 
-    Args:
-        spark: the session.
-        table: the table's folder.
-
     Raises:
         SourceError: the session is set to leave out files that it cannot read.
     """

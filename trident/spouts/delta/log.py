@@ -51,8 +51,6 @@ class Change:
     """One version, as far as rows are concerned.
 
     Attributes:
-        version: the table version.
-        operation: as the writer named it.
         added: the files with new rows; files only moved together (OPTIMIZE) are not among them.
         removed: the path of a file whose rows were removed or rewritten, or None.
         metadata: Delta's ``metaData`` action, when there is one.
@@ -72,7 +70,6 @@ class TableInfo:
     """A table as of a version.
 
     Attributes:
-        version: the table version.
         table_id: another one after the table was dropped and created again.
         schema: without Delta's own metadata, every field nullable.
     """
@@ -247,8 +244,6 @@ def differences(expected: "StructType", found: "StructType", exactly: bool) -> l
     """How a table's schema differs from one that is expected of it; nullability does not count.
 
     Args:
-        expected: the fields that are wanted.
-        found: those of the table.
         exactly: whether fields that are not wanted count.
     """
     there = {field.name: field.dataType.simpleString() for field in found.fields}

@@ -22,7 +22,6 @@ class ChangePolicy:
     replay after it, in any process, leaves out the same.
 
     Args:
-        ledger: where skipped files are recorded.
         on_changed: "fail" or "skip".
     """
 

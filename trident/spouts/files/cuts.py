@@ -71,8 +71,6 @@ def cut(
     """The end of a batch of about target bytes or rows.
 
     Args:
-        book: the files.
-        start: where the batch begins.
         target: its length; at least 1.
         align: (file, offset) → the first offset at or after it where a row begins, at most the file's length.
         splits: whether a file may be cut; one that may not is taken whole.

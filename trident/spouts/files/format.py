@@ -39,8 +39,6 @@ class RowFormat:
     """How lines become rows.
 
     Attributes:
-        name: one of FORMATS.
-        schema: of the rows.
         options: Spark's options for the format.
 
     Raises:

@@ -51,7 +51,6 @@ class FoundFile(NamedTuple):
     """A file as it was when it was discovered.
 
     Attributes:
-        path: absolute.
         size: bytes.
         mtime_ns: modification time, ns since 1970.
         rows: where the format tells without reading all of it (Parquet), else None.

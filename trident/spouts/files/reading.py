@@ -69,12 +69,7 @@ def partitions_for(size: int, cores: int) -> int:
 
 
 class FileReader:
-    """Makes the DataFrame of a batch.
-
-    Args:
-        spark: the session.
-        format: how lines become rows.
-    """
+    """Makes the DataFrame of a batch."""
 
     def __init__(self, spark: "SparkSession", format: RowFormat) -> None:
         self._spark, self._format = spark, format

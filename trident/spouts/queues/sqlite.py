@@ -236,7 +236,6 @@ class SqliteConsumer:
     """One process's part in a consumer: a name under which messages are taken by one process at a time.
 
     Args:
-        queue: the queue.
         name: of the consumer; whoever takes under it next owns what was taken under it before.
         life: a random id of everything that the name has been used for since it
             began anew: epochs of different lives are not compared. A life that

@@ -116,7 +116,7 @@ class LevelTask:
     """The function for mapInArrow: the bolts of one level.
 
     Attributes:
-        resets: where the driver is told of ``reset_timeout``; None: nobody asks.
+        resets: where the driver is told of ``reset_timeout``; None: it is not told.
     """
 
     topology: str

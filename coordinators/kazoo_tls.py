@@ -1,4 +1,4 @@
-"""TLS to ZooKeeper for kazoo; ``coordinators/zookeeper.py`` alone uses it.
+"""kazoo's connections to ZooKeeper: TLS, and servers that do not answer; ``coordinators/zookeeper.py`` alone uses it.
 
 kazoo trusts the system's authorities beside the one that is given, passes over a
 certificate without a key file, has OpenSSL ask at the terminal for a key's
@@ -19,6 +19,9 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 from trident.coordinators.errors import ConfigError
 from trident.coordinators.kazoo_errors import Problems
+
+# A loaded machine takes that long to answer; tests have sessions of one second.
+_ANSWER_SECS_LEAST = 2.0
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,27 @@ class _Reading:
 
 
 class Handler(SequentialThreadingHandler):
-    """kazoo's threads and sockets, with TLS as :class:`TlsFiles` says."""
+    """kazoo's threads and sockets, with TLS as :class:`TlsFiles` says, and less patience with a silent server.
 
-    def __init__(self, tls: TlsFiles | None, problems: Problems) -> None:
+    kazoo waits for the answer to a new connection as long as the ZooKeeper session may be away, and the session is
+    lost with it. Some servers never answer: one that is starting leaves a connection open which comes before its
+    database is there (a NullPointerException in ``NIOServerCnxn.close``), and the next try would succeed.
+    """
+
+    def __init__(self, tls: TlsFiles | None, problems: Problems, session_timeout_secs: float = 0.0) -> None:
         super().__init__()
         self._tls, self._problems = tls, problems
+        self._answer_secs_max = max(_ANSWER_SECS_LEAST, session_timeout_secs / 3)
+        self._unanswered: Any = None
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
         self._problems.host = kwargs.get("hostname", "")
+        timeout = min(timeout, self._answer_secs_max)
         if self._tls is None:
-            return super().create_connection(*args, **kwargs)
-        return self._connect(**kwargs)
+            self._unanswered = super().create_connection(*args, timeout=timeout, **kwargs)
+        else:
+            self._unanswered = self._connect(timeout=timeout, **kwargs)
+        return self._unanswered
 
     def _connect(self, address: tuple[Any, ...], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
         assert self._tls is not None
@@ -116,6 +129,15 @@ class Handler(SequentialThreadingHandler):
             raise
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        waits_for_first = rlist == [self._unanswered]
+        if waits_for_first:
+            timeout = self._answer_secs_max if timeout is None else min(timeout, self._answer_secs_max)
+        ready = self._select(rlist, wlist, xlist, timeout)
+        if waits_for_first and ready[0]:
+            self._unanswered = None
+        return ready
+
+    def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:
         # Of two answers in one TLS record OpenSSL has read both; the socket itself is not readable any more, and
         # the second one would wait for the next ping.
         held = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]

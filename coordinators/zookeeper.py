@@ -15,6 +15,8 @@ It takes care of these:
 - kazoo learns that its session has expired only from a server that it can
   reach. Here a connection that has been away for the session timeout counts
   as lost: whatever was led with it is led by another by then.
+- kazoo waits for an answer to a new connection as long as for the session.
+  Here a third of that is enough: the server may be one that never answers.
 - kazoo gives up for good when a server refuses its identity, also when the
   connection is only cut while it authenticates. A connection that was usable
   before is made again, at intervals.
@@ -273,7 +275,7 @@ class ZooKeeper:
             return self._kazoo(
                 hosts=config.hosts,
                 timeout=config.session_timeout_secs,
-                handler=Handler(TlsFiles.of(config.options), self._problems),
+                handler=Handler(TlsFiles.of(config.options), self._problems, config.session_timeout_secs),
                 logger=HarmlessLog(_kazoo_log, self._problems),
                 # kazoo's own delay doubles up to a minute, and the ZooKeeper
                 # session would expire between two tries.

@@ -95,6 +95,7 @@ class CuttingProxy:
 
     ``cut_next_multi("request")`` loses the request, ``"answer"`` only the
     answer: the client cannot tell which. ``down`` refuses every connection.
+    ``silent`` connections are accepted and never answered.
     """
 
     def __init__(self, server: str) -> None:
@@ -104,6 +105,7 @@ class CuttingProxy:
         self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.cuts = 0
         self.down = False
+        self.silent = 0
         self.before_cut: Callable[[], None] = lambda: None
         self._armed: list[str] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -114,6 +116,9 @@ class CuttingProxy:
 
     def go_down(self) -> None:
         self.down = True
+        self.cut_all()
+
+    def cut_all(self) -> None:
         for pair in self._pairs:
             _shut(*pair)
 
@@ -129,6 +134,10 @@ class CuttingProxy:
                 return
             if self.down:
                 client.close()
+                continue
+            if self.silent:
+                self.silent -= 1
+                self._pairs.append((client, client))
                 continue
             server = socket.create_connection(self._server)
             self._pairs.append((client, server))

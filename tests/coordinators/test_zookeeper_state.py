@@ -255,6 +255,17 @@ def test_a_connection_away_for_the_session_timeout_is_lost_and_unknown(cutting_p
     assert time.monotonic() - started < 6
 
 
+def test_a_server_that_takes_a_connection_and_never_answers_costs_no_session(cutting_proxy, zk_connect):
+    """ZooKeeper does so with connections that come while it starts."""
+    zk = zk_connect(cutting_proxy.hosts, session_secs=6.0)
+    session_number, session_id = zk.session_number, zk.session_id
+    cutting_proxy.silent = 1
+    cutting_proxy.cut_all()
+    assert eventually(lambda: not cutting_proxy.silent and not zk.connected)
+    assert zk.wait_connected(session_number, timeout_secs=5.5)
+    assert zk.session_id == session_id
+
+
 def test_reads_survive_a_lost_connection_of_the_same_session(cutting_proxy, zk_connect):
     zk = zk_connect(cutting_proxy.hosts)
     zk.multi([Create(zk.path("a"), b"1")])

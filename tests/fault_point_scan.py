@@ -45,6 +45,11 @@ FUNCTIONS = {
     "storage.delete",
     "storage.try_delete",
     "storage.flush",
+    "storage.lock",
+    "folder.claim",
+    "folder.rename",
+    "folder.delete",
+    "folder.flush",
 }
 IMPLEMENTATION = ("states/core/storage.py", "states/core/local_storage.py")
 METHODS = {

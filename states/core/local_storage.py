@@ -8,9 +8,10 @@ import io
 import os
 import shutil
 import stat as modes
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -18,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 from trident.coordinators.stored_json import read_stored
 
 AnyPath = str | os.PathLike[str]
+Signature = tuple[object, ...]
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Stat(NamedTuple):
@@ -41,6 +44,11 @@ class Stat(NamedTuple):
         """Returns what is there, for an error."""
         return f"{self.size} bytes" if self.is_file else "something that is not a file"
 
+    @property
+    def signature(self) -> Signature:
+        """Tells the file from one that was put in its place, or was changed; only to be compared."""
+        return self.identity, self.mtime_ns, self.size
+
 
 class NotAllDeleted(OSError):
     """Something of a folder is left.
@@ -53,6 +61,22 @@ class NotAllDeleted(OSError):
         first = problems[0]
         super().__init__(first.errno, first.strerror or str(first), first.filename)
         self.problems = problems
+
+
+class NotExclusive(OSError):
+    """The storage cannot give a name to one of two alone."""
+
+
+class LockHeld(OSError):
+    """Others hold a lock.
+
+    Attributes:
+        holder: who, such as "process 17 (stopped)"; None where the system does not tell.
+    """
+
+    def __init__(self, path: str, holder: str | None) -> None:
+        super().__init__(errno.EWOULDBLOCK, "others hold the lock", path)
+        self.holder = holder
 
 
 class Appending:
@@ -136,11 +160,9 @@ class LocalStorage:
 
     def stat(self, path: AnyPath) -> Stat | None:
         try:
-            found = os.stat(local(path))
+            return _stat(os.stat(local(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
-        return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, found.st_ino)
 
     def delete(self, path: AnyPath) -> bool:
         path = local(path)
@@ -180,6 +202,72 @@ class LocalStorage:
     def flush(self, path: AnyPath) -> None:
         _fsync(local(path))
 
+    def hold(self, folder: AnyPath) -> LocalFolder:
+        return LocalFolder(local(folder))
+
+    def lock(self, path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None) -> BinaryIO:
+        path = local(path)
+        while True:
+            self.make_folder(os.path.dirname(path), anchor)
+            with ExitStack() as stack:
+                # Closing the file gives the lock back, also when this process is killed.
+                file = stack.enter_context(open(path, "a+b"))
+                _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, timeout_secs)
+                # The folder may have been deleted and made again meanwhile: then others lock another file.
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                        stack.pop_all()
+                        return file
+
+
+class LocalFolder:
+    """Implements ``Folder`` by a handle: nothing can be made in a folder that was removed."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> LocalFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._handle)
+
+    def stat(self, name: str) -> Stat | None:
+        try:
+            return _stat(os.stat(name, dir_fd=self._handle))
+        except FileNotFoundError:
+            return None
+
+    def claim(self, draft: AnyPath, name: str) -> Signature:
+        draft = local(draft)
+        own = _stat(os.stat(draft)).signature
+        try:
+            os.link(draft, name, dst_dir_fd=self._handle)
+        except OSError as error:
+            there = self.stat(name)
+            if there is not None and there.signature == own:
+                return own  # a network file system had done it, and its answer was lost
+            if error.errno in _NO_LINKS:
+                raise NotExclusive(error.errno, error.strerror, draft) from error
+            raise
+        return own
+
+    def rename(self, name: str, other: str) -> None:
+        os.rename(name, other, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def delete(self, name: str) -> bool:
+        try:
+            os.unlink(name, dir_fd=self._handle)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def flush(self) -> None:
+        os.fsync(self._handle)
+
 
 class _Output(io.BufferedWriter):
     """A new file that is durable once it is closed."""
@@ -198,6 +286,39 @@ def local(path: AnyPath) -> str:
     """The path as the operating system takes it."""
     text = os.fspath(path)
     return unquote(urlsplit(text).path) if text.startswith("file:") else text
+
+
+def _stat(found: os.stat_result) -> Stat:
+    is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
+    return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, found.st_ino)
+
+
+def _flock(file: BinaryIO, kind: int, timeout_secs: float | None) -> None:
+    if timeout_secs is None:
+        fcntl.flock(file, kind)
+        return
+    deadline = time.monotonic() + timeout_secs
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LockHeld(file.name, _holder(os.fstat(file.fileno()))) from None
+        time.sleep(0.02)
+
+
+def _holder(lock: os.stat_result) -> str | None:
+    """Who holds a file's lock, as Linux tells it."""
+    wanted = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    try:
+        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if wanted in line.split()]
+        # "7: FLOCK ADVISORY WRITE 17 fe:01:131 0 EOF"; who waits has "->" after the number.
+        pid = next(fields[4] for fields in held if fields[1] == "FLOCK")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, StopIteration, IndexError):
+        return None
+    return f"process {pid}" + (" (stopped)" if state in "Tt" else "")
 
 
 def _fsync(path: str) -> None:

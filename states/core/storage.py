@@ -1,9 +1,7 @@
 """All access to stored files: warehouse, staging, manifests, ledgers, descriptors, status and logs of tables.
 
 One small interface, :class:`Storage`, and functions of the same names that find the storage of a path. The local file
-system is its one implementation (``local_storage.py``); a table's log, whose entries one of two writers may make, is in
-``delta/log_commit.py``. Places are absolute paths, or :class:`StoragePath` where one is held and joined: a URL can
-stand in its place.
+system is its one implementation (``local_storage.py``). Places are absolute paths: a URL can stand in its place.
 """
 
 from __future__ import annotations
@@ -15,10 +13,50 @@ from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.errors import TableError
+from trident.states.core.local_storage import AnyPath as AnyPath
 from trident.states.core.local_storage import Appending as Appending
 from trident.states.core.local_storage import LocalStorage, Stat
+from trident.states.core.local_storage import LockHeld as LockHeld
+from trident.states.core.local_storage import NotExclusive as NotExclusive
+from trident.states.core.local_storage import Signature as Signature
 
-AnyPath = str | os.PathLike[str]
+
+class Folder(AbstractContextManager["Folder"], Protocol):
+    """A folder as it was when it was held, whatever takes its place meanwhile: see ``hold``. Names are those in it."""
+
+    def names(self) -> list[str]:
+        """The names in the folder, in any order."""
+
+    def stat(self, name: str) -> Stat | None:
+        """As ``stat`` of the storage."""
+
+    def claim(self, draft: AnyPath, name: str) -> Signature:
+        """Gives a draft a name that is free. One of two that claim a name gets it, for good.
+
+        A writer that takes names without asking can still replace the file: the signature tells. The draft keeps its
+        own name too; the new one outlives a power cut once the folder is flushed.
+
+        Args:
+            draft: a file that is whole and flushed.
+            name: of the file then.
+
+        Returns:
+            its signature.
+
+        Raises:
+            FileExistsError: the name is taken.
+            FileNotFoundError: the draft is gone, or the folder.
+            NotExclusive: the storage cannot tell one of two from the other.
+        """
+
+    def rename(self, name: str, other: str) -> None:
+        """Gives a file another name, which is free."""
+
+    def delete(self, name: str) -> bool:
+        """Removes a file; tells whether there was one."""
+
+    def flush(self) -> None:
+        """Makes the names outlive a power cut."""
 
 
 class Storage(Protocol):
@@ -99,6 +137,30 @@ class Storage(Protocol):
     def flush(self, path: AnyPath) -> None:
         """Makes a file's bytes, or the names in a folder, outlive a power cut."""
 
+    def hold(self, folder: AnyPath) -> Folder:
+        """Holds a folder, until the end of a ``with``, to look and to write where no other folder can be meant.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def lock(
+        self, path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None
+    ) -> AbstractContextManager[object]:
+        """Locks a file, made if it is not there, until the end of a ``with``, or of the process.
+
+        It keeps processes of one machine apart; a storage that machines share may do nothing.
+
+        Args:
+            path: the file; its folder is made as ``make_folder`` does.
+            anchor: as there.
+            shared: together with others that share it.
+            timeout_secs: how long to wait; None for ever.
+
+        Raises:
+            LockHeld: others hold it.
+        """
+
 
 LOCAL: Storage = LocalStorage()
 
@@ -152,6 +214,16 @@ def make_folder(folder: AnyPath, anchor: AnyPath) -> None:
 
 def flush(path: AnyPath) -> None:
     storage_for(path).flush(path)
+
+
+def hold(folder: AnyPath) -> Folder:
+    return storage_for(folder).hold(folder)
+
+
+def lock(
+    path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None
+) -> AbstractContextManager[object]:
+    return storage_for(path).lock(path, anchor, shared, timeout_secs)
 
 
 # --- made of these --------------------------------------------------------------------------------

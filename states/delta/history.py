@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from trident.coordinators.errors import TableError
+from trident.states.core.storage import Signature
 from trident.states.delta.log_entries import (
     Commit,
     entry_signature,
@@ -187,7 +188,7 @@ def _control_of(marks: _Marks, domain: str) -> tuple[int | None, str | None]:
 
 
 @lru_cache(maxsize=100_000)
-def _marks(path: str, version: int, signature: tuple[int, int, int] | None) -> _Marks:
+def _marks(path: str, version: int, signature: Signature | None) -> _Marks:
     del signature  # part of the key only: a table made anew at the same path has other entries
     commit = read_commit(path, version)
     control = tuple(

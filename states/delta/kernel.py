@@ -25,6 +25,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, SchemaMismatch, TableError
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
+from trident.states.core.storage import Signature
 from trident.states.delta.kernel_errors import (
     CheckpointExists,
     CommitOutcomeUnknown,
@@ -36,8 +37,7 @@ from trident.states.delta.kernel_errors import (
 from trident.states.delta.kernel_files import LiveFile, add_action, live_file, remove_action
 from trident.states.delta.log_commit import (
     DraftCommitter,
-    Signature,
-    open_log_folder,
+    hold_log_folder,
     publish_draft,
     remove_draft,
     remove_drafts,
@@ -190,7 +190,7 @@ class KernelEngine:
         self._row_text = kernel.defaults.internal.json.JsonUtils.rowToJson
         self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
-        self._whole: dict[str, tuple[int, tuple[int, int, int]]] = {}  # path → the newest entry seen whole
+        self._whole: dict[str, tuple[int, Signature]] = {}  # path → the newest entry seen whole
         self._needs_cleanup: set[str] = set()  # tables in which a commit of ours came to nothing
         self._durable: dict[str, tuple[int, Signature]] = {}  # path → the newest entry known to outlive a power cut
         self._list = jvm.java.util.ArrayList
@@ -265,7 +265,7 @@ class KernelEngine:
 
         for _ in range(_LOAD_TRIES):
             # Opened before, looked into behind: a table that is made anew meanwhile is seen to be another.
-            with open_log_folder(path) as folder:
+            with hold_log_folder(path) as folder:
                 with faults.fault_point(LOAD):
                     require_whole_log(path, version)
                     java = guard(path, build)

@@ -1,16 +1,17 @@
-"""Makes a draft the log entry of a table version, on a local disk, by ``link(2)``: the file system decides who wins.
+"""Makes a draft the log entry of a table version, on a local disk: the storage decides who wins.
 
 Hadoop renames over an existing file: Delta's log stores look whether the entry is there and then rename, and two
 writers that look at the same moment both "win". So Kernel only writes a draft here (:class:`DraftCommitter`), and the
-draft gets the entry's name by a hard link, which fails when the name is taken. There is no lock, so that a process that
-is stopped in the middle keeps nobody waiting; what it does once it goes on fails, or is what everybody has seen.
+draft claims the entry's name (``Folder.claim``: a hard link, which fails when the name is taken). There is no lock, so
+that a process that is stopped in the middle keeps nobody waiting; what it does once it goes on fails, or is what
+everybody has seen.
 
 Two more things can come between, and both are looked at:
 
-- *The table was deleted and made again* while this process was stopped (``trident reset``). The link goes into the
-  folder in which the entry lies that the commit builds on; in a folder that was removed nothing can be made.
-- *A foreign writer that renames* (Delta's own log store, in another Spark) had looked before the link and renames
-  after it. Its draft was there when it looked, so it is there after the link: it has a moment to find out that it has
+- *The table was deleted and made again* while this process was stopped (``trident reset``). The folder is held
+  in which the entry lies that the commit builds on; in a folder that was removed nothing can be made.
+- *A foreign writer that renames* (Delta's own log store, in another Spark) had looked before the claim and renames
+  after it. Its draft was there when it looked, so it is there after the claim: it has a moment to find out that it has
   lost, then the draft is removed, and with it all that it could rename. Only then it is looked who has the entry.
 
 Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
@@ -23,24 +24,23 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core import storage
+from trident.states.core.storage import Folder, Signature
 
 # So long a writer that renames has to look again, or to rename: it takes it a fraction of a millisecond.
 RIVAL_SECS = 0.1
-Signature = tuple[int, int, int]  # inode, time of the last change in ns, size
 # A draft of a draft, which Kernel renames, and its checksum have a dot more each.
 _DRAFT = re.compile(r"\.{1,3}(\d{20})\.json\.[^/]*\.tmp(?:\.crc)?")
 # Of checkpoints and checksums: who writes one takes a second; one that nobody has touched for so long is left over.
 _OTHER_DRAFT = re.compile(r"\.{1,2}\d{20}\.[^/]*\.tmp(?:\.crc)?")
 _OTHER_SECS = 600.0
 _OWN = ".trident.tmp"
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class EntryMayBeLost(Exception):
@@ -102,8 +102,10 @@ class DraftCommitter:
         try:
             # With its scheme: without one Hadoop's slow local file system is taken, which forks for every call.
             self._write(f"file:{expected.draft}", actions, True)
-            found = os.stat(expected.draft)
-            status = self._status(metadata.getPublishedDeltaFilePath(), found.st_size, found.st_mtime_ns // 1_000_000)
+            found = storage.stat(expected.draft)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, "another writer has removed the draft", expected.draft)
+            status = self._status(metadata.getPublishedDeltaFilePath(), found.size, found.mtime_ns // 1_000_000)
             return self._response(self._entry(status))
         except Exception as error:
             # py4j would print it, and hand Kernel a text. Kernel fails over None, and written() says why.
@@ -123,9 +125,7 @@ class DraftCommitter:
 
 
 def _draft_of(path: str, version: int) -> str:
-    root = storage.local_path(path)
-    assert root is not None
-    return os.path.join(root, "_delta_log", f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
+    return storage.join(_log_of(path), f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
 
 
 def remove_draft(draft: str) -> None:
@@ -152,18 +152,14 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
         TableError: the disk refused; nothing happened.
         EntryMayBeLost: the commit was there; the disk refused to flush it, or it is gone again.
     """
-    root = storage.local_path(path)
-    assert root is not None
     try:
         storage.flush(draft)
-        found = os.stat(draft)
-        own = found.st_ino, found.st_mtime_ns, found.st_size
-        folder = os.open(os.path.join(root, "_delta_log"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held = storage.hold(_log_of(path))
     except FileNotFoundError as error:
         raise _lost(path, version, error) from error
     except OSError as error:
         raise _refused(path, version, error) from error
-    try:
+    with held as folder:
         if base is not None and signature_in(folder, version - 1) != base:
             raise CommitConflict(
                 f"version {version - 1} of table {path} is not the one that this commit builds on",
@@ -171,36 +167,27 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
                 expected=base,
                 action="read the table again: it was made anew, or another writer has replaced the entry",
             )
-        _link(path, version, draft, own, folder)
+        try:
+            own = folder.claim(draft, f"{version:020d}.json")
+        except (FileExistsError, FileNotFoundError) as error:
+            raise _lost(path, version, error) from error
+        except OSError as error:
+            raise _refused(path, version, error) from error
         _turn_rivals_away(folder, version)
         there = signature_in(folder, version)
         if there is None:  # this process was stopped for so long that the log was cleaned up
             raise EntryMayBeLost("the entry is gone")
         if there != own:
             raise _lost(path, version, "a writer that renames over entries has replaced it")
-        with suppress(FileNotFoundError):  # Hadoop's, of another writer: it would make the entry unreadable
-            os.unlink(f".{version:020d}.json.crc", dir_fd=folder)
+        folder.delete(f".{version:020d}.json.crc")  # Hadoop's, of another writer: it would make the entry unreadable
         try:
-            os.fsync(folder)
+            folder.flush()
         except OSError as error:
             raise EntryMayBeLost(error) from error
         return own
-    finally:
-        os.close(folder)
 
 
-def _link(path: str, version: int, draft: str, own: Signature, folder: int) -> None:
-    try:
-        os.link(draft, f"{version:020d}.json", dst_dir_fd=folder)
-    except OSError as error:
-        if signature_in(folder, version) == own:
-            return  # a network file system had done it, and its answer was lost
-        if isinstance(error, (FileExistsError, FileNotFoundError)):
-            raise _lost(path, version, error) from error
-        raise _refused(path, version, error) from error
-
-
-def _turn_rivals_away(folder: int | str, version: int) -> list[str]:
+def _turn_rivals_away(folder: Folder, version: int) -> list[str]:
     """Leaves no draft of this version, or an older one, that a writer could still rename over an entry."""
     deadline = time.monotonic() + RIVAL_SECS
     while rivals := drafts_in(folder, version):
@@ -208,15 +195,14 @@ def _turn_rivals_away(folder: int | str, version: int) -> list[str]:
             break
         time.sleep(0.002)
     for name in rivals:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder) if isinstance(folder, int) else os.unlink(os.path.join(folder, name))
+        folder.delete(name)
     return rivals
 
 
-def drafts_in(folder: int | str, version: int, own: bool = False) -> list[str]:
+def drafts_in(folder: Folder, version: int, own: bool = False) -> list[str]:
     """Drafts of entries up to a version; our own, which are linked and can replace nothing, only when asked for."""
     # Each commit looks, and a log of a day has 100,000 entries: only drafts begin with a dot.
-    found = ((name, _DRAFT.fullmatch(name)) for name in os.listdir(folder) if name[0] == ".")
+    found = ((name, _DRAFT.fullmatch(name)) for name in folder.names() if name[0] == ".")
     return [name for name, draft in found if draft and int(draft[1]) <= version and (own or _OWN not in name)]
 
 
@@ -226,56 +212,41 @@ def remove_drafts(path: str, version: int) -> list[str]:
     A writer that is killed, or meets a full disk, leaves one. Entry N exists, so no draft of it may become one: who
     still holds it has a moment to find that out, and then loses it, which does what it must be told anyway.
     """
-    root = storage.local_path(path)
-    if root is None:
+    if storage.local_path(path) is None:
         return []
-    folder = os.path.join(root, "_delta_log")
-    removed = _turn_rivals_away(folder, version)
-    for name in (*drafts_in(folder, version, own=True), *_old_others(folder)):
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
-            removed.append(name)
-    return removed
+    with storage.hold(_log_of(path)) as folder:
+        removed = _turn_rivals_away(folder, version)
+        left = [*drafts_in(folder, version, own=True), *_old_others(folder)]
+        return [*removed, *(name for name in left if folder.delete(name))]
 
 
-def _old_others(folder: str) -> list[str]:
+def _old_others(folder: Folder) -> list[str]:
     """Drafts of checkpoints and checksums that a dead writer has left."""
-    found = []
-    for name in os.listdir(folder):
-        if _OTHER_DRAFT.fullmatch(name) and not _DRAFT.fullmatch(name):
-            with suppress(FileNotFoundError):
-                if time.time() - os.stat(os.path.join(folder, name)).st_mtime > _OTHER_SECS:
-                    found.append(name)
-    return found
+    names = (name for name in folder.names() if _OTHER_DRAFT.fullmatch(name) and not _DRAFT.fullmatch(name))
+    found = ((name, folder.stat(name)) for name in names)
+    return [name for name, there in found if there and time.time() - there.mtime_ns / 1e9 > _OTHER_SECS]
 
 
-def signature_in(folder: int, version: int) -> Signature | None:
-    """As ``log_entries.entry_signature``, in a folder that is open."""
-    try:
-        found = os.stat(f"{version:020d}.json", dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+def signature_in(folder: Folder, version: int) -> Signature | None:
+    """As ``log_entries.entry_signature``, in a folder that is held."""
+    found = folder.stat(f"{version:020d}.json")
+    return None if found is None else found.signature
 
 
-@contextmanager
-def open_log_folder(path: str) -> Iterator[int | None]:
+def hold_log_folder(path: str) -> AbstractContextManager[Folder | None]:
     """The table's log folder as it is now, whatever takes its place meanwhile; None when there is none."""
-    root = storage.local_path(path)
+    if storage.local_path(path) is None:
+        return nullcontext()
     try:
-        folder = None if root is None else os.open(os.path.join(root, "_delta_log"), os.O_RDONLY | os.O_CLOEXEC)
+        return storage.hold(_log_of(path))
     except OSError:
-        folder = None
-    try:
-        yield folder
-    finally:
-        if folder is not None:
-            os.close(folder)
+        return nullcontext()
 
 
-def rename_entry(entry: str, aside: str) -> None:
-    """Takes a log entry's name away; only under the table's lock."""
-    os.rename(entry, aside)
+def _log_of(path: str) -> str:
+    root = storage.local_path(path)
+    assert root is not None
+    return storage.join(root, "_delta_log")
 
 
 def _lost(path: str, version: int, found: object) -> CommitConflict:
@@ -287,7 +258,7 @@ def _lost(path: str, version: int, found: object) -> CommitConflict:
 
 
 def _refused(path: str, version: int, error: OSError) -> TableError:
-    if error.errno in _NO_LINKS:
+    if isinstance(error, storage.NotExclusive):
         return TableError(
             f"the file system of table {path} makes no hard links, without which two writers could both take a version",
             found=error,

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import shown
 from trident.states.core import storage
-from trident.states.core.storage import AnyPath
+from trident.states.core.storage import AnyPath, Signature
 from trident.states.delta.kernel_files import LiveFile, live_file
 
 ENTRY = re.compile(r"(\d{20})\.json")
@@ -324,10 +324,10 @@ def follow(files: dict[str, LiveFile], commit: Commit) -> None:
         files[file.path] = file
 
 
-def entry_signature(path: str, version: int) -> tuple[int, int, int] | None:
+def entry_signature(path: str, version: int) -> Signature | None:
     """Tells a log entry from one of the same version in a table that was made anew; None when there is none."""
     found = storage.stat(entry_of(path, version))
-    return None if found is None else (found.identity, found.mtime_ns, found.size)
+    return None if found is None else found.signature
 
 
 def newest_version(path: str) -> int:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
@@ -41,88 +36,33 @@ def table_lock(path: str, shared: bool = False, timeout_secs: float | None = Non
         TableError: the lock file cannot be opened, or others still hold the lock.
     """
     root = storage.local_path(path)
-    if root is None:
+    with nullcontext() if root is None else _taken(path, root, shared, timeout_secs):
         yield
-        return
-    lock = os.path.join(root, LOCK_NAME)
-    while True:
-        try:
-            storage.make_folder(root, storage.anchor_of(root))
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise TableError(
-                f"the lock of table {path} cannot be opened", found=error, action="check the permissions"
-            ) from error
-        try:
-            _wait_for(handle, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, timeout_secs)
-            # The table's folder may have been deleted and made again while we
-            # waited: then we hold the lock of a file that nobody else opens.
-            if _same_file(handle, lock):
-                yield
-                return
-        finally:
-            os.close(handle)
 
 
-def _wait_for(handle: int, path: str, kind: int, timeout_secs: float | None) -> None:
-    if _try(handle, kind):
-        return
-    if timeout_secs is not None:
-        deadline = time.monotonic() + timeout_secs
-        while time.monotonic() < deadline:
-            if _try(handle, kind):
-                return
-            time.sleep(0.02)
-        raise TableError(
-            f"the lock of table {path} is not free",
-            found=f"held by {_holder(os.fstat(handle)) or 'another process'}",
-            expected=f"a free lock within {timeout_secs:.0f} s",
-            action="if that process is stopped or hangs: let it go on, or kill it",
+def _taken(path: str, root: str, shared: bool, timeout_secs: float | None) -> AbstractContextManager[object]:
+    lock, anchor = storage.join(root, LOCK_NAME), storage.anchor_of(root)
+    try:
+        try:
+            return storage.lock(lock, anchor, shared, _WARN_AFTER_SECS if timeout_secs is None else timeout_secs)
+        except storage.LockHeld as error:
+            holder = error.holder or "another process"
+            if timeout_secs is not None:
+                raise TableError(
+                    f"the lock of table {path} is not free",
+                    found=f"held by {holder}",
+                    expected=f"a free lock within {timeout_secs:.0f} s",
+                    action="if that process is stopped or hangs: let it go on, or kill it",
+                ) from error
+        log.warning(
+            "waiting for the lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
+            "inside a MERGE keeps it: let it go on, or kill it",
+            path,
+            _WARN_AFTER_SECS,
+            holder,
         )
-    warning = threading.Timer(_WARN_AFTER_SECS, _warn, (path, os.fstat(handle)))
-    warning.daemon = True
-    warning.start()
-    try:
-        fcntl.flock(handle, kind)
-    finally:
-        warning.cancel()
-
-
-def _try(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _warn(path: str, lock: os.stat_result) -> None:
-    log.warning(
-        "waiting for the lock of table %s since %.0f s; it is held by %s. A process that is stopped or hangs "
-        "inside a MERGE keeps it: let it go on, or kill it",
-        path,
-        _WARN_AFTER_SECS,
-        _holder(lock) or "another process",
-    )
-
-
-def _holder(lock: os.stat_result) -> str | None:
-    """Who holds a file's lock: "process 17 (stopped)". Linux tells; elsewhere None."""
-    wanted = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
-    try:
-        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if wanted in line.split()]
-        # "7: FLOCK ADVISORY WRITE 17 fe:01:131 0 EOF"; who waits has "->" after the number.
-        pid = next(fields[4] for fields in held if fields[1] == "FLOCK")
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, StopIteration, IndexError):
-        return None
-    return f"process {pid}" + (" (stopped)" if state in "Tt" else "")
-
-
-def _same_file(handle: int, path: str) -> bool:
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    here = os.fstat(handle)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+        return storage.lock(lock, anchor, shared)
+    except OSError as error:
+        raise TableError(
+            f"the lock of table {path} cannot be opened", found=error, action="check the permissions"
+        ) from error

@@ -23,7 +23,6 @@ from trident.coordinators.errors import TableError
 from trident.coordinators.stored_json import Unreadable
 from trident.states.core import storage
 from trident.states.delta.kernel_files import fsync_log_entry
-from trident.states.delta.log_commit import rename_entry
 from trident.states.delta.log_entries import entry_of, versions_of
 from trident.states.delta.table_lock import table_lock
 
@@ -58,8 +57,7 @@ def set_aside_torn_entry(path: str) -> str | None:
     Raises:
         OSError, TableError: it cannot be read or renamed.
     """
-    root = storage.local_path(path)
-    if root is None or _newest_torn(path) is None:
+    if storage.local_path(path) is None or _newest_torn(path) is None:
         return None
     # Two that set the same entry aside must not take the whole one for it that a third has made meanwhile. And a MERGE
     # holds this lock: where a rename is refused, Hadoop writes its entry bit by bit.
@@ -67,8 +65,11 @@ def set_aside_torn_entry(path: str) -> str | None:
         version = _newest_torn(path)
         if version is None:
             return None
-        aside = storage.join(root, "_delta_log", f".{version:020d}.json.{uuid.uuid4().hex[:8]}.torn")
-        rename_entry(entry_of(path, version), aside)
+        log_folder, _, name = entry_of(path, version).rpartition("/")
+        aside = f".{name}.{uuid.uuid4().hex[:8]}.torn"
+        with storage.hold(log_folder) as folder:
+            folder.rename(name, aside)
+    aside = storage.join(log_folder, aside)
     log.warning("the newest log entry of table %s is torn and was set aside as %s", path, aside)
     return aside
 

@@ -18,6 +18,7 @@ from trident.coordinators.errors import TableError
 from trident.coordinators.records import TableMark
 from trident.states.core.control import DOMAIN
 from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.storage import Signature
 from trident.states.delta import halts, history
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.log_entries import entry_signature, has_log, versions_of
@@ -35,7 +36,7 @@ class _Seen:
 
     table_id: str
     mark: TableMark
-    signature: tuple[int, int, int] | None
+    signature: Signature | None
     starts_at: int
 
 

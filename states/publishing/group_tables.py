@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trident.coordinators.records import GroupRecord
 from trident.states.core.control import DOMAIN, decode_control
+from trident.states.core.storage import Signature
 from trident.states.delta import halts
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.log_entries import entry_signature
@@ -20,7 +21,7 @@ class SeenTable:
     """A table as this process last saw it."""
 
     snapshot: TableSnapshot
-    signature: tuple[int, int, int] | None  # of the newest log entry: a recreated table has another
+    signature: Signature | None  # of the newest log entry: a recreated table has another
     refused: bool = False  # a commit based on this snapshot was refused: reload before the next
 
 

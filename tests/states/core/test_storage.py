@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -136,6 +137,59 @@ def test_what_of_a_folder_could_not_be_deleted_is_told(tmp_path: Path, monkeypat
         storage.delete(tmp_path / "a")
     assert len(raised.value.problems) == 2 and raised.value.errno == 13
     storage.try_delete(tmp_path / "a")
+
+
+def test_one_of_many_claims_a_name_in_a_folder_that_is_held(tmp_path: Path) -> None:
+    drafts = [tmp_path / f"draft{number}" for number in range(8)]
+    for draft in drafts:
+        storage.write(draft, draft.name.encode())
+    begin = threading.Barrier(8)
+
+    def claim(draft: Path) -> Path | None:
+        begin.wait()
+        try:
+            signature = folder.claim(draft, "a")
+        except FileExistsError:
+            return None
+        assert signature == storage.stat(tmp_path / "a").signature
+        return draft
+
+    with storage.hold(tmp_path) as folder, ThreadPoolExecutor(8) as pool:
+        (won,) = [draft for draft in pool.map(claim, drafts) if draft is not None]
+        assert storage.read(tmp_path / "a") == won.name.encode() and set(folder.names()) > {"a", won.name}
+        assert folder.stat("a").signature != folder.stat(f"draft{(drafts.index(won) + 1) % 8}").signature
+        folder.rename("a", "b")
+        assert folder.stat("a") is None and [folder.delete(name) for name in ("b", "b")] == [True, False]
+
+
+def test_a_folder_that_is_held_is_not_the_one_that_takes_its_place(tmp_path: Path) -> None:
+    place, draft = tmp_path / "place", tmp_path / "draft"
+    place.mkdir()
+    draft.write_bytes(b"")
+    with storage.hold(place) as folder:
+        place.rmdir()
+        place.mkdir()
+        (place / "other").write_bytes(b"")
+        assert folder.names() == [] and folder.stat("other") is None
+        with pytest.raises(FileNotFoundError):
+            folder.claim(draft, "a")
+    assert os.listdir(place) == ["other"]
+    with pytest.raises(FileNotFoundError):
+        storage.hold(tmp_path / "none")
+
+
+def test_who_waited_for_a_lock_in_a_folder_that_was_made_anew_has_the_lock_there(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with ThreadPoolExecutor(1) as pool:
+        with storage.lock(place / "lock", tmp_path):
+            waiting = pool.submit(storage.lock, place / "lock", tmp_path)
+            time.sleep(0.1)
+            shutil.rmtree(place)
+        with waiting.result(timeout=10), pytest.raises(storage.LockHeld, match="others hold the lock") as raised:
+            storage.lock(place / "lock", tmp_path, shared=True, timeout_secs=0)
+    assert raised.value.holder == f"process {os.getpid()}"
+    with pytest.raises(FileNotFoundError, match="not made again"):
+        storage.lock(tmp_path / "none" / "place" / "lock", tmp_path / "none")
 
 
 def test_another_file_system_is_refused_and_a_file_uri_is_this_one(tmp_path: Path) -> None:

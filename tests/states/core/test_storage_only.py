@@ -13,7 +13,6 @@ import pytest
 from tests.fault_point_scan import PACKAGES, ROOT, dotted_name
 
 _STORAGE = "the storage itself: its one implementation"
-_COMMIT = "the local file system's part of a commit: link(2) in a folder held open, flock between a MERGE and a repair"
 _SERVER = "the embedded ZooKeeper server's own folder: that of a process of this machine"
 _SOURCE = "a user's input files, which are not the warehouse's"
 _QUEUE = "a user's queue folder, which is not the warehouse's"
@@ -26,9 +25,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "coordinators/embedded.py": (23, _SERVER),
     "coordinators/processes.py": (4, _MACHINE),
     "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
-    "states/core/local_storage.py": (22, _STORAGE),
-    "states/delta/log_commit.py": (15, _COMMIT),
-    "states/delta/table_lock.py": (7, _COMMIT),
+    "states/core/local_storage.py": (36, _STORAGE),
     "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/user_file.py": (4, _SESSION),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),

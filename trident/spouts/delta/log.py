@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import SourceError, TableError
 from trident.states.core import storage
+from trident.states.core.storage import Signature
 from trident.states.delta.log_entries import (
     entry_of,
     entry_signature,
@@ -95,7 +96,7 @@ class DeltaChanges:
     def exists(self, version: int) -> bool:
         return storage.exists(entry_of(self.table, version))
 
-    def stamp(self, version: int) -> tuple[int, int, int] | None:
+    def stamp(self, version: int) -> Signature | None:
         """Returns what tells this file of the log from another one made in its place."""
         try:
             return entry_signature(self.table, version)

@@ -203,8 +203,8 @@ class Split:
 class Debug:
     """Prints each row on the standard error of the Spark worker, and keeps it: ``peek(Debug("words"))``.
 
-    For ``filter`` and ``peek``. What is printed: ``words: 'a', 1``, one line a
-    row. It is printed again when a batch or a Spark task is tried again.
+    For ``filter`` and ``peek``. It prints ``words: 'a', 1``, one line a row.
+    The line is printed again when a batch or a Spark task is tried again.
 
     Args:
         name: stands in front.
@@ -272,6 +272,6 @@ def _pattern(text: str) -> str:
     """A regular expression for exactly the text, in SQL."""
     if text.isprintable() and not set(text) & set("\\^$.|?*+()[]{}'"):
         return f"'{text}'"
-    # In hexadecimal: what a backslash means in SQL depends on a setting of the session.
+    # In hexadecimal: the meaning of a backslash in SQL depends on a setting of the session.
     pattern = "".join(one if one.isalnum() else f"\\{one}" for one in text)
     return f"decode(X'{pattern.encode().hex()}', 'UTF-8')"

@@ -314,7 +314,7 @@ class _AnyChain(_Links):
         self._at: Any = None
 
     def init(self, batch_id: Any) -> list[Any]:
-        # One batch at a time: what is made for its first group serves the others.
+        # One batch at a time: the folds that its first group makes serve the others.
         if self._at is None or self._at[0] is not batch_id:
             folds = [Folds(*one, batch_id) for one in zip(self._aggregators, self._modes)]
             self._at = (batch_id, folds, [one.fold() for one in folds])

@@ -28,7 +28,7 @@ class NotExactlyOnceWarning(UserWarning):
 def guarantee(spout: SpoutKind, row: GuaranteeRow) -> Guarantee:
     """The cell of the table.
 
-    What a state is given was staged and decided, so it makes no difference to it
+    A state is given rows that were staged and decided, so it does not matter to it
     whether a replay of the spout would have held the same rows: transactional
     and opaque spouts have one row here, unlike in Trident.
     """

@@ -1,10 +1,9 @@
 """Makes the nodes of ``partition_persist`` and ``persistent_aggregate``, which write to states.
 
-What a state needs to know before it can be written decides where its new
-values are found. A combiner's partial values and the last rows of an upsert
-are written as they are, by any attempt, side by side. A reducer needs the
-earlier value: it is found in the transaction's turn, before its decision
-(docs/semantics.md 9.3).
+A state's new values are found where the facts that they need are known. A
+combiner's partial values and the last rows of an upsert are written as they are,
+by any attempt, side by side. A reducer needs the earlier value: it is found in
+the transaction's turn, before its decision (docs/semantics.md 9.3).
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class _Targets:
 
 @dataclass(frozen=True)
 class GatherOp(Operation):
-    """All rows in one partition; what is above stays parallel."""
+    """All rows in one partition; the operations above stay parallel."""
 
     shuffles = True
 

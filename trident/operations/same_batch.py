@@ -21,7 +21,7 @@ class SameBatchOnlyWarning(UserWarning):
     """A join or multi_reduce of streams of independent spouts: rows of two batches never meet, and are not kept.
 
     A pair of rows is found only if both spouts happen to put them into one
-    transaction. What is to be found over all batches belongs into a state:
+    transaction. To find pairs over all batches, keep the rows in a state:
     merge the streams, ``group_by`` the key, and keep what each side said with an
     aggregator of your own (docs/stream-api.md, "Joining over batches").
 

@@ -23,7 +23,7 @@ def check_named(state: Any) -> str:
     name = getattr(state, "name", None)
     if name is None:
         raise TopologyError(
-            "a state needs a name: what is decided is published under it, also after a restart",
+            "a state needs a name: decided rows are published under it, also after a restart",
             found=f"{type(state).__name__} without the attribute `name`",
             action="give the factory a name",
         )

@@ -107,7 +107,7 @@ def repair(
             return Repaired(facts, findings, [], findings)
         refuse_leader_elsewhere(zk, config, warehouse, name, "repair")
         with leading(zk, name, [group.name for group in facts.groups]) as lease:
-            # Again, now that nobody else writes.
+            # Again, now that no other process writes.
             facts = look(zk, engine, warehouse, name)
             findings = diagnose(facts, choices)
             if any(isinstance(step, WriteRecord) for step in _steps(findings)):
@@ -182,7 +182,7 @@ class _Repair:
 
     def _restore(self, step: Restore) -> str:
         path = str(self._warehouse / step.path)
-        # MERGEs share this lock, and need no lease: what came since the look must not go with the rest.
+        # MERGEs share this lock, and need no lease: a commit since the look must not go with the rest.
         with table_lock(path):
             found = self._engine.load(path)
             if (found.table_id, found.version) != (step.table_id, step.seen):

@@ -1,7 +1,7 @@
 """A decided transaction whose staged files are gone: when it may be given up, and when not: pure decisions.
 
 Tables are published first, users' states and queues behind them. So where a
-table takes part and does not have the transaction, nobody has it (docs/semantics.md 9.5).
+table takes part and does not have the transaction, no state has it (docs/semantics.md 9.5).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ The rules behind it:
   again from control records and manifests, rows cannot.
 - Positions come from the manifest of the last transaction that the tables
   have. Without it nothing is rebuilt: a source would be read from elsewhere.
-- Whether the last transaction was finished may be unknown. Then it is decided
+- It may be unknown whether the last transaction was finished. Then it is decided
   again: all that follows a decision may be done twice.
-- What may lose rows, or count them twice, has to be asked for by name.
+- The user has to ask by name for a step that may lose rows, or count them twice.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _strangers(facts: TopologyFacts, group: GroupFacts, table: TableFacts) -> li
             group.name,
             f"the table {table.path} belongs to topology {control.topology!r}, batch group {control.group!r}, which "
             f"has published transaction {control.txid} to it; expected: {facts.name!r}, {group.name!r}",
-            refusal="a table has one writer: give the state another name in one of the two topologies. What the other "
-            "one has written stays its own.",
+            refusal="a table has one writer: give the state another name in one of the two topologies. The other one's "
+            "rows stay its own.",
         )
     ]
 
@@ -144,8 +144,8 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
             "table dropped and recreated",
             group.name,
             text,
-            refusal=f"the log of {short[0].state} is kept above transaction {short[0].floor} only; what came before "
-            "was in the plain table alone. Bring the table back from a back-up, or begin again with `trident reset`.",
+            refusal=f"the log of {short[0].state} is kept above transaction {short[0].floor} only; earlier rows were "
+            "in the plain table alone. Bring the table back from a back-up, or begin again with `trident reset`.",
         )
     foreign = [table for table in plains if table.exists and table.control is None]
     if foreign:
@@ -159,8 +159,8 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     marks = group.record.tables if group.record else {}
     if any(marks[one].digest == ACCEPTED for one in gone):
         text_of = (
-            "it is made again from the log, which has every transaction; but changes of others, or what nobody could "
-            "look at, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
+            "it is made again from the log, which has every transaction; but changes of others, or versions that could "
+            "not be looked at, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
         )
         offer = Offer(("--accept-loss",), text_of, steps)
         return Finding(
@@ -308,7 +308,7 @@ def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
                     group.name,
                     text,
                     refusal=f"its log is kept above transaction {table.floor} only, the table is merged up to "
-                    f"{table.merged}: what is between is nowhere. Bring the table back from a newer copy.",
+                    f"{table.merged}: the transactions between are nowhere. Bring the table back from a newer copy.",
                 )
             )
             continue

@@ -11,7 +11,7 @@ from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
 from trident.states.delta.manifest import Manifest
 
-# What a table is to its group. Only a plain table takes no part in publishing.
+# The roles of a group's tables. Only a plain table takes no part in publishing.
 APPEND, LOG, PLAIN, SIDE_TABLE = "append", "log", "plain", "beside"
 
 
@@ -85,7 +85,7 @@ class TableFacts:
 
     @property
     def complete_log(self) -> bool:
-        """Of a plain table: whether it can be made again from its log alone."""
+        """Tells of a plain table whether it can be made again from its log alone."""
         return self.floor < self.starts_at
 
     def missing_from(self, found: ManifestFacts) -> bool:
@@ -96,7 +96,7 @@ class TableFacts:
         """Returns what ZooKeeper is to say of the table, as it is; None while it has no transaction."""
         version = self.version if version is None else version
         if self.role == PLAIN:
-            # Whether changes of others were accepted in it: that stays true.
+            # The digest says whether changes of others were accepted in it: that stays true.
             return TableMark(version, self.merged, 0, self.mark.digest if self.mark else "")
         return self.control.mark(version) if self.has_transaction and self.control else None
 
@@ -167,7 +167,7 @@ class TopologyFacts:
         identity: likewise.
         state_identities: of the states, from their descriptors.
         epoch: the greatest that was seen in tables, status and ZooKeeper.
-        leader: who leads now, as text; "" when nobody does.
+        leader: the present leader, as text; "" when there is none.
     """
 
     name: str

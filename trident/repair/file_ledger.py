@@ -101,7 +101,7 @@ def write_ledger(damage: LedgerDamage) -> str:
         if there is not None:
             storage.write(aside, storage.read(damage.path))
         storage.write(damage.path, damage.data)
-    return f"{damage.path} is as it was again; what was there instead is {aside}"
+    return f"{damage.path} is as it was again; the file that was there instead is {aside}"
 
 
 def _as_it_was(path: Path, unit: str, number: int, pinned: Mapping[str, Any]) -> bytes | None:

@@ -92,7 +92,7 @@ def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Ref
         )
     if table.role == LOG:
         return Refused(
-            "It cannot be accepted: what others write to the log of a keyed state is merged in part or not at all, "
+            "It cannot be accepted: rows of others in the log of a keyed state are merged in part or not at all, "
             "according to the transaction that the row names."
         )
     if table.role == PLAIN and restored:
@@ -105,7 +105,7 @@ def _accept(group: GroupFacts, table: TableFacts, restored: bool) -> Offer | Ref
     if table.role == PLAIN and table.odd_rows:
         return Refused(f"It cannot be accepted: {table.odd_rows}.")
     if table.role == PLAIN:
-        meaning = "the values in it are the base of all that follows; what is in the log above it is added"
+        meaning = "the values in it are the base of all that follows; the rows of the log above it are added"
     elif restored:
         meaning = "rows that the RESTORE took away stay away, though their transactions are done: THEY ARE LOST"
     else:
@@ -124,7 +124,7 @@ def unverified_log(group: GroupFacts, table: TableFacts, choices: Choices) -> li
     offer = Offer(
         ("--accept-unverified", table.state),
         f"take {table.path} as it is at version {table.version}. If another writer changed it since version {since}, "
-        "that stays, and nobody will look again: compare the table with what you expect first.",
+        "that stays, and no later start will look again: compare the table with what you expect first.",
         (SetMarks(group.name, _accepted(table)),),
     )
     return [

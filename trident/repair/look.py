@@ -307,7 +307,7 @@ class _Look:
             if now >= (mark.txid, mark.attempt_id):
                 return mark.version, 0
         if not any(ours(read_commit(path, version)) for version in unbroken(path, table.version)):
-            return 0, 0  # our last commit is cleaned up: what came after it cannot be known
+            return 0, 0  # our last commit is cleaned up: those after it cannot be known
         since, from_the_start = start_of(path, table.version, control.incarnation)
         return since, 0 if from_the_start else since + 1
 

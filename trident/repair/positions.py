@@ -76,7 +76,9 @@ def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] |
     assert record is not None
     stored = group.pins.get(tx_id, {})
     wanted = dict((record.pins or {}).get(tx_id, {}))
-    if record.pins is None:  # of a version before: the last manifest is the witness; what it does not contradict stays
+    if (
+        record.pins is None
+    ):  # by an older version: the last manifest is the witness; pins that it does not contradict stay
         wanted = {txid: digest_of(value) for txid, value in stored.items()}
         for one in group.misplaced:
             if one.tx_id == tx_id and one.txid:

@@ -1,8 +1,8 @@
 """Rebuilds ZooKeeper's record of a batch group from its tables and manifests: pure decisions.
 
 The manifest of the last transaction that the tables have is the source of the
-streams' positions. Whether that transaction was finished everywhere may be
-unknown: then it is decided again, since all that follows a decision may be
+streams' positions. It may be unknown whether that transaction was finished
+everywhere: then it is decided again, since all that follows a decision may be
 done twice (docs/semantics.md 9.5).
 """
 
@@ -50,7 +50,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
     fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
     lagging += [table for table in fresh if table.state in taking_part]
-    # Of the tables that have part in every transaction: what they had before tells half published from restored.
+    # Of the tables that have part in every transaction: the one before tells half published from restored.
     leaders = [t for t in tables if t.role != SIDE_TABLE and t.control and t.control.same_batch(batch) and t.before]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
     problem = _half_way(found, lagging, before)
@@ -207,7 +207,7 @@ def _meaning(
     if pending:
         text += (
             f"; transaction {txid} is decided again and finished at the next start, since it may not have reached all "
-            "of its tables, states and queues: what it has reached already is left as it is"
+            "of its tables, states and queues: those that it has reached are left as they are"
         )
     text += f". The next {'is' if pending else 'transaction is'} {current}, from the positions that the manifest has"
     text += _unseen(group)
@@ -221,20 +221,20 @@ def _meaning(
     unsure = sorted(tx_id for tx_id, spout in found.manifest.spouts.items() if spout.get("kind") != "transactional")
     if unsure:
         return ("--adopt-tables", "--accept-loss"), (
-            f"{text}. What stream {', '.join(unsure)} has given since and was told to forget (acknowledged messages, "
-            "rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
+            f"{text}. Data that stream {', '.join(unsure)} has given since and was told to forget (acknowledged "
+            "messages, rows past its retention) DOES NOT COME AGAIN: IT IS LOST."
         )
     return ("--adopt-tables",), f"{text}. Files or rows that were deleted there since are lost."
 
 
 def _unseen(group: GroupFacts) -> str:
-    """Returns what the text must not leave out: where nobody could look."""
+    """The versions and manifests that could not be looked at, for the text: it must not leave them out."""
     said = [f"{table.path} before version {table.unseen_before}" for table in group.tables if table.unseen_before]
     text = ""
     if said:
         text += (
-            f". Log entries of {', '.join(said)} are gone: what others may have changed there could NOT BE LOOKED AT, "
-            "and is taken as it is"
+            f". Log entries of {', '.join(said)} are gone: changes of others there could NOT BE LOOKED AT, "
+            "and are taken as they are"
         )
     remade = [table.path for table in group.tables if table.role == PLAIN and not table.exists]
     if remade:

@@ -1,7 +1,7 @@
 """Checks that nothing is missing before ZooKeeper's record is rebuilt: pure decisions.
 
 A record that is rebuilt says "so it is right" of everything that it names, and
-says nothing of what it does not. What is missing must therefore be found
+says nothing of what it does not. Missing things must therefore be found
 before: a table that the manifest names, a plain table whose log no longer
 fits it, a state that is no table. None of it can be mended from here, so all
 of it is refused, with what is to be brought back.
@@ -80,7 +80,7 @@ def _ahead(plain: TableFacts, log: TableFacts) -> str:
     txid = log.control.txid if log.control else 0
     return (
         f"{plain.path} is merged up to transaction {plain.merged}, and its log {log.path} has transactions up to "
-        f"{txid} only: they are of different moments. What is merged cannot be taken out again, and the next "
+        f"{txid} only: they are of different moments. Merged rows cannot be taken out again, and the next "
         f"transactions {txid + 1} to {plain.merged} would be taken for merged and be missing. "
         "Bring both, with all other tables and the folder _trident, back from one copy."
     )

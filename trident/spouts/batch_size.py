@@ -14,7 +14,7 @@ less than one batch                             half itself; the batch takes wha
 So a backlog is met at once by large batches, not after many doublings.
 A batch that timed out halves the size and puts a ceiling on it, which every
 batch that succeeds lifts by a quarter: a source that timed out at 80,000 rows
-is not asked for 80,000 again at once. What is chosen is pinned with the batch's
+is not asked for 80,000 again at once. The choice is pinned with the batch's
 metadata, so none of this needs to be remembered over a restart.
 """
 

@@ -164,7 +164,7 @@ class Commits(Protocol):
 class OwnsTable(Protocol):
     """A spout with a Delta table of its own that takes part in each decision.
 
-    What it gives as ``Emitted.table_rows`` is appended to the table in the same
+    The framework appends its ``Emitted.table_rows`` to the table in the same
     transaction as the results: both are there, or neither.
     """
 

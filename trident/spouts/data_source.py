@@ -207,7 +207,7 @@ class DataSourceCoordinator:
     def _look(self, start: dict[str, Any]) -> dict[str, Any]:
         """The offset up to which there is data after start, asked at most every poll_interval_secs."""
         if self._seen is not None and self._seen[0] == start:
-            # What was found stays: a simple reader has given the rows with it.
+            # An offset that was found stays: a simple reader has given the rows with it.
             if self._seen[1] != start or not (self._look_again or time.monotonic() >= self._next_look):
                 return self._seen[1]
         self._look_again = False  # before the look: a refresh() during it asks for another
@@ -303,7 +303,7 @@ class DataSourceEmitter:
         self._what = f"the data source {spout.name!r} of stream {context.tx_id!r}"
         self._lock = threading.Lock()  # the reader is used from one thread at a time
         self._reader = spout.new_reader()
-        # A method of a copy that nobody has called: what Spark's tasks get, too.
+        # A method of a copy that was never called, as Spark's tasks get one, too.
         self._read: Any = None if spout.simple else copy_of(spout, self._reader).read
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:

@@ -119,7 +119,7 @@ def spout_kind(spout: Any) -> SpoutKind:
 
 
 class TridentSpoutCoordinator:
-    """Get-or-create: what is pinned stays, unless a smaller batch is wanted."""
+    """Get-or-create: pinned metadata stays, unless a smaller batch is wanted."""
 
     def __init__(self, tx_id: str, coordinator: BatchCoordinator) -> None:
         self._tx_id, self.coordinator = tx_id, coordinator
@@ -333,7 +333,7 @@ class _InPartitions:
             return self._held.pop(attempt, None)
 
     def prepare(self, attempt: TransactionAttempt) -> None:
-        """Emitters live for one task: there is nobody to ask."""
+        """Emitters live for one task: there is none to ask."""
 
     def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
         raise AssertionError("partitions have no commit data")
@@ -399,7 +399,7 @@ class PartitionedTridentSpoutExecutor(_InPartitions):
 
 
 class OpaquePartitionedTridentSpoutExecutor(_InPartitions):
-    """An opaque source in partitions: each attempt emits anew; what counts is kept when it commits.
+    """An opaque source in partitions: each attempt emits anew; the metadata that counts is kept when it commits.
 
     Metadata as for a transactional one, but of one attempt. An attempt goes on
     from its parent's, in flight or committed; so when a transaction fails, those

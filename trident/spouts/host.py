@@ -100,7 +100,7 @@ class TridentSpoutHost:
         return dict(self._backlog)
 
     def ask_backlog(self) -> list[str]:
-        """Asks the spouts how much waits; never raises, and asks nobody who is closed.
+        """Asks the spouts how much waits; never raises, and asks none that is closed.
 
         A spout's ``backlog`` is for show: it may raise or hang, and nothing but the figure may suffer.
 
@@ -131,7 +131,7 @@ class TridentSpoutHost:
 
 
 def close_all(executors: Mapping[str, SpoutExecutor]) -> None:
-    """Closes the spouts; what one raises is logged, so that the others are closed too."""
+    """Closes the spouts; an exception of one is logged, so that the others are closed too."""
     for tx_id, executor in executors.items():
         try:
             executor.close()
@@ -187,8 +187,8 @@ class RecoverySpouts:
         """Of the transaction before the one that is finished.
 
         Its coordinator may have died after the next decision and before it told
-        this, and once that has advanced nobody would. The finished one itself is
-        told by the host with all spouts, right after.
+        this, and once that has advanced no process would. The host tells the
+        finished one itself to all spouts, right after.
         """
         if attempt.txid < self._finishing:
             executors = {tx_id: self._executor(tx_id) for tx_id in self._tx_ids}

@@ -1,7 +1,7 @@
 """Records the rows that each live attempt has taken from a source whose readers use it up.
 
-A source such as a queue has no offsets: what an attempt takes, no other
-attempt may have until it is known that the first one is dead. An emitter
+A source such as a queue has no offsets: no other attempt may have what an
+attempt takes until it is known that the first one is dead. An emitter
 hears nothing of failures, but two calls tell it all it needs:
 
 - the coordinator's ``initialize_transaction(txid)`` is called each time txid
@@ -14,11 +14,11 @@ hears nothing of failures, but two calls tell it all it needs:
 
 The order of the ``emit_batch`` calls alone is not enough: they come from
 several threads, so the new attempt at N+1 may be emitted before the new
-attempt at N. Who concluded from N that all of N+1 is dead would hand out the
-messages of a live attempt a second time.
+attempt at N. A spout that concluded from N that all of N+1 is dead would hand
+out the messages of a live attempt a second time.
 
-Whoever writes a committer spout can build on these classes; the feeder, queue
-and directory spouts do.
+A committer spout can be built on these classes; the feeder, queue and directory
+spouts are.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LiveAttempts(Generic[Taken]):
 
 
 def given_up(attempt: TransactionAttempt) -> SourceError:
-    """For a thread that works for an attempt that is dead; nobody hears of it."""
+    """For a thread that works for an attempt that is dead; the error reaches no user."""
     return SourceError(f"attempt {attempt} was given up before it was processed")
 
 
@@ -184,7 +184,7 @@ class TakingCoordinator:
         return self._most if metadata is None else limit_of(metadata, self._limit, self._most)
 
     def is_ready(self, txid: int) -> bool:
-        # What transactions that have begun will take is theirs: else one would begin for nothing.
+        # Messages that begun transactions will take are theirs: else one would begin for nothing.
         return self._source.ready(self._source.awaited * self._most)
 
     def success(self, txid: int) -> None:

@@ -49,7 +49,7 @@ class Message:
 class SpoutCollector:
     """A rich spout emits to it, from any thread, as that of a broker's client (docs/semantics.md 6).
 
-    What a thread of the spout's own emits is taken when the spout is asked next.
+    Emits of a thread of the spout's own are taken when the spout is asked next.
     Each emit is taken once and none is lost, as long as the spout is not closed.
 
     Args:
@@ -67,8 +67,8 @@ class SpoutCollector:
         Args:
             values: one per field, in their order; a single value where there is one field.
             message_id: text, a number or a list of these, distinct among the messages that are
-                not settled; a message that comes again has the id that it had. None: nobody is told
-                how it ended, and it does not come again.
+                not settled; a message that comes again has the id that it had. None: the spout
+                is not told how it ended, and it does not come again.
             stream: of the spout, where it has several.
 
         Raises:
@@ -88,7 +88,7 @@ class SpoutCollector:
 
     def drain(self) -> list[Message]:
         """Returns what was emitted since the last call; for those who drive a spout."""
-        # Never the whole at once: what a thread adds meanwhile would go with it.
+        # Never the whole at once: an emit that a thread adds meanwhile would go with it.
         return [self._emitted.popleft() for _ in range(len(self._emitted))]
 
     def __len__(self) -> int:

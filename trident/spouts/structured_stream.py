@@ -146,7 +146,7 @@ class StreamingRun:
             self._start()
 
     def restart(self) -> bool:
-        """Starts a query that has ended again, once its failure has failed an attempt; whether it did."""
+        """Starts a query that has ended again, once its failure has failed an attempt; returns whether it did."""
         if not self._reported or self.failure() is None:
             return False
         self._start()

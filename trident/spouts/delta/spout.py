@@ -1,8 +1,7 @@
 """A transactional source of the rows that are added to a Delta table (docs/semantics.md 3).
 
-What a version adds is read from the table's log (`delta_changes`); what is in a
-batch is decided in `delta_planning`; its files are read as Delta itself reads them
-(`delta_frames`).
+`log.py` reads from the table's log what a version adds; `coordinator.py` decides
+what is in each batch; `frames.py` reads the files as Delta itself reads them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ ledger, and where they have changed, stand the paths that are looked at
 Two processes may have it open, for a moment after a take-over: each append
 takes a lock and reads first what the other appended, so that one number never
 names two files. A crash in the middle of an append leaves a last line without
-its end; nobody has used it, and the next append cuts it off. Any other line
+its end; no batch has used it, and the next append cuts it off. Any other line
 that cannot be read is an error: guessing could read rows twice.
 """
 
@@ -344,7 +344,7 @@ class FileLedger:
                         raise self._shorter(f"{file.size} bytes")
                     self._read_on(file.read(self._read_to))
                     if file.size > self._read_to:
-                        # Nobody else writes now: what has no end was torn by a crash, and was never used.
+                        # No other process writes now: a line without its end was torn by a crash, and never used.
                         log.warning("%s: an unfinished last line is cut off", self.path)
                         file.cut(self._read_to)
                     lines: list[dict[str, Any]] = []

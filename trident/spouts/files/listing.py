@@ -153,7 +153,7 @@ def _is_folder(item: "os.DirEntry[str]") -> bool:
 
 
 def leads_nowhere(path: str, error: OSError) -> bool:
-    """Tells whether an entry is a link that no file is behind: to itself, or to where nobody may go. Said once."""
+    """Tells whether a link leads to no file: to itself, or to where this process may not go. Logs it once."""
     if not os.path.islink(path) or error.errno not in _NOWHERE:
         return False
     if path not in _said:

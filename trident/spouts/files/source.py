@@ -22,7 +22,7 @@ def accept_source(ledger: FileLedger, paths: Sequence[str], moved_from: str | No
     does not say its paths: there it is a warning.
 
     Raises:
-        IdentityMismatch: other paths, and nobody has said that the folder was moved.
+        IdentityMismatch: other paths, and no setting says that the folder was moved.
         SourceError: the folder cannot be the one that was moved.
     """
     before = ledger.book.source

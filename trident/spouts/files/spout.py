@@ -348,7 +348,7 @@ class FileEmitter:
         """Looks again, once the rows are staged, whether the files are still those that were to be read.
 
         Raises:
-            SourceError: one has changed: what was staged may hold rows of its new content.
+            SourceError: one has changed: the staged rows may be of its new content.
         """
         metadata = self._emitted.get(attempt)
         if metadata is None:

@@ -37,7 +37,7 @@ class FileMessage(NamedTuple):
 
 
 class DirectoryQueue:
-    """The directory: what is in it, and how consumed files leave it."""
+    """The directory: the messages in it, and how consumed files leave it."""
 
     def __init__(self, folder: Path, done: str, min_age_secs: float = 0.0) -> None:
         self.folder, self._done, self._min_age_secs = folder, done, min_age_secs
@@ -114,7 +114,7 @@ class DirectoryQueue:
         return False
 
     def take_away(self, attempt: TransactionAttempt, messages: Sequence[FileMessage], id: str) -> None:
-        """Deletes consumed files or moves them to done/; what is another message by now stays. May be repeated.
+        """Deletes consumed files or moves them to done/; a file that is another message by now stays. May be repeated.
 
         Raises:
             SourceError: this is not the directory, or a file cannot be moved.
@@ -160,7 +160,7 @@ class DirectoryQueue:
                     _move(claim, done / message.name)
                 elif same:
                     claim.unlink()
-                else:  # replaced between the look and the rename: nobody has read it
+                else:  # replaced between the look and the rename: no batch has read it
                     _move(claim, place)
         except FileNotFoundError:
             if claim.exists():

@@ -4,13 +4,12 @@ A file is a message, and *which* message it is, says its name together with its
 size, modification time and inode: a file that was changed is another message.
 Opaque: an attempt emits the files that are there when it is emitted.
 
-What an attempt emits is copied first, file by file, into a folder of this
-stream, and a copy is used only if the file was the same message before and
-after. So a batch never holds half of one version and half of another, whatever
-happens to the directory while Spark reads, or when a task runs again. What was
-staged counts.
+An attempt first copies its files, one by one, into a folder of this stream, and
+uses a copy only if the file was the same message before and after. So a batch
+never holds half of one version and half of another, whatever happens to the
+directory while Spark reads, or when a task runs again. The staged rows count.
 
-What can happen to a file, and what comes of it:
+The events that can happen to a file, and their results:
 
 ====================================  ===========================================================
 deleted before or during the copy     it is left out: taken back
@@ -27,9 +26,9 @@ place counts again as a whole. ``min_age_secs`` keeps young files out.
 ``commit`` takes the consumed files away: it renames each into a hidden folder
 beside them, and looks then whether it is the message that was consumed. If its owner
 replaced it in the last moment it is put back. Looking first and deleting then
-could delete what nobody has read. Each step can be repeated in another process:
-the name in the hidden folder follows from the attempt. A writer that keeps a
-file open beyond its commit writes into a file that has gone.
+could delete a message that no batch has read. Each step can be repeated in
+another process: the name in the hidden folder follows from the attempt. A writer
+that keeps a file open beyond its commit writes into a file that has gone.
 
 Files in live attempts are not emitted again (:mod:`trident.spouts.live_attempts`). A
 crash needs no clean-up: the files are still there; files of a decided attempt
@@ -216,7 +215,7 @@ class _Intake(Intake[_Taken]):
 
     def _folder(self, attempt: TransactionAttempt) -> Path:
         if not self._started:
-            # Copies of processes before: nobody has use for them. Those of a successor are its own.
+            # Copies of processes before: they are of no more use. Those of a successor are its own.
             for name in storage.list_names(self._copies):
                 if name[:12] <= self._mine.name[:12]:
                     storage.try_delete(self._copies / name)

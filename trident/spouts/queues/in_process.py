@@ -46,16 +46,16 @@ class _Queued:
 class InProcessQueue:
     """Messages in memory, handed out until they are acknowledged; for any number of threads.
 
-    What comes again (failed, or its time was up) is handed out before what is
-    new, each of the two in its order. So a message that fails every time comes
+    Messages that come again (failed, or their time was up) are handed out before
+    new ones, each of the two in their order. So a message that fails every time comes
     again at once every time: give it up after some of its ``deliveries``.
 
-    One spout takes from a queue at a time. A queue outlives it: what the spout
-    of a topology that was stopped had taken is given to that of the next.
+    One spout takes from a queue at a time. A queue outlives it: messages that the
+    spout of a stopped topology had taken are given to that of the next.
 
     Args:
         redeliver_after_secs: a message that was handed out and neither
-            acknowledged nor failed for so long is handed out again. None: only when it
+            acknowledged nor failed within them is handed out again. None: only when it
             fails. Longer than the topology's message timeout, or messages
             come again that are still being processed.
         clock: seconds that never go back; for tests.

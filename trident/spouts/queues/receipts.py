@@ -11,7 +11,7 @@ data of a decided attempt, whose rows are in the tables by then.
 Nothing is doubled: two decided attempts never share a message. Before an
 attempt can be decided it must hold each of its messages, in one transaction of the
 queue that fails if any was delivered to another consumer since (its lease had
-run out). From then on nobody else is given the message until
+run out). From then on no other consumer is given the message until
 
 - it is acknowledged; or
 - this process gives it back, because the attempt is dead: a begin of its
@@ -26,7 +26,7 @@ run out). From then on nobody else is given the message until
 
 So these moments are safe too:
 
-- *N fails while N+1 is in flight*: both begin again; what both had taken is
+- *N fails while N+1 is in flight*: both begin again; the messages of both are
   back before the new attempt at N takes.
 - *A cancelled attempt still runs in its thread* and calls ``emit_batch``: it
   is refused when a newer attempt was emitted, or what it takes goes back at
@@ -38,9 +38,10 @@ So these moments are safe too:
 - *Decided, not yet committed*: the message is held, so it is not delivered
   again; in the same process it would be recognised by its id.
 - *A coordinator that was deposed wakes up*: with the greater epoch of its
-  successor in the queue it can neither take nor hold. What it gives back is
-  not its own any more, and is left alone. Its ``commit`` may still acknowledge: that is a
-  decided attempt's, which the successor acknowledges too.
+  successor in the queue it can neither take nor hold. The messages that it gives
+  back are not its own any more: the queue leaves them alone. Its ``commit`` may
+  still acknowledge: that is a decided attempt's, which the successor acknowledges
+  too.
 - *Killed between take and decision*: the successor of the same name gives
   everything back at once. If none ever comes, taken messages return to the other
   consumers when their lease has run out, held ones with ``SqliteQueue.release(name)``.
@@ -262,7 +263,7 @@ class _Intake(Intake[_Taken]):
 
     def close(self) -> None:
         with self._live.lock:
-            # What is held may be decided: it stays for the successor, who will know.
+            # A held message may be decided: it stays for the successor, which will know.
             self._give_back([taken for taken in self._live.close() if not taken.held])
 
     def _start(self) -> None:
@@ -341,7 +342,7 @@ class QueueEmitter:
         self._intake.succeeded(attempt.txid)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        """The attempt is given up; what it took goes back now and not only when its transaction begins again."""
+        """The attempt is given up; its messages go back now and not only when its transaction begins again."""
         self._intake.cancel(attempt)
 
     def close(self) -> None:

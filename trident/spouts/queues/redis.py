@@ -204,12 +204,12 @@ class RedisListQueue:
         return self._push([(uuid.uuid4().hex, value) for value in values])
 
     def take(self, owner: str, n: int = 1, redeliver_after_secs: float = REDELIVER_AFTER_SECS) -> list[Taken]:
-        """Up to n messages that nobody has, hidden from now on until their time is up.
+        """Up to n messages that no consumer has, hidden from now on until their time is up.
 
         Args:
             owner: of :func:`new_owner`.
             n: how many at most.
-            redeliver_after_secs: unless acknowledged, they are handed out again after so long.
+            redeliver_after_secs: unless acknowledged, they are handed out again after this time.
 
         Raises:
             SourceError: the server does not answer or refuses. They may have been taken: see :meth:`release`.
@@ -220,7 +220,7 @@ class RedisListQueue:
         return [Taken(_id_text(id), body, takes) for id, body, takes in found]
 
     def acknowledge(self, ids: Iterable[str]) -> None:
-        """Removes messages for good, whoever has them now, also while they wait to come again.
+        """Removes messages for good, from every consumer, also while they wait to come again.
 
         Nothing happens with an id that was acknowledged before, is not known or
         was never taken. Also the way to throw a message away that cannot be read.
@@ -289,7 +289,7 @@ class RedisListQueue:
         return True  # an empty queue is a queue, and asks no server
 
     def clear(self) -> None:
-        """Removes every message; only while nobody takes."""
+        """Removes every message; only while no consumer takes."""
         self._call("written", lambda client: client.unlink(*self._keys))
 
     # --- the server ------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The spout that takes from a reliable queue over a Redis list.
 
 Messages stay in the server until their transaction is durable, so they outlive
-this process; what becomes of those that it had taken when it ended is the rule
-of succession, said at the class.
+this process; the rule of succession, at the class, says what becomes of those
+that it had taken when it ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RedisListSpout(RichSpout):
     after ``fail``; when it was emitted and not settled for
     ``redeliver_after_secs``; and when the next process of the same consumer opens.
 
-    *The rule of succession*: ``open`` takes over its consumer's name. What
-    processes of that name had taken and not acknowledged is handed out again
-    at once. So processes that run at the same time need consumers of
+    *The rule of succession*: ``open`` takes over its consumer's name. Messages
+    that processes of that name had taken and not acknowledged are handed out
+    again at once. So processes that run at the same time need consumers of
     different names; they share the list. A process that was taken over and
     still runs does no harm: its ``ack`` counts, its ``fail`` does not.
 

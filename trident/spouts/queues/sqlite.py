@@ -45,7 +45,7 @@ GIVE_BACK = faults.register("queue.give_back", "the SQLite transaction that give
 TAKE_OVER = faults.register("queue.take_over", "the SQLite transaction in which a consumer takes over its name")
 
 SYNCHRONOUS = "FULL"  # what has returned survives a loss of power
-_FREE = 0.0  # visible_at of a message that nobody has
+_FREE = 0.0  # visible_at of a message that no consumer has
 _HELD = 1e300  # … and of one that is held: no clock gets there
 _SCHEMA = 1
 # AUTOINCREMENT: an id is never used again, also when the last message goes.
@@ -77,8 +77,8 @@ class Message(NamedTuple):
 class SqliteQueue:
     """A queue of texts in an SQLite file; for any number of threads and processes of one machine.
 
-    Messages are taken in the order in which they were put, as far as nobody
-    else has them. The file must be on a local disk: SQLite's locks do not hold on
+    Messages are taken in the order in which they were put, as far as no other
+    consumer has them. The file must be on a local disk: SQLite's locks do not hold on
     network file systems. A topology that reads it is refused on a Spark
     cluster: its standby on another host would read another queue.
 
@@ -140,7 +140,7 @@ class SqliteQueue:
             return [str(connection.execute(put, (text,)).lastrowid) for text in texts]
 
     def take(self, n: int) -> list[Message]:
-        """Up to n messages that nobody has; they are invisible for lease_secs.
+        """Up to n messages that no consumer has; they are invisible for lease_secs.
 
         Raises:
             SourceError: as all operations below, when the file cannot be used.
@@ -152,8 +152,8 @@ class SqliteQueue:
         """Removes messages for good; doing it again does nothing.
 
         Args:
-            tickets: ids, which count whoever has the message; or receipts,
-                which count only if the message was not delivered again since.
+            tickets: ids, which count whichever consumer has the message; or
+                receipts, which count only if it was not delivered again since.
         """
         given = [_split(ticket) for ticket in tickets]
         with self._write(ACKNOWLEDGE) as connection:
@@ -236,7 +236,7 @@ class SqliteConsumer:
     """One process's part in a consumer: a name under which messages are taken by one process at a time.
 
     Args:
-        name: of the consumer; whoever takes under it next owns what was taken under it before.
+        name: of the consumer; the next process that takes under it owns what was taken under it before.
         life: a random id of everything that the name has been used for since it
             began anew: epochs of different lives are not compared. A life that
             was followed by another may not come back.
@@ -247,9 +247,9 @@ class SqliteConsumer:
         self.queue, self.name, self.life, self.epoch = queue, name, life, epoch
 
     def start(self) -> None:
-        """Takes the name over: what was taken and held under it is visible again; its earlier processes are refused.
+        """Takes the name over: messages taken and held under it are visible again; its earlier processes are refused.
 
-        Whoever calls it must have acknowledged what they had decided.
+        The caller must have acknowledged what those processes had decided.
 
         Raises:
             Deposed: a newer process of this life has the name.
@@ -300,7 +300,7 @@ class SqliteConsumer:
                 )
 
     def give_back(self, receipts: Iterable[str]) -> None:
-        """As :meth:`SqliteQueue.give_back`; what another process has taken over is left alone."""
+        """As :meth:`SqliteQueue.give_back`; leaves alone what another process has taken over."""
         self.queue.give_back(receipts)
 
     def ready(self, most: int) -> int:
@@ -354,7 +354,7 @@ class _Open:
 
     def connection(self, path: str) -> sqlite3.Connection:
         if self._file is None or not self._file.is_current():
-            self.close()  # removed, and perhaps made again: what is put now is put there
+            self.close()  # removed, and perhaps made again: new messages go there
             self._file = _opened(path)
         return self._file.connection
 

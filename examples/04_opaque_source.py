@@ -19,7 +19,7 @@ inbox.mkdir()
 
 
 def drop(name: str, text: str) -> None:
-    """Files are written elsewhere and moved in, so that nobody reads half of one."""
+    """Files are written elsewhere and moved in, so that no reader sees half of one."""
     (folder / name).write_text(text)
     (folder / name).rename(inbox / name)
 

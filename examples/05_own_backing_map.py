@@ -34,7 +34,7 @@ class StockTable:
             db.execute("CREATE TABLE IF NOT EXISTS coordinator AS SELECT 0 AS epoch")
 
     def multi_get(self, keys: Sequence[tuple]) -> list[Any]:
-        """What was put for each key, None where there is nothing."""
+        """The value that was put for each key, None where there is none."""
         with closing(self._open()) as db:
             find = "SELECT txid, in_stock, before, incarnation FROM stock WHERE item = ?"
             rows = [db.execute(find, key).fetchone() for key in keys]
@@ -82,7 +82,7 @@ def stock_topology(table: StockTable, batches: list) -> TridentTopology:
 
 
 def run(table: StockTable, batches: list, warehouse: str) -> list[dict]:
-    """A coordinator's life, from its start until nothing is left to do; what it did."""
+    """A coordinator's life, from its start until nothing is left to do; returns its progress."""
     query = stock_topology(table, batches).start(warehouse=warehouse)
     query.process_all_available()
     query.stop()

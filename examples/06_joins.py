@@ -6,8 +6,8 @@ Three spouts meet in one batch group: transaction N joins batch N of each, and
 commits all that comes of it at once. A payment that comes in another batch than
 its order is not found by that, and spouts of files or queues cut their rows
 into batches as they please: hence the warning that is switched off here, where
-the batches are written down. What is to be joined over batches belongs into a
-state: the last part keeps orders and payments by their id until both are there.
+the batches are written down. To join over batches, keep the rows in a state: the
+last part keeps orders and payments by their id until both are there.
 """
 
 import warnings
@@ -77,7 +77,7 @@ class Pair:
         return tuple(pair)
 
 
-# Both streams in one form, one state by the id; what has met goes on, in the transaction in which it met.
+# Both streams in one form, one state by the id; a pair goes on in the transaction in which it met.
 sides = order.with_column("method", expr("cast(null as string)")).merge(
     payment.select(
         expr("order as order_id"), expr("cast(null as string) as who"), expr("cast(null as double) as amount"), "method"

@@ -44,7 +44,7 @@ def split(sentence: str) -> Iterator[str]:
 
 topology = TridentTopology("reach")
 
-# Reach: everybody who follows somebody who tweeted the link, each counted once.
+# Reach: all followers of those who tweeted the link, each counted once.
 tweeters = topology.new_static_state(StaticMap(TWEETERS))
 followers = topology.new_static_state(StaticMap(FOLLOWERS))
 (
@@ -80,7 +80,7 @@ if __name__ == "__main__":
         query = topology.start(warehouse=folder, http="127.0.0.1:0")
         answer = query.execute("words", "the cow dog")
         print(f"while it counts, as of transaction {answer.as_of['sentences']}: {answer[0]['sum']} times")
-        for url in ("a.example/news", "b.example/song", "c.example/nobody"):
+        for url in ("a.example/news", "b.example/song", "c.example/unknown"):
             print(f"{url} reaches {query.execute('reach', url)[0].reach}")
 
         query.process_all_available()

@@ -3,8 +3,8 @@
     python examples/08_windows.py
 
 Clicks come late and out of order. A window fires once the watermark, which is
-two minutes behind the latest click, has passed its end. What comes later is
-late: it is counted, and here it is kept in a table of its own. Rows of open
+two minutes behind the latest click, has passed its end. A click that comes later
+is late: it is counted, and here it is kept in a table of its own. Rows of open
 windows are part of the transaction: start it again in the middle, and each
 window still fires once, with exactly its clicks.
 """

@@ -13,7 +13,7 @@ from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, Max, Tri
 
 batches = [
     ["GET /a 200", "GET /b 404", '{"path": "/a", "status": 200}'],
-    ["a line that nobody understands", "GET /a 500", '{"path": "/c", "status": 200}'],
+    ["a line of no known form", "GET /a 500", '{"path": "/c", "status": 200}'],
 ]
 
 

@@ -2,8 +2,8 @@
 
     python examples/10_names.py
 
-First message by message, with a spout and bolts as in Storm. What the bolts do
-is at least once, so what always fails is for the spout to give up. Then as a
+First message by message, with a spout and bolts as in Storm. The bolts work at
+least once, so the spout must give up a message that always fails. Then as a
 stream of batches into a table, exactly once: the message that fails leaves its
 batch, is tried again and becomes a dead letter; the others are counted once.
 """
@@ -28,7 +28,7 @@ TEXTS = {"msg1": "刘备 关羽 张飞\n曹操 郭嘉 荀彧", "other": "刘备 
 
 def check(name: str) -> str:
     if name == "???":
-        raise ValueError("nobody can read this name")
+        raise ValueError("this name cannot be read")
     return name
 
 

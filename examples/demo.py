@@ -32,7 +32,7 @@ BYTES_AT_LEAST = 10_000_000
 FILES = 48
 IN_FLIGHT = 4
 
-# What is armed in each life of the coordinator: the fault point, and what that means.
+# The fault point that is armed in each life of the coordinator, and what that means.
 LIVES = [
     ("stage.write:do_then_die:14", "while batches are processed (4 in flight)"),
     ("zk.decide:do_then_die:10", "right after a decision, before anything of it is published"),

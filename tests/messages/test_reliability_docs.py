@@ -32,7 +32,7 @@ def test_10_names(own_zookeeper: None, capsys: pytest.CaptureFixture[str]) -> No
     assert "the spout heard: fail(other), ack(msg1), fail(other), other is given up" in out
     assert "刘备 was written 3 times, 曹操 1 time" in out
     assert len(re.findall(r"^\|[^n|]+\|    1\|$", out, re.M)) == 6
-    assert 'dead letter: "other", 2 tries, each(check): ValueError: nobody can read this name' in out
+    assert 'dead letter: "other", 2 tries, each(check): ValueError: this name cannot be read' in out
     assert "the spout heard: ack(msg1), ack(other), fail(other)" in out
 
 

@@ -110,7 +110,7 @@ def test_07_reach(run: Run) -> None:
     out = run("07_reach.py")
     assert "while it counts, as of transaction" in out and "over HTTP, as of transaction 3: 5 times" in out
     assert "a.example/news reaches 4\n" in out and "b.example/song reaches 5\n" in out
-    assert "c.example/nobody reaches 0\n" in out
+    assert "c.example/unknown reaches 0\n" in out
 
 
 def test_08_windows(run: Run) -> None:
@@ -133,4 +133,4 @@ def test_09_split_and_merge(run: Run) -> None:
     out = run("09_split_and_merge.py")
     assert "from 4 and 8 to 11, which several branches use (computed once):" in out
     assert "|  /a|  3|" in out and "|       3|  404|" in out
-    assert "rejected: a line that nobody understands" in out
+    assert "rejected: a line of no known form" in out

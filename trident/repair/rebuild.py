@@ -174,7 +174,7 @@ def _offer(
     options, text = _meaning(group, found, current, pending, lossy)
     unsure = [t.path for t in group.tables if t.role == SIDE_TABLE and t.exists and t.control and t.control.txid < txid]
     if unsure:
-        text += f" Whether {', '.join(unsure)} has all its earlier rows is not known: not all transactions write there."
+        text += f" {', '.join(unsure)} may lack some of its earlier rows: not all transactions write there."
     return Offer(options, text, (step,))
 
 

@@ -120,6 +120,11 @@ def test_a_fifo_session_is_taken_with_a_warning(spark):
         check_session(_View(spark, "spark.scheduler.mode", "FIFO"))
 
 
+def test_a_session_whose_workers_are_reached_over_tcp_is_taken_with_a_warning(spark):
+    with pytest.warns(UserWarning, match=r"spark\.python\.unix\.domain\.socket\.enabled is not true.*configure_spark"):
+        check_session(_View(spark, "spark.python.unix.domain.socket.enabled", "false"))
+
+
 def test_one_interpreter_may_be_written_in_several_ways(tmp_path, monkeypatch):
     for name in ("one", "other"):
         folder = tmp_path / name

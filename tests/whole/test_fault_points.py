@@ -126,6 +126,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spark/session.py:_write_whole": (1, "makes a session; no batch"),
     "trident/spark/session.py:_cache_folder": (1, "makes a session; no batch"),
     "trident/spark/session.py:_locked": (1, "makes a session; no batch"),
+    "trident/spark/worker_sockets.py:_own_folder": (3, "makes a session; no batch"),
     "trident/running/status.py:StatusWriter._write": (1, "status.json, which is never read for correctness"),
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
     "trident/spouts/structured_stream.py:StreamingRun._start": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -21,6 +22,11 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     seed = int(os.environ.get("TRIDENT_SEED") or random.randrange(2**32))
     print(f"seed of {request.node.name}: TRIDENT_SEED={seed}")
     return random.Random(seed)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The garbage collector looks no more at the modules and tests that are there now: a quarter of pure tests' time."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:

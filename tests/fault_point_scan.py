@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,7 @@ class Function:
         return self.name.rpartition(".")[2] if "." in self.name.split(":")[1] else self.name.split(":")[1]
 
 
+@cache
 def scan_all() -> list[Function]:
     found = []
     for package in PACKAGES:

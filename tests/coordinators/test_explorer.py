@@ -34,7 +34,7 @@ TINY = {
 }
 
 SMALL = {
-    "two-failures-and-a-crash": Scenario(3, Budget(failures=2, crashes=1), timeouts=True),
+    "two-failures-and-a-crash": Scenario(2, Budget(failures=2, crashes=1), timeouts=True),
     "three-in-flight": Scenario(3, Budget(failures=1, crashes=1), THREE),
     "three-in-flight-readiness": Scenario(3, Budget(failures=1, not_ready=2), THREE),
     "two-crashes": Scenario(2, Budget(failures=1, crashes=2)),
@@ -44,13 +44,15 @@ SMALL = {
     "empty-batches": Scenario(3, Budget(failures=1, crashes=1), empty=frozenset({1, 3})),
     "stop-in-a-crash": Scenario(2, Budget(failures=1, crashes=1, stops=1)),
     "pause-and-suspension": Scenario(2, Budget(failures=1, suspensions=1, pauses=1, not_ready=1)),
-    "cap-three-in-flight": Scenario(3, Budget(failures=3), Limits(max_spout_pending=3, max_attempts=2)),
+    "cap-three-in-flight": Scenario(3, Budget(failures=2), Limits(max_spout_pending=3, max_attempts=2)),
     "emit-interval": Scenario(
         2, Budget(failures=1, crashes=1, pauses=1), Limits(max_spout_pending=2, batch_emit_interval_secs=1.0)
     ),
 }
 
 WIDE = {
+    "three-transactions-two-failures-and-a-crash": Scenario(3, Budget(failures=2, crashes=1), timeouts=True),
+    "cap-three-in-flight-three-failures": Scenario(3, Budget(failures=3), Limits(max_spout_pending=3, max_attempts=2)),
     "all-faults": Scenario(2, Budget(failures=1, crashes=1, takeovers=1, not_ready=1)),
     "all-controls": Scenario(2, Budget(failures=1, crashes=1, stops=1, suspensions=1, pauses=1, not_ready=1)),
     "three-in-flight-two-failures": Scenario(3, Budget(failures=2, crashes=1), THREE),

@@ -84,16 +84,16 @@ def test_the_error_module_has_the_whole_tree():
     assert all(getattr(trident.errors, name) is getattr(trident.coordinators.errors, name) for name in tree)
 
 
-@pytest.mark.parametrize("name", ["states", "coordinators"])
 @pytest.mark.parametrize("form", ["module", "package", "folder"])
-def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, name, form):
-    theirs = tmp_path / {"module": f"{name}.py", "package": f"{name}/__init__.py", "folder": f"{name}/data.csv"}[form]
-    theirs.parent.mkdir(exist_ok=True)
-    theirs.write_text("MINE = 1\n" if form != "folder" else "")
-    uses_it = f"import {name}\nassert {name}.MINE == 1\n" if form != "folder" else ""
-    script = (
-        f"import trident\n{uses_it}for one in trident.__all__: getattr(trident, one)\n"
-        f"from trident import {name} as ours\nprint(ours.__name__)"
-    )
+def test_nothing_of_a_users_can_hide_a_package_of_the_framework(tmp_path, form):
+    script = "import trident\n"
+    for name in ("states", "coordinators"):
+        files = {"module": f"{name}.py", "package": f"{name}/__init__.py", "folder": f"{name}/data.csv"}
+        theirs = tmp_path / files[form]
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("MINE = 1\n" if form != "folder" else "")
+        script += f"import {name}\nassert {name}.MINE == 1\n" if form != "folder" else ""
+    script += "for one in trident.__all__: getattr(trident, one)\n"
+    script += "from trident import coordinators, states\nprint(states.__name__, coordinators.__name__)"
     done = run(script, cwd=tmp_path)
-    assert done.stdout == f"trident.{name}\n", done.stderr
+    assert done.stdout == "trident.states trident.coordinators\n", done.stderr

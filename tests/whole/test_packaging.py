@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def project() -> str:
     return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@cache
 def imported(folder: str) -> set[str]:
     names = set()
     for path in (ROOT / folder).rglob("*.py"):

@@ -1,7 +1,7 @@
 """The checks find defects: each patch plants one, and the tests named for it must fail.
 
 Each patch is applied in a copy of the project, and the tests named for it run
-there, in a process of their own. `make test` plants what the explorers find and
+there, in a process of their own; then its files are put back. `make test` plants what the explorers find and
 those of the promised bugs that need no Spark, and runs the first of each one's
 tests; ``TRIDENT_PLANTED=all`` (`make planted`) plants all and runs every test
 named. docs/faults.md has the same table in words, with what
@@ -20,6 +20,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,55 +89,76 @@ def is_cheap(name: str) -> bool:
     return caught.needs != "Spark" and bool(explored or name in PROMISED.values())
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project, without its patches. What is compiled for one bug serves the next."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        if (source := ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.patch")
+            shutil.copytree(source, folder / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
 @pytest.mark.parametrize("name", chosen())
-def test_the_planted_bug_is_caught(name, tmp_path, request):
+def test_the_planted_bug_is_caught(name, copy, request):
     caught = PLANTED[name]
-    plant(PATCHES / f"{name}.patch", tmp_path)
     tests = caught.tests if ALL else caught.tests[:1]
     zookeeper = request.getfixturevalue("zookeeper_for_all") if caught.needs in ("ZooKeeper", "Spark") else ""
-    outcome, output = run(tests, tmp_path, caught.needs, zookeeper)
+    with planted(PATCHES / f"{name}.patch", copy):
+        outcome, output = run(tests, copy, caught.needs, zookeeper)
     assert outcome == 1, f"expected failing tests, pytest ended with {outcome}:\n{output}"
     failed = set(re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", output, re.MULTILINE))
     assert failed == set(tests), f"not caught by {set(tests) - failed}:\n{output}"
     assert re.search(caught.says, output), f"caught, but not for {caught.says!r}:\n{output}"
-    shutil.rmtree(tmp_path)
 
 
-def test_a_patch_that_does_not_apply_is_told(tmp_path):
+def test_a_patch_that_does_not_apply_is_told(tmp_path, copy):
     patch = tmp_path / "old.patch"
     text = (PATCHES / "06-failure-heard-after-the-decision.patch").read_text()
     patch.write_text(text.replace("-    if live is None", "-    if nobody is None"))
-    with pytest.raises(AssertionError, match="does not apply"):
-        plant(patch, tmp_path / "copy")
+    with pytest.raises(AssertionError, match="does not apply"), planted(patch, copy):
+        pass
 
 
-def plant(patch: Path, folder: Path) -> None:
-    """Copies the project into the folder and applies the patch there."""
-    folder.mkdir(exist_ok=True)
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(
-                source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.patch")
-            )
-        else:
-            shutil.copy(source, folder / name)
+@contextmanager
+def planted(patch: Path, folder: Path) -> Iterator[None]:
+    """Applies the patch to the copy of the project; at the end its files are as they were."""
     changed = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
     before = {name: (folder / name).read_text() for name in changed}
+    try:
+        _apply(patch, folder, before)
+        yield
+    finally:
+        for name, text in before.items():
+            (folder / name).write_text(text)
+            _forget_compiled(folder / name)
+
+
+def _forget_compiled(file: Path) -> None:
+    """Python knows a file that has changed by its second and its size: another bug may have both."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def _apply(patch: Path, folder: Path, before: dict[str, str]) -> None:
     # Inside a repository `git apply` passes over files outside of it without a word.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     applied = subprocess.run(
         ["git", "apply", str(patch)], cwd=folder, env=environment, capture_output=True, text=True, timeout=30
     )
     assert applied.returncode == 0, f"{patch.name} does not apply, plant it again: {applied.stderr}"
-    for name in changed:
-        assert (folder / name).read_text() != before[name], f"{patch.name} changed nothing in {name}"
+    for name, text in before.items():
+        assert (folder / name).read_text() != text, f"{patch.name} changed nothing in {name}"
+        _forget_compiled(folder / name)
 
 
 def run(tests: tuple[str, ...], folder: Path, needs: str, zookeeper: str) -> tuple[int, str]:
     """pytest's exit code and output, in a process that sees the copy only."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
-    for name in ("TRIDENT_EXPLORE", "TRIDENT_PLANTED", "PYTEST_ADDOPTS"):
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "500"}
+    for name in ("TRIDENT_EXPLORE", "TRIDENT_PLANTED", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
     environment.update(TRIDENT_MATRIX="all", TRIDENT_TEST_ZOOKEEPER=zookeeper)
     options = ("-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *NEEDS[needs])

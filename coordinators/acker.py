@@ -1,4 +1,4 @@
-"""Tells complete tuple trees: Storm's acker as a pure ledger (docs/semantics.md 6).
+"""Tells when tuple trees are complete: Storm's acker, pure, without I/O (docs/semantics.md 6).
 
 A tree is a number: the XOR of the ids of all its tuples, each of which is told
 twice, once when it is made and once when it is acknowledged. So the number is

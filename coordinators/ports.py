@@ -181,7 +181,7 @@ class Term:
     """The terms under which a process leads.
 
     Attributes:
-        incarnation: the topology's life; "" before this process has led.
+        incarnation: the topology's; "" before this process has led.
         epoch: the greatest of its groups' epochs.
     """
 
@@ -298,7 +298,7 @@ class Site(Protocol):
         """For a group that is to be led under a term; ``epoch`` is the group's own. Opens nothing yet."""
 
     def check_first_life(self) -> None:
-        """Asked before ZooKeeper is told of a new life; raises where tables of an earlier one are there."""
+        """Asked before ZooKeeper is told of a new incarnation; raises where tables of an earlier one are there."""
 
     def lost_place(self, sure: bool) -> Exception | None:
         """Why nothing can be written any more, since the warehouse is gone; ``sure`` looks at once."""

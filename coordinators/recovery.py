@@ -119,7 +119,7 @@ class Recovery:
     def _other_life(self, group: str, incarnation: str) -> Halted:
         name = self.topology.name
         return Halted(
-            f"batch group {group!r} in ZooKeeper is of another life of {name!r}",
+            f"batch group {group!r} in ZooKeeper is of another incarnation of {name!r}",
             found=f"incarnation {incarnation}",
             expected=f"incarnation {self.term.incarnation}",
             action=f"`trident repair {name}` shows what can be done and changes nothing; to begin again: "

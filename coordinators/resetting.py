@@ -28,7 +28,7 @@ class UnfinishedReset:
     """The znode that a reset leaves until it has done everything.
 
     Attributes:
-        incarnations: the lives of the topology that it forgets.
+        incarnations: those of the topology that it forgets.
     """
 
     incarnations: tuple[str, ...]
@@ -69,7 +69,7 @@ def delete_topology(zk: ZooKeeper, topology: str, unfinished: Iterable[str] | No
     name that the framework has taken are: no coordinator has led by them.
 
     Args:
-        unfinished: the lives of it that are forgotten, when there is more to
+        unfinished: the incarnations of it that are forgotten, when there is more to
             be deleted than znodes; the caller calls :func:`finish_reset` then.
 
     Returns:

@@ -220,7 +220,7 @@ class Supervisor:
     def _register(self, lease: Lease) -> None:
         registration = Registration(self._zk, self.topology.name)
         if registration.read() is None:
-            # Before ZooKeeper is told of a new life: tables of an old one would be adopted and counted twice.
+            # Before ZooKeeper is told of a new incarnation: tables of an old one would be adopted and counted twice.
             try:
                 self._site.check_first_life()
             except TridentError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from trident.coordinators.errors import Halted
 from trident.coordinators.records import Decision, GroupRecord, TableMark
 from trident.states.core.control import ControlRecord
-from trident.states.delta.history import Commit
+from trident.states.delta.history import TableCommit
 
 WIPED_CAUSES = (
     "ZooKeeper was wiped, or restored from an older backup, or the topology was started with another ZooKeeper"
@@ -42,7 +42,7 @@ def transactions_differ(topology: str, path: Path, control: ControlRecord, mark:
     theirs = (mark.txid, mark.attempt_id) if mark else (0, -1)
     ours = (control.txid, control.attempt_id)
     if ours == theirs:
-        older = "they are of different lives: both have the same numbers and other contents"
+        older = "they are of different incarnations: both have the same numbers and other contents"
     elif ours < theirs:
         older = f"the table is the older side: it lacks what came after transaction {control.txid}"
     else:
@@ -66,9 +66,9 @@ def group_forgotten(topology: str, group: str, decision: Decision) -> Halted:
 
 
 def other_incarnation(topology: str, path: Path, control: ControlRecord, incarnation: str) -> Halted:
-    """The table is of another life of the topology than ZooKeeper."""
+    """The table is of another incarnation of the topology than ZooKeeper."""
     return Halted(
-        f"the table {path} is of another life of topology {topology!r} than ZooKeeper: {WIPED_CAUSES}, "
+        f"the table {path} is of another incarnation of topology {topology!r} than ZooKeeper: {WIPED_CAUSES}, "
         "or the table was brought from elsewhere",
         found=f"the table: incarnation {control.incarnation}, {attempt_text(control.txid, control.attempt_id)}",
         expected=f"incarnation {incarnation}, as in ZooKeeper",
@@ -134,7 +134,7 @@ def made_again(topology: str, path: Path, found_id: str, expected_id: str) -> Ha
     )
 
 
-def foreign_commit(topology: str, state: str, path: Path, commit: Commit, reason: str, version: int) -> Halted:
+def foreign_commit(topology: str, state: str, path: Path, commit: TableCommit, reason: str, version: int) -> Halted:
     """Another writer committed to a table of ours."""
     restored = commit.operation == "RESTORE"
     older = (

@@ -16,7 +16,7 @@ from typing import TypeVar
 from trident.coordinators.errors import TableError
 from trident.states.core.storage import Signature
 from trident.states.delta.log_entries import (
-    Commit,
+    TableCommit,
     entry_signature,
     metadata_at,
     newest_version,
@@ -26,7 +26,7 @@ from trident.states.delta.log_entries import (
 )
 
 __all__ = [
-    "Commit",
+    "TableCommit",
     "IsOurs",
     "columns_only_added_since",
     "commits_since",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-IsOurs = Callable[[Commit], bool]
+IsOurs = Callable[[TableCommit], bool]
 """Recognises the commits of the topology that asks."""
 
 # Operations of others that leave every row as it is, as Delta names them.
@@ -47,7 +47,7 @@ _ADD_COLUMNS = "ADD COLUMNS"
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS", _ADD_COLUMNS})
 
 
-def commits_since(path: str, version: int) -> list[Commit]:
+def commits_since(path: str, version: int) -> list[TableCommit]:
     """All commits after a table version, oldest first.
 
     Args:
@@ -78,7 +78,7 @@ def commits_since(path: str, version: int) -> list[Commit]:
         raise
 
 
-def _judged(path: str, commit: Commit) -> Commit:
+def _judged(path: str, commit: TableCommit) -> TableCommit:
     if commit.metadata is None:
         return commit
     before = metadata_at(path, commit.version - 1)
@@ -106,7 +106,7 @@ def columns_only_added_since(path: str, version: int, was: Callable[[str], bool]
     return False
 
 
-def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
+def foreign(commit: TableCommit, is_ours: Callable[[TableCommit], bool]) -> str | None:
     """Why a commit must stop the topology, or None when it may stay.
 
     Accepted are our own commits and those of others that provably leave every
@@ -139,12 +139,12 @@ def foreign(commit: Commit, is_ours: Callable[[Commit], bool]) -> str | None:
 
 
 def find_version_by_control(path: str, domain: str, txid: int) -> int | None:
-    """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this life.
+    """The newest table version whose control record has a ``txid`` of at most ``txid``, of those of this incarnation.
 
-    Within one life of the topology (an incarnation) control records only grow
-    with the table version, so few entries are read. An append table that was
-    adopted after a reset has records of an earlier life below, whose txids are
-    other transactions: the newest version says which life is this one, and only
+    Within one incarnation of the topology control records only grow with the
+    table version, so few entries are read. An append table that was
+    adopted after a reset has records of an earlier one below, whose txids are
+    other transactions: the newest version says which incarnation it is, and only
     its versions are looked at. An entry never changes, and this process
     remembers it.
 
@@ -206,7 +206,7 @@ def _find(
     path: str,
     at_most: int,
     value: Callable[[_Marks], int | None],
-    life: Callable[[_Marks], tuple[int | None, str | None]] | None = None,
+    published_by: Callable[[_Marks], tuple[int | None, str | None]] | None = None,
 ) -> int | None:
     versions = _unbroken(versions_of(path))
     if not versions:
@@ -223,7 +223,7 @@ def _find(
         return None
 
     def incarnation(marks: _Marks) -> tuple[str | None] | None:
-        txid, found = life(marks) if life else (None, None)
+        txid, found = published_by(marks) if published_by else (None, None)
         return None if txid is None else (found,)
 
     def low_enough(version: int) -> bool:
@@ -235,7 +235,7 @@ def _find(
     if low_enough(newest):
         return newest
     first = lowest
-    if life is not None:
+    if published_by is not None:
         this = in_force(newest, incarnation)
         if in_force(lowest, incarnation) != this:
             first = _last_where(lowest, newest, lambda version: in_force(version, incarnation) != this) + 1

@@ -30,7 +30,7 @@ CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10}|\.[0-9a-f-]{36
 
 
 @dataclass(frozen=True)
-class Commit:
+class TableCommit:
     """One log entry.
 
     Attributes:
@@ -120,7 +120,7 @@ def _json_lines(file: str) -> list[Any]:
     return [json.loads(line) for line in storage.read(file).decode("utf-8").split("\n") if line.strip()]
 
 
-def read_commit(path: str, version: int) -> Commit:
+def read_commit(path: str, version: int) -> TableCommit:
     """The commit that made a table version.
 
     Raises:
@@ -135,7 +135,7 @@ def read_commit(path: str, version: int) -> Commit:
         ) from error
 
 
-def _commit(version: int, actions: list[dict[str, Any]]) -> Commit:
+def _commit(version: int, actions: list[dict[str, Any]]) -> TableCommit:
     info: dict[str, Any] = {}
     control: dict[str, object] = {}
     txns: dict[str, int] = {}
@@ -167,7 +167,7 @@ def _commit(version: int, actions: list[dict[str, Any]]) -> Commit:
                 data_change = data_change or body.get("dataChange", True)
             elif kind == "cdc":
                 data_change = True
-    return Commit(
+    return TableCommit(
         version=version,
         operation=str(info.get("operation") or ""),
         engine_info=str(info.get("engineInfo") or ""),
@@ -316,7 +316,7 @@ def only_adds_columns(before: Mapping[str, Any], after: Mapping[str, Any]) -> bo
     )
 
 
-def follow(files: dict[str, LiveFile], commit: Commit) -> None:
+def follow(files: dict[str, LiveFile], commit: TableCommit) -> None:
     """Brings the live files of a table, by path, from the version before a commit to the commit's."""
     for path in commit.removes:
         files.pop(path, None)

@@ -135,12 +135,12 @@ def outlives_process(manifest: Manifest) -> bool:
 class ManifestStore:
     """The manifests of one batch group, under ``<w>/_trident/<topology>/<group>/manifests/<incarnation>``.
 
-    By incarnation: a coordinator of the life before a `trident reset`, which was stopped meanwhile and goes on, cleans
+    By incarnation: a coordinator of the one before a `trident reset`, which was stopped meanwhile and goes on, cleans
     up after itself and never after its successor, whose transactions have the same numbers. Versions of this framework
-    before had all of them in the folder above; those are read, and cleaned up when they are of this life.
+    before had all of them in the folder above; those are read, and cleaned up when they are of this one.
 
     Args:
-        incarnation: the life whose manifests are written and cleaned up; None to look only.
+        incarnation: its manifests are written and cleaned up; None to look only.
     """
 
     def __init__(self, warehouse: Path, topology: str, group: str, incarnation: str | None = None) -> None:
@@ -170,7 +170,7 @@ class ManifestStore:
             except FileExistsError:
                 path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
                 storage.create(path, data)
-            storage.flush(self._old_folder)  # the folder of this life may be new
+            storage.flush(self._old_folder)  # the folder of this incarnation may be new
         relative = path.relative_to(self._warehouse).as_posix()
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 
@@ -261,7 +261,7 @@ class ManifestStore:
         return removed
 
     def _may_remove(self, path: Path) -> bool:
-        """Of those in the old place only what is of this life, or torn: no later life writes there."""
+        """Of those in the old place only what is of this incarnation, or torn: no later one writes there."""
         if path.parent == self._folder:
             return True
         try:
@@ -285,7 +285,7 @@ def _has_manifests(folder: Path) -> bool:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """The files of every life: an entry that is no manifest is a life's folder."""
+    """The files of every incarnation: an entry that is no manifest is the folder of one."""
     for name in storage.list_names(folder):
         if name.endswith(".json"):
             yield folder / name

@@ -130,7 +130,7 @@ def fsync_folders(root: Path, folder: str) -> None:
 
 
 def drop_attempts_up_to(folder: Path, txid: int) -> None:
-    """Deletes what attempts up to a txid have staged in a folder, of one life; a file that stays costs space."""
+    """Deletes what attempts up to a txid have staged in a folder, of one incarnation; a file that stays costs space."""
     for name in storage.list_names(folder):
         number = name.partition("-")[0]
         if number.isdigit() and int(number) <= txid:

@@ -99,7 +99,7 @@ class TableFiles:
             self.version, self._signature = commit.version, signature
         return True
 
-    def _take_files(self, commit: log_entries.Commit) -> None:
+    def _take_files(self, commit: log_entries.TableCommit) -> None:
         if commit.deletion_vectors:
             raise NotFollowed(f"table {self.path} has files of which only some rows count")
         log_entries.follow(self.files, commit)

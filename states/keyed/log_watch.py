@@ -24,13 +24,13 @@ from trident.states.keyed.plain_watch import is_our_merge, is_our_publish
 LOG_VERSION = "log"
 
 
-def begins_here(commit: history.Commit, incarnation: str) -> bool:
+def begins_here(commit: history.TableCommit, incarnation: str) -> bool:
     """Tells whether a commit made the table ours, or is its creation: rows before it were taken over as they were."""
     value = commit.control.get(DOMAIN)
     return is_our_publish(commit, incarnation) and isinstance(value, Mapping) and value.get("attempt_id") == -1
 
 
-def only_properties(commit: history.Commit) -> bool:
+def only_properties(commit: history.TableCommit) -> bool:
     """Tells whether a commit set table properties and nothing else."""
     untouched = not (commit.data_change or commit.added or commit.removes or commit.control or commit.txns)
     return untouched and commit.operation in ("SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
@@ -41,7 +41,7 @@ def repair_marker(topology: str, version: int, seen: int) -> str:
     return json.dumps({"trident-repair": {"topology": topology, "version": version, "seen": seen}})
 
 
-def repaired_to(commit: history.Commit, topology: str) -> range | None:
+def repaired_to(commit: history.TableCommit, topology: str) -> range | None:
     """The versions that a commit has taken back, when a repair of the topology made it."""
     marker = commit.noted("trident-repair")
     if commit.operation != "RESTORE" or marker.get("topology") != topology:
@@ -111,8 +111,8 @@ def check_log(state: StateDescriptor, plain: str, log: str, pinned: int, seen: i
         raise halts.foreign_commit(state.topology, state.name, Path(log), commit, reason, seen)
 
 
-def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[history.Commit, str]]:
-    found: list[tuple[history.Commit, str]] = []
+def _foreign(state: StateDescriptor, log: str, seen: int, pinned: int) -> list[tuple[history.TableCommit, str]]:
+    found: list[tuple[history.TableCommit, str]] = []
     if seen >= pinned:
         return found
     for commit in history.commits_since(log, seen):

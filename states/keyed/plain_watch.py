@@ -40,7 +40,7 @@ class _Seen:
     starts_at: int
 
 
-def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
+def is_our_publish(commit: history.TableCommit, incarnation: str) -> bool:
     """Tells whether a commit to a table with control records is one of our transactions, or a log drop."""
     value = commit.control.get(DOMAIN)
     engine = (commit.engine_info or "").split(" ")[-1]
@@ -48,7 +48,7 @@ def is_our_publish(commit: history.Commit, incarnation: str) -> bool:
     return own and engine.endswith(f"trident/{incarnation}")
 
 
-def is_our_merge(commit: history.Commit, state: StateDescriptor) -> bool:
+def is_our_merge(commit: history.TableCommit, state: StateDescriptor) -> bool:
     """Tells whether a commit is a compactor's MERGE of this state, or what made the table and its columns."""
     if isinstance(commit.control.get(DOMAIN), Mapping):
         return is_our_publish(commit, state.incarnation)

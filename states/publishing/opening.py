@@ -103,7 +103,7 @@ class TableOpener:
         try:
             snapshot = loaded or self._tables.engine.load(str(path))
         except TableMissing:
-            self._tables.check_fence()  # of a life that was reset meanwhile: its tables would stop the next one
+            self._tables.check_fence()  # of an incarnation that was reset meanwhile: its tables would stop the next one
             snapshot = self._tables.engine.create_table(
                 str(path),
                 spec.schema_json,

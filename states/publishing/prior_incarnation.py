@@ -27,7 +27,7 @@ def check_no_prior_incarnation(engine: KernelEngine, warehouse: Path, topology: 
 
 
 def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: str) -> None:
-    """Refuses to begin a batch group at transaction 1 that has manifests of this very life of the topology.
+    """Refuses to begin a batch group at transaction 1 that has manifests of this very incarnation.
 
     A group without tables leaves no other trace: its maps would get everything
     again. A group's record is written before its first manifest, so that a
@@ -42,7 +42,7 @@ def check_group_is_new(warehouse: Path, topology: str, group: str, incarnation: 
 
 
 def traces(engine: KernelEngine, warehouse: Path, topology: str) -> list[str]:
-    """Returns what an earlier life of a topology has published here, a text each."""
+    """Returns what an earlier incarnation of a topology has published here, a text each."""
     found = []
     for descriptor in list_descriptors(warehouse, topology):
         try:

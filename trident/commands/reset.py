@@ -16,7 +16,7 @@ from trident.states.core import storage
 from trident.states.core.descriptor import StateDescriptor, list_descriptors
 from trident.states.core.names import check_name
 from trident.states.delta.beside import MESSAGES, SIDE_TABLES
-from trident.states.delta.lives import lives_in
+from trident.states.delta.incarnations import incarnations_in
 from trident.states.publishing.dead_letters import tables_beside
 
 
@@ -44,8 +44,8 @@ def reset(name: str, drop_tables: bool = False, config: TridentConfig | None = N
         # Messages settled before say nothing of those that come now; dead letters are kept like any table.
         beside = [path for path, _ in tables_beside(warehouse, name, SIDE_TABLES if drop_tables else (MESSAGES,))]
         is_here = bool(descriptors or beside) or storage.exists(folder)
-        lives = {one.incarnation for one in lives_in(warehouse, name)} if is_here else None
-        known = delete_topology(zk, name, lives)
+        published = {one.incarnation for one in incarnations_in(warehouse, name)} if is_here else None
+        known = delete_topology(zk, name, published)
         if not known and not is_here:
             finish_reset(zk, name)
             raise TopologyError(

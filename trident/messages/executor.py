@@ -51,7 +51,7 @@ _SHRINK = 8
 
 
 @dataclass(slots=True)
-class Tracked:
+class TrackedMessage:
     """A message that is handed out and not settled.
 
     Attributes:
@@ -78,7 +78,7 @@ class Outcome:
         failures: key → why; those of the others are acknowledged.
     """
 
-    ends: list[tuple[Tracked, str]] = field(default_factory=list)
+    ends: list[tuple[TrackedMessage, str]] = field(default_factory=list)
     letters: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -107,14 +107,14 @@ class MessageSpoutExecutor:
         self._random = random.Random(secrets.randbits(128)).getrandbits
         self._lock = threading.RLock()  # the spout's calls come one at a time
         self._opened = False
-        self._waiting: deque[Tracked] = deque()  # handed out, in no batch
-        self._batches: dict[int, list[Tracked]] = {}
+        self._waiting: deque[TrackedMessage] = deque()  # handed out, in no batch
+        self._batches: dict[int, list[TrackedMessage]] = {}
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
         self._attempts: dict[str, int] = {}
         self._settled = Settled(self._remember_secs)
-        self._delayed: list[tuple[float, Tracked]] = []  # when the spout is told that it failed
+        self._delayed: list[tuple[float, TrackedMessage]] = []  # when the spout is told that it failed
         self._untold: deque[Any] = deque()  # ids that are settled and could not be acknowledged yet
         self._tell_at = 0.0  # not before
         self._tables: dict[int, pa.Table] = {}  # txid → the rows of its batch
@@ -171,7 +171,7 @@ class MessageSpoutExecutor:
         if message.message_id is None or not self.tracking:
             if message.message_id is not None:
                 self._spout.ack(message.message_id)  # it is not followed
-            self._waiting.append(Tracked(message, "", 0, []))
+            self._waiting.append(TrackedMessage(message, "", 0, []))
             return
         key = message_key(message.message_id)
         if request:
@@ -180,12 +180,12 @@ class MessageSpoutExecutor:
             return  # handed out twice: the first one counts
         if self._settled.knows(key):
             self._recognised += 1
-            self._tell_acks([Tracked(message, key, 0, [], request=request)])
+            self._tell_acks([TrackedMessage(message, key, 0, [], request=request)])
             return
         self._out.add(key)
         ids = [self._random(64) for _ in message.rows]
         attempts = self._attempts.get(key, 0)
-        self._waiting.append(Tracked(message, key, self._random(64), ids, attempts, request))
+        self._waiting.append(TrackedMessage(message, key, self._random(64), ids, attempts, request))
 
     def _tell_again(self, now: float) -> None:
         """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
@@ -243,7 +243,7 @@ class MessageSpoutExecutor:
             self._batches[txid] = batch
             return {"messages": len(batch), "rows": sum(len(one.message.rows) for one in batch)}
 
-    def _convert(self, txid: int, batch: Sequence[Tracked]) -> None:
+    def _convert(self, txid: int, batch: Sequence[TrackedMessage]) -> None:
         """Messages whose values do not fit their fields have failed before anything is made of them."""
         rows = [row for one in batch for row in one.message.rows]
         try:
@@ -258,7 +258,7 @@ class MessageSpoutExecutor:
                 # One without an id fails its batch: the spout could not be told of it.
                 one.suspect = Failure("the spout", self._tx_id, str(error)) if one.key else None
 
-    def _less(self, batch: list[Tracked]) -> list[Tracked]:
+    def _less(self, batch: list[TrackedMessage]) -> list[TrackedMessage]:
         """A batch took too long: a part of it is tried, and of a single message it is known that it is the reason."""
         failed, others = [one for one in batch if one.suspect], [one for one in batch if not one.suspect]
         if len(others) == 1 and others[0].key:
@@ -287,7 +287,7 @@ class MessageSpoutExecutor:
             table = table.append_column(ANCHORS, _anchors_of(messages))
         return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
-    def messages(self, attempt: TransactionAttempt) -> list[Tracked]:
+    def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
         """Those of the attempt's transaction."""
         with self._lock:
             return list(self._batches.get(attempt.txid, ()))
@@ -319,7 +319,7 @@ class MessageSpoutExecutor:
             self._outcomes[attempt] = found
         return found
 
-    def _letter(self, one: Tracked, failure: Failure) -> dict[str, Any]:
+    def _letter(self, one: TrackedMessage, failure: Failure) -> dict[str, Any]:
         return {
             "stream": self._tx_id,
             "message": message_key(one.message.message_id),
@@ -368,7 +368,7 @@ class MessageSpoutExecutor:
             self._tell_acks(settled)
             self._requests.done()
 
-    def _failed(self, one: Tracked, end: str) -> bool:
+    def _failed(self, one: TrackedMessage, end: str) -> bool:
         """Tells whether it is to come again: when its time has come, the spout is told."""
         if end != FAILED:
             return False
@@ -378,7 +378,7 @@ class MessageSpoutExecutor:
         self._delayed.append((time.monotonic() + delay, one))
         return True
 
-    def _tell_acks(self, settled: Sequence[Tracked]) -> None:
+    def _tell_acks(self, settled: Sequence[TrackedMessage]) -> None:
         """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
         for one in settled:
             if one.request:
@@ -419,7 +419,7 @@ class MessageSpoutExecutor:
                 self._spout.close()
 
 
-def _anchors_of(messages: Sequence[Tracked]) -> pa.Array:
+def _anchors_of(messages: Sequence[TrackedMessage]) -> pa.Array:
     counts, roots, ids = [], [], []
     for one in messages:
         rows = len(one.message.rows)

@@ -17,7 +17,7 @@ from trident.planning.basic_operations import (
 from trident.planning.operation import ANCHORS_FIELD, MARKER, MARKER_FIELD, Fields, Operation, PyOp, names_of
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import Step, WithoutMarker
-from trident.workers.tracking import Tracked
+from trident.workers.tracking import TrackedStep
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SegmentBuilder:
             self.push_python(step, fields, takes)
             return
         fields = (*fields, ANCHORS_FIELD) if goes_on else fields
-        self.push_python(Tracked(step, goes_on), fields, (*takes, ANCHORS))
+        self.push_python(TrackedStep(step, goes_on), fields, (*takes, ANCHORS))
 
     def push_unchanged(self, step: Step) -> None:
         """Adds a step on the worker that takes and gives all columns."""

@@ -83,9 +83,9 @@ def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
 
 
 def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
-    """Tells whether tables are of another life of the topology than ZooKeeper: then their ids say nothing more."""
-    lives = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
-    return facts.incarnation is not None and bool(lives - {facts.incarnation})
+    """Tells whether tables are of another incarnation than ZooKeeper: then their ids say nothing more."""
+    published = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
+    return facts.incarnation is not None and bool(published - {facts.incarnation})
 
 
 # --- tables that are not ours, or not there ----------------------------------------------------------
@@ -183,15 +183,15 @@ def _differ(facts: TopologyFacts, group: GroupFacts, choices: Choices, blocked: 
         fresh = record is None or record.last_published is None
         said = "; ".join(_says(table) for table in tables)
         text = (
-            f"ZooKeeper is the older side: it knows {'no' if record is None else 'another life of this'} batch group "
-            f"({_zookeeper_says(record)}), but the tables have transactions; found: {said}"
+            f"ZooKeeper is the older side: it knows {'no' if record is None else 'another incarnation of this'} batch "
+            f"group ({_zookeeper_says(record)}), but the tables have transactions; found: {said}"
         )
         if not fresh:
             return Finding(
                 "incarnations differ",
                 group.name,
                 text,
-                refusal="ZooKeeper has transactions of another life of the topology (incarnation "
+                refusal="ZooKeeper has transactions of another incarnation of the topology ("
                 f"{record.incarnation if record else ''}): tables and ZooKeeper are not of one system. Name the right "
                 "warehouse and ZooKeeper, or begin again with `trident reset NAME --drop-tables`.",
             )

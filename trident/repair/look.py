@@ -142,7 +142,7 @@ class _Look:
         store = GroupStore(self.zk, self.topology, self.group, tx_ids)
         record, decision, pins = store.load()
         if record is not None and any(manifest.incarnation == record.incarnation for _, manifest in found):
-            # A coordinator of the life before a reset may have left its own, with greater numbers.
+            # A coordinator of the incarnation before a reset may have left its own, with greater numbers.
             found = [one for one in found if one[1].incarnation == record.incarnation]
         misplaced = [*store.misplaced, *misplaced_by_manifest(record, pins, store.partition_values, found)]
         tables = tuple(self._tables(record))
@@ -184,8 +184,8 @@ class _Look:
         roots = [self.warehouse / table.path for table in tables]
         roots += [own / kind / name for kind in ("states", "boundaries") for name in storage.list_names(own / kind)]
         for root in roots:
-            for life in storage.list_names(root / "data"):
-                for name in storage.list_names(root / "data" / life):
+            for incarnation in storage.list_names(root / "data"):
+                for name in storage.list_names(root / "data" / incarnation):
                     parts = name.split("-")
                     if len(parts) >= 3 and parts[0].isdigit() and parts[1].isdigit():
                         yield int(parts[0]), int(parts[1])
@@ -258,7 +258,7 @@ class _Look:
         control: ControlRecord,
         descriptor: StateDescriptor | None,
     ) -> TableFacts:
-        def ours(commit: history.Commit) -> bool:
+        def ours(commit: history.TableCommit) -> bool:
             if table.role == PLAIN and descriptor is not None:
                 return is_our_merge(commit, replace(descriptor, incarnation=control.incarnation))
             return is_our_publish(commit, control.incarnation)
@@ -273,7 +273,7 @@ class _Look:
             if all(entry_signature(str(path), each) is not None for each in range(since + 1, table.version + 1)):
                 raise
             return replace(table, unverified=True)
-        foreign: list[tuple[history.Commit, str]] = []
+        foreign: list[tuple[history.TableCommit, str]] = []
         healed = False
         for commit in commits:
             taken_back = repaired_to(commit, self.topology)
@@ -336,7 +336,7 @@ def _is_there(root: Path, file: StagedFile) -> bool:
     return True
 
 
-def _change(path: Path, commit: history.Commit, reason: str) -> ForeignChange:
+def _change(path: Path, commit: history.TableCommit, reason: str) -> ForeignChange:
     info: dict[str, Any] = next(
         (a["commitInfo"] for a in read_actions(str(path), commit.version) if a.get("commitInfo")), {}
     )

@@ -32,8 +32,8 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     controls = [table.control for table in tables if table.control]
     incarnations = sorted({control.incarnation for control in controls})
     if len(incarnations) > 1:
-        lives = ", ".join(incarnations)
-        return Refused(f"the tables are of several lives of the topology ({lives}): bring all from one copy.")
+        listed = ", ".join(incarnations)
+        return Refused(f"the tables are of several incarnations of the topology ({listed}): bring all from one copy.")
     newest = max(controls, key=lambda control: (control.txid, control.attempt_id))
     found = next((one for one in group.manifests if newest.same_batch(batch_of(one.decision))), None)
     if found is None:

@@ -6,7 +6,7 @@ transaction is known, so nothing that is asked of ZooKeeper keeps a command from
 deleting the tables of a topology that runs. Two things in the warehouse can:
 
 - its status file, which names a leader. That is a help, never a proof;
-- its tables and manifests, which name the life of the topology that they are of.
+- its tables and manifests, which name the incarnation that they are of.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trident.coordinators.zookeeper import ZooKeeper
 from trident.running.connecting import open_zookeeper, server_folder
 from trident.running.status import TopologyStatus, read_status, status_path
 from trident.states.core import storage
-from trident.states.delta.lives import lives_in
+from trident.states.delta.incarnations import incarnations_in
 
 _FRESH_SECS = 10.0
 _TAKE_SECS = 5.0
@@ -104,9 +104,9 @@ class _Known:
     """A ZooKeeper's knowledge of a topology.
 
     Attributes:
-        incarnation: its life; None when there is none.
+        incarnation: the topology's; None when there is none.
         epoch: of the last leader.
-        forgotten: lives that a reset which has not ended forgets.
+        forgotten: incarnations that a reset which has not ended forgets.
         damaged: whether a znode cannot be read, so that there is a topology of which nothing is known.
     """
 
@@ -140,7 +140,7 @@ class _Guard:
             return
         strange = [
             one
-            for one in lives_in(self.warehouse, self.name)
+            for one in incarnations_in(self.warehouse, self.name)
             if one.incarnation not in (known.incarnation, *known.forgotten)
         ]
         if not strange:

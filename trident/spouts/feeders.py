@@ -144,7 +144,7 @@ class FeederBatchSpout(_Feeder):
         """Makes it ready for a coordinator; after `trident reset` what was not acknowledged is given again."""
         with self._lock:
             if self._incarnation not in (None, context.incarnation):
-                # The txids begin again: those of the life before mean nothing.
+                # The txids begin again: those of the incarnation before mean nothing.
                 unacknowledged = [fed for _, fed in sorted(self._of_txid.items()) if fed is not None]
                 self._queue.extendleft(reversed(unacknowledged))
                 self._of_txid.clear()

@@ -50,7 +50,7 @@ One = TypeVar("One", bound=Intake)  # type: ignore[type-arg]
 
 
 class SharedIntake(Generic[One]):
-    """The one intake of each life: its coordinator and its emitter have the same context, the next life another."""
+    """The one intake of coordinator and emitter, which are opened with one context; a later context gets another."""
 
     def __init__(self, make: Callable[[SpoutContext], One]) -> None:
         self._make, self._lock = make, threading.Lock()

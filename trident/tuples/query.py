@@ -365,7 +365,7 @@ class TupleQuery(OtherNames):
         tx_id = spout if tasks == 1 else f"{spout}-{task}"
         folder = Path(self._config.warehouse).resolve() / "_trident" / self.name / "streams" / tx_id
         storage.make_folder(folder, storage.anchor_of(folder))
-        # There is no registration, so no reset: the topology has one life.
+        # There is no registration, so no reset: the topology has one incarnation.
         return SpoutContext(self._spark, self.name, tx_id, folder, self.name, {"task": task, "tasks": tasks})
 
 

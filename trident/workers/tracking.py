@@ -1,7 +1,7 @@
 """Steps of tracked streams on a worker: rows that fail are told to the task's ledger, and the others go on.
 
 A step of a :class:`trident.workers.chain.Chain` whose rows have anchors is wrapped
-in :class:`Tracked`, which tells the :class:`trident.workers.ledger.Ledger` of the Spark
+in :class:`TrackedStep`, which tells the :class:`trident.workers.ledger.Ledger` of the Spark
 task. Imported by every worker: keep its imports light.
 """
 
@@ -25,7 +25,7 @@ ROW = "__trident_row"
 
 
 @dataclass(frozen=True)
-class Tracked(Step):
+class TrackedStep(Step):
     """A step row by row: an exception fails the messages of its row alone.
 
     The function is called for pieces of a batch; when one raises, its halves are
@@ -54,10 +54,10 @@ class Tracked(Step):
     def user(self) -> Any:
         return self.step.user
 
-    def for_task(self, ledger: Ledger) -> "Tracked":
+    def for_task(self, ledger: Ledger) -> "TrackedStep":
         return replace(self, ledger=ledger)
 
-    def for_batch(self, info: Any) -> "Tracked":
+    def for_batch(self, info: Any) -> "TrackedStep":
         return replace(self, step=self.step.for_batch(info)) if hasattr(self.step, "for_batch") else self
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -157,7 +157,7 @@ class TrackedGroups(Groups):
     A row whose fold raises fails its messages; a group whose ``complete`` raises those of all of its rows.
 
     Attributes:
-        keeps: as in Tracked.
+        keeps: as in TrackedStep.
     """
 
     keeps: bool = False

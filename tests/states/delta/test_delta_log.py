@@ -14,7 +14,7 @@ from trident.coordinators.errors import TableError
 from trident.states.core.staged import StagedFile
 from trident.states.delta import history
 from trident.states.delta.history import (
-    Commit,
+    TableCommit,
     commits_since,
     find_version_by_control,
     find_version_by_txn,
@@ -28,7 +28,7 @@ APP = "trident/topology/group"
 INCARNATION = "1f"
 
 
-def is_ours(commit: Commit) -> bool:
+def is_ours(commit: TableCommit) -> bool:
     """As the committer does it: the engine, and the control record of this very commit."""
     control = commit.control.get("trident")
     return (
@@ -205,8 +205,8 @@ HARMLESS = {
 )
 def test_the_name_of_a_harmless_operation_is_not_believed(change):
     for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "COMPUTE STATS"):
-        assert foreign(Commit(**{**HARMLESS, "operation": operation}), lambda _: False) is None
-    assert foreign(Commit(**{**HARMLESS, **change}), lambda _: False)
+        assert foreign(TableCommit(**{**HARMLESS, "operation": operation}), lambda _: False) is None
+    assert foreign(TableCommit(**{**HARMLESS, **change}), lambda _: False)
 
 
 def test_a_file_action_that_does_not_say_counts_as_a_change(table):

@@ -338,7 +338,7 @@ def test_only_further_nullable_columns_are_nothing_but_columns(change, good):
     ],
 )
 def test_a_commit_of_others_that_adds_columns_does_only_that(change, good):
-    commit = history.Commit(
+    commit = history.TableCommit(
         **{
             "version": 3,
             "operation": "ADD COLUMNS",

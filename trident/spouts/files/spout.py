@@ -127,7 +127,7 @@ class FileSpout:
         return self._schema
 
     def open_ledger(self, context: SpoutContext) -> FileLedger:
-        """The ledger of this stream's life; `trident reset` begins another."""
+        """The ledger of this stream's incarnation; `trident reset` begins another."""
         unit = "rows" if self.format == "parquet" else "bytes"
         return FileLedger(context.state_folder / f"files-{context.incarnation}.jsonl", unit, self.paths)
 

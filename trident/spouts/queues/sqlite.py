@@ -60,7 +60,7 @@ _TABLES = (
 )
 
 
-class Message(NamedTuple):
+class QueueMessage(NamedTuple):
     """A message that was taken.
 
     Attributes:
@@ -139,7 +139,7 @@ class SqliteQueue:
             put = "INSERT INTO messages (payload) VALUES (?)"
             return [str(connection.execute(put, (text,)).lastrowid) for text in texts]
 
-    def take(self, n: int) -> list[Message]:
+    def take(self, n: int) -> list[QueueMessage]:
         """Up to n messages that no consumer has; they are invisible for lease_secs.
 
         Raises:
@@ -193,7 +193,7 @@ class SqliteQueue:
 
     # --- within a transaction -------------------------------------------------------------------
 
-    def _take(self, connection: sqlite3.Connection, n: int, consumer: str | None) -> list[Message]:
+    def _take(self, connection: sqlite3.Connection, n: int, consumer: str | None) -> list[QueueMessage]:
         now, ticket = self._clock(), uuid.uuid4().hex
         visible = "SELECT id, payload FROM messages WHERE visible_at <= ? ORDER BY id LIMIT ?"
         found = connection.execute(visible, (now, n)).fetchall()
@@ -201,7 +201,7 @@ class SqliteQueue:
             "UPDATE messages SET visible_at = ?, ticket = ?, consumer = ? WHERE id = ?",
             [(now + self.lease_secs, ticket, consumer, id) for id, _ in found],
         )
-        return [Message(str(id), payload, f"{id}-{ticket}") for id, payload in found]
+        return [QueueMessage(str(id), payload, f"{id}-{ticket}") for id, payload in found]
 
     @contextmanager
     def _write(self, point: str) -> Iterator[sqlite3.Connection]:
@@ -269,7 +269,7 @@ class SqliteConsumer:
             connection.execute("INSERT OR REPLACE INTO consumers VALUES (?, ?, ?)", (self.name, self.life, self.epoch))
             _release(connection, self.name)
 
-    def take(self, n: int) -> list[Message]:
+    def take(self, n: int) -> list[QueueMessage]:
         """As :meth:`SqliteQueue.take`.
 
         Raises:
@@ -395,4 +395,4 @@ def _make_tables(connection: sqlite3.Connection, path: str) -> None:
             raise ForeignTable(f"the queue {path} is of another version", found=schema, expected=_SCHEMA)
 
 
-__all__: Sequence[str] = ["Message", "SqliteConsumer", "SqliteQueue"]
+__all__: Sequence[str] = ["QueueMessage", "SqliteConsumer", "SqliteQueue"]

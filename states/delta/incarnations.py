@@ -1,8 +1,8 @@
-"""Finds the lives of a topology that a warehouse holds transactions of, without Spark.
+"""Finds the incarnations of a topology that have published in a warehouse, without Spark.
 
-A life is an incarnation. Each table names the one that published to it in its
-control record, each manifest its own in its text. Tables of dead letters and of messages
-outlive a reset, so they are no sign.
+Each table names the one that published to it in its control record, each
+manifest its own in its text. Tables of dead letters and of messages outlive a
+reset, so they are no sign.
 """
 
 from __future__ import annotations
@@ -21,45 +21,47 @@ from trident.states.delta.manifest import ManifestStore, groups_with_manifests
 
 
 @dataclass(frozen=True)
-class Life:
+class IncarnationSign:
     """One table's, or one manifest's, word on an incarnation."""
 
     incarnation: str
     text: str
 
 
-def lives_in(warehouse: Path, topology: str) -> list[Life]:
+def incarnations_in(warehouse: Path, topology: str) -> list[IncarnationSign]:
     """Returns the signs that a topology has published transactions here; manifests are read where no table has one.
 
     Raises:
         TableError: a descriptor cannot be read.
     """
-    found = [life for one in list_descriptors(warehouse, topology) for life in _of_table(warehouse, topology, one)]
+    found = [sign for one in list_descriptors(warehouse, topology) for sign in _of_table(warehouse, topology, one)]
     if found:
         return found
     for group in groups_with_manifests(warehouse, topology):
         for decision, manifest in ManifestStore(warehouse, topology, group).found()[-1:]:
             said = halts.attempt_text(decision.txid, decision.attempt_id)
-            found.append(Life(manifest.incarnation, f"a manifest of batch group {group} of {said}"))
+            found.append(IncarnationSign(manifest.incarnation, f"a manifest of batch group {group} of {said}"))
     return found
 
 
-def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> list[Life]:
+def _of_table(warehouse: Path, topology: str, descriptor: StateDescriptor) -> list[IncarnationSign]:
     path = warehouse / descriptor.published_path
     if not has_log(path):
         return []
     try:
         control = newest_control(path)
     except TableError as error:
-        return [Life(descriptor.incarnation, f"table {path.name}, of which a log entry cannot be read: {error}")]
+        return [
+            IncarnationSign(descriptor.incarnation, f"table {path.name}, of which a log entry cannot be read: {error}")
+        ]
     if control is None:
-        return [Life(descriptor.incarnation, f"table {path.name}, of which it is not known what it has")]
-    return [_life(path.name, control)] if control.topology == topology and control.attempt_id >= 0 else []
+        return [IncarnationSign(descriptor.incarnation, f"table {path.name}, of which it is not known what it has")]
+    return [_sign(path.name, control)] if control.topology == topology and control.attempt_id >= 0 else []
 
 
-def _life(table: str, control: ControlRecord) -> Life:
+def _sign(table: str, control: ControlRecord) -> IncarnationSign:
     said = halts.attempt_text(control.txid, control.attempt_id)
-    return Life(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
+    return IncarnationSign(control.incarnation, f"table {table} has {said} (incarnation {control.incarnation})")
 
 
 def newest_control(path: Path) -> ControlRecord | None:

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, replace
 
 from trident.coordinators.errors import ForeignTable
-from trident.coordinators.records import TableMark
+from trident.coordinators.records import Decision, TableMark
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, shown
 
 DOMAIN = "trident"
@@ -44,6 +44,10 @@ class ControlRecord:
 
     def same_batch(self, mark: TableMark) -> bool:
         return (self.txid, self.attempt_id, self.digest) == (mark.txid, mark.attempt_id, mark.digest)
+
+    def is_of(self, decision: Decision) -> bool:
+        """Tells whether the table has the decided attempt."""
+        return self.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256))
 
     def mark(self, table_version: int) -> TableMark:
         return TableMark(table_version, self.txid, self.attempt_id, self.digest)

@@ -95,8 +95,7 @@ class Publisher:
         except TableMissing:
             return False
         control = decode_control(snapshot.path, snapshot.control(DOMAIN))
-        same = control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256))
-        return same and snapshot.table_id == table.table_id
+        return control.is_of(decision) and snapshot.table_id == table.table_id
 
     def _publish_without_table(self, table: ManifestTable, decision: Decision, first: bool) -> None:
         binding = self._bindings.get(table.state)
@@ -133,7 +132,7 @@ class Publisher:
         for _ in range(_COMMIT_TRIES):
             control = decode_control(path, snapshot.control(DOMAIN))
             self._check_identity(path, snapshot, control, table)
-            if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
+            if control.is_of(decision):
                 # Its writer may not have come to the flush, and a transaction that advances must outlive a power cut.
                 first = mark.version + 1 if mark else snapshot.version
                 fsync_log_entries(str(path), first, snapshot.version)

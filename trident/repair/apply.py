@@ -10,7 +10,7 @@ the command is run again and goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +112,7 @@ def repair(
             findings = diagnose(facts, choices)
             if any(isinstance(step, WriteRecord) for step in _steps(findings)):
                 leap_epochs(zk, lease, facts.epoch + EPOCH_LEAP)
-            done = _Repair(zk, engine, lease, warehouse, facts).run(findings)
+            done = _Repair(zk, engine, lease, warehouse, facts).run(_steps(findings))
         return Repaired(facts, findings, done, diagnose(look(zk, engine, warehouse, name), choices))
 
 
@@ -143,17 +143,14 @@ class _Repair:
         self._zk, self._engine, self._lease, self._warehouse, self._facts = zk, engine, lease, warehouse, facts
         self._versions: dict[str, int] = {}  # table id → the version that restoring has made
 
-    def run(self, findings: list[Finding]) -> list[str]:
+    def run(self, steps: Iterable[Step]) -> list[str]:
         done = []
-        for finding in findings:
-            if finding.chosen is None:
-                continue
-            for step in finding.chosen.steps:
-                if self._lease.lost.is_set():
-                    raise CoordinationError("the lease was lost while repairing", action="run the command again")
-                self._lease.fences[step.group].verify(self._zk)
-                with faults.fault_point(STEP):
-                    done.append(self._do(step))
+        for step in steps:
+            if self._lease.lost.is_set():
+                raise CoordinationError("the lease was lost while repairing", action="run the command again")
+            self._lease.fences[step.group].verify(self._zk)
+            with faults.fault_point(STEP):
+                done.append(self._do(step))
         return done
 
     def _do(self, step: Step) -> str:

@@ -1,8 +1,8 @@
 """Diagnoses contradictions between ZooKeeper and the tables, and decides on mending them: pure decisions.
 
-In: facts (repair_facts.py) and the user's choices. Out: findings, each with
+In: facts (facts.py) and the user's choices. Out: findings, each with
 what could be done, what that would mean, and, where the choices say so, the
-steps. Nothing is read or written here; repair.py does both.
+steps. Nothing is read or written here: look.py reads, apply.py writes.
 
 The rules behind it:
 
@@ -20,16 +20,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trident.coordinators.records import Decision, GroupRecord, TableMark
-from trident.repair.decided import undecidable
+from trident.repair.damaged import damaged_ledgers, lost_positions, undecidable
 from trident.repair.facts import PLAIN, GroupFacts, TableFacts, TopologyFacts
 from trident.repair.foreign import foreign_changes, unverified_log
-from trident.repair.positions import damaged_ledgers, lost_positions
 from trident.repair.rebuild import marks_of, rebuild
 from trident.repair.steps import Choices, Finding, Offer, Refused, SetMarks, WriteRecord
 from trident.repair.whole import ahead_of_log, without_record
 from trident.states.keyed.plain_watch import ACCEPTED
 
 _NONE = Choices()
+RECREATED = "table dropped and recreated"
 
 
 def diagnose(facts: TopologyFacts, choices: Choices = _NONE) -> list[Finding]:
@@ -48,7 +48,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
         for finding in (*foreign_changes(group, table, choices), *unverified_log(group, table, choices))
     ]
     lost = _lost_tables(group, choices)
-    if lost and not _other_life(facts, group):
+    if lost and not _other_incarnation(facts, group):
         return [*changed, *lost]
     open_ones = [finding for finding in changed if finding.chosen is None]
     differ = _differ(facts, group, choices, blocked=bool(open_ones))
@@ -82,7 +82,7 @@ def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
     return [*findings, replace(differ, chosen=replace(differ.chosen, steps=steps))]
 
 
-def _other_life(facts: TopologyFacts, group: GroupFacts) -> bool:
+def _other_incarnation(facts: TopologyFacts, group: GroupFacts) -> bool:
     """Tells whether tables are of another incarnation than ZooKeeper: then their ids say nothing more."""
     published = {table.control.incarnation for table in group.tables if table.has_transaction and table.control}
     return facts.incarnation is not None and bool(published - {facts.incarnation})
@@ -124,7 +124,7 @@ def _lost_tables(group: GroupFacts, choices: Choices) -> list[Finding]:
     last = group.record.last_published if group.record else None
     return [
         Finding(
-            "table dropped and recreated",
+            RECREATED,
             group.name,
             f"ZooKeeper is the newer side: it knows tables {', '.join(gone)} with transactions up to "
             f"{last.txid if last else 0}; found: {where or 'no such table'}",
@@ -141,7 +141,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     short = [table for table in plains if not table.complete_log]
     if short:
         return Finding(
-            "table dropped and recreated",
+            RECREATED,
             group.name,
             text,
             refusal=f"the log of {short[0].state} is kept above transaction {short[0].floor} only; earlier rows were "
@@ -150,7 +150,7 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     foreign = [table for table in plains if table.exists and table.control is None]
     if foreign:
         return Finding(
-            "table dropped and recreated",
+            RECREATED,
             group.name,
             text,
             refusal=f"{foreign[0].path} is another owner's table now: move its folder away, then run this again.",
@@ -158,16 +158,15 @@ def _lost_plain(group: GroupFacts, gone: list[str], plains: list[TableFacts], ch
     steps = (SetMarks(group.name, forget=tuple(gone)),)
     marks = group.record.tables if group.record else {}
     if any(marks[one].digest == ACCEPTED for one in gone):
-        text_of = (
+        meaning = (
             "it is made again from the log, which has every transaction; but changes of others, or versions that could "
             "not be looked at, were accepted in it: they are in no log and ARE LOST. A back-up of the table has them"
         )
-        offer = Offer(("--accept-loss",), text_of, steps)
-        return Finding(
-            "table dropped and recreated", group.name, text, (offer,), chosen=offer if choices.accept_loss else None
-        )
-    offer = Offer((), "it is made again from the log, which has every transaction: nothing is lost or doubled", steps)
-    return Finding("table dropped and recreated", group.name, text, (offer,), chosen=offer)
+        offer = Offer(("--accept-loss",), meaning, steps)
+    else:
+        meaning = "it is made again from the log, which has every transaction: nothing is lost or doubled"
+        offer = Offer((), meaning, steps)
+    return Finding(RECREATED, group.name, text, (offer,), chosen=choices.pick(offer))
 
 
 # --- ZooKeeper and tables at different transactions --------------------------------------------------------
@@ -256,7 +255,7 @@ def _compare(table: TableFacts, decision: Decision | None) -> int:
     """1: the table is ahead of ZooKeeper; −1: behind it; 0: as it is to be."""
     control, mark = table.control, table.mark
     assert control is not None
-    if decision and control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):
+    if decision and control.is_of(decision):
         return 0
     if mark is None:
         return 1
@@ -274,17 +273,7 @@ def _rebuilt(
     if blocked:
         reason = "first decide about the changes of others and the missing log entries above; name them in one command"
         return Finding(kind, group.name, text, (offer,), refusal=reason)
-    asked = set(offer.options) <= _asked(choices)
-    return Finding(kind, group.name, text, (offer,), chosen=offer if asked else None)
-
-
-def _asked(choices: Choices) -> set[str]:
-    named = {
-        "--adopt-tables": choices.adopt_tables,
-        "--accept-loss": choices.accept_loss,
-        "--abandon-decision": choices.abandon_decision,
-    }
-    return {option for option, asked in named.items() if asked}
+    return Finding(kind, group.name, text, (offer,), chosen=choices.pick(offer))
 
 
 # --- what is left --------------------------------------------------------------------------------------------
@@ -326,8 +315,9 @@ def _went_back(group: GroupFacts, choices: Choices) -> list[Finding]:
             meaning += f"; log entries before version {table.unseen_before} are gone and could NOT BE LOOKED AT"
         steps = (SetMarks(group.name, marks_of([table])),)
         offer = Offer(options, f"take {table.path} as it is: {meaning}", steps)
-        chosen = offer if set(options) <= _asked(choices) else None
-        findings.append(Finding("table restored from an older copy", group.name, text, (offer,), chosen=chosen))
+        findings.append(
+            Finding("table restored from an older copy", group.name, text, (offer,), chosen=choices.pick(offer))
+        )
     return findings
 
 

@@ -88,6 +88,10 @@ class TableFacts:
         """Tells of a plain table whether it can be made again from its log alone."""
         return self.floor < self.starts_at
 
+    def has(self, decision: Decision) -> bool:
+        """Tells whether the decided attempt was published to it."""
+        return self.has_transaction and self.control is not None and self.control.is_of(decision)
+
     def missing_from(self, found: ManifestFacts) -> bool:
         """Tells whether files of a manifest that this table is to get are gone."""
         return bool(found.missing.get(self.state))
@@ -116,19 +120,18 @@ class ManifestFacts:
 
 
 @dataclass(frozen=True)
-class LedgerFacts:
+class LedgerDamage:
     """A FileSpout's ledger that is not the one with which the last batches were planned.
 
     Attributes:
-        path: the file.
+        path: the ledger.
         text: what is wrong.
-        damage: what was looked at; its ``data`` is the ledger as it was, where that is proved.
+        data: the ledger as it was, where that is proved; else None.
     """
 
     path: str
     text: str
-    damage: Any
-    proved: bool
+    data: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class GroupFacts:
     tx_ids: tuple[str, ...] = ()
     pins: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     misplaced: tuple[Misplaced, ...] = ()
-    ledgers: tuple[LedgerFacts, ...] = ()
+    ledgers: tuple[LedgerDamage, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trident.coordinators import faults
 from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import Unreadable
+from trident.repair.facts import LedgerDamage
 from trident.spouts.files.cuts import read_position
 from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
 from trident.spouts.files.listing import FileListing
@@ -28,26 +28,7 @@ _PINNED = {"path", "size", "mtime_ns", "digest"}
 WRITE = faults.register("repair.ledger", "writing a ledger of files again")
 
 
-@dataclass(frozen=True)
-class LedgerDamage:
-    """A ledger that is not the one with which the last batches were planned.
-
-    Attributes:
-        tx_id: the stream.
-        path: the ledger.
-        text: what is wrong.
-        data: the ledger as it was, where that is proved; else None.
-    """
-
-    tx_id: str
-    path: str
-    text: str
-    data: bytes | None = None
-
-
-def look_at_ledger(
-    folder: Path, incarnation: str, tx_id: str, pins: Mapping[int, Any], spout: str
-) -> LedgerDamage | None:
+def look_at_ledger(folder: Path, incarnation: str, pins: Mapping[int, Any], spout: str) -> LedgerDamage | None:
     """Returns what is wrong with the ledger of a stream; None for other streams than a FileSpout's.
 
     Args:
@@ -77,7 +58,7 @@ def look_at_ledger(
             data = _as_it_was(path, unit, number, pinned) if pinned is not None else None
         except (SourceError, OSError, Unreadable):  # the files are gone as well, or the disk refuses
             data = None
-        return LedgerDamage(tx_id, str(path), str(error), data)
+        return LedgerDamage(str(path), str(error), data)
     return None
 
 

@@ -28,7 +28,7 @@ from trident.repair.facts import (
     SIDE_TABLE,
     ForeignChange,
     GroupFacts,
-    LedgerFacts,
+    LedgerDamage,
     ManifestFacts,
     TableFacts,
     TopologyFacts,
@@ -163,12 +163,12 @@ class _Look:
             tuple(self._ledgers(pins)),
         )
 
-    def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerFacts]:
+    def _ledgers(self, pins: Mapping[str, Mapping[int, Any]]) -> Iterator[LedgerDamage]:
         for tx_id, of_stream in pins.items() if self.incarnation else ():
             folder = self.warehouse / "_trident" / self.topology / "streams" / tx_id
-            damage = look_at_ledger(folder, self.incarnation or "", tx_id, of_stream, self.streams.get(tx_id, ""))
+            damage = look_at_ledger(folder, self.incarnation or "", of_stream, self.streams.get(tx_id, ""))
             if damage is not None:
-                yield LedgerFacts(damage.path, damage.text, damage, damage.data is not None)
+                yield damage
 
     def _missing(self, manifest: Manifest) -> dict[str, tuple[str, ...]]:
         missing = {}
@@ -228,8 +228,8 @@ class _Look:
             merged=merged_upto(descriptor, snapshot, descriptor.starts_at) if descriptor and role == PLAIN else 0,
         )
         if control is not None and descriptor is not None and role == PLAIN:
-            this_life = replace(descriptor, incarnation=control.incarnation)
-            table = replace(table, merged_log=merged_log_version(str(path), this_life))
+            as_published = replace(descriptor, incarnation=control.incarnation)
+            table = replace(table, merged_log=merged_log_version(str(path), as_published))
         if control is None or (control.topology, control.group) != (self.topology, self.group):
             return table
         return self._with_changes(table, path, snapshot, control, descriptor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
+from trident.coordinators.records import GroupRecord, Marker, TableMark
 from trident.repair.facts import APPEND, LOG, PLAIN, SIDE_TABLE, GroupFacts, ManifestFacts, TableFacts, TopologyFacts
 from trident.repair.steps import Offer, Refused, WriteRecord
 from trident.repair.whole import not_whole
@@ -35,7 +35,7 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
         listed = ", ".join(incarnations)
         return Refused(f"the tables are of several incarnations of the topology ({listed}): bring all from one copy.")
     newest = max(controls, key=lambda control: (control.txid, control.attempt_id))
-    found = next((one for one in group.manifests if newest.same_batch(batch_of(one.decision))), None)
+    found = next((one for one in group.manifests if newest.is_of(one.decision)), None)
     if found is None:
         return Refused(
             f"the manifest of transaction {newest.txid} attempt {newest.attempt_id} is not in "
@@ -46,12 +46,11 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     if lost:
         return Refused(lost)
     taking_part = {part.state for part in found.manifest.tables}
-    batch = batch_of(found.decision)
-    lagging = [t for t in tables if t.state in taking_part and t.control and not t.control.same_batch(batch)]
+    lagging = [t for t in tables if t.state in taking_part and not t.has(found.decision)]
     fresh = [t for t in group.tables if t.exists and t.role in (APPEND, LOG) and not t.has_transaction]
     lagging += [table for table in fresh if table.state in taking_part]
     # Of the tables that have part in every transaction: the one before tells half published from restored.
-    leaders = [t for t in tables if t.role != SIDE_TABLE and t.control and t.control.same_batch(batch) and t.before]
+    leaders = [t for t in tables if t.role != SIDE_TABLE and t.has(found.decision)]
     before = max((t.before for t in leaders if t.before), key=lambda one: (one.txid, one.attempt_id), default=None)
     problem = _half_way(found, lagging, before)
     if problem:
@@ -63,10 +62,6 @@ def rebuild(facts: TopologyFacts, group: GroupFacts, lossy: bool) -> Offer | Ref
     if isinstance(identity, Refused):
         return identity
     return _offer(facts, group, found, bool(pending), before, identity, lossy)
-
-
-def batch_of(decision: Decision) -> TableMark:
-    return TableMark(0, decision.txid, decision.attempt_id, decision.sha256)
 
 
 def _half_way(found: ManifestFacts, lagging: list[TableFacts], before: ControlRecord | None) -> str:
@@ -140,18 +135,16 @@ def _offer(
 ) -> Offer:
     decision, manifest = found.decision, found.manifest
     txid, attempt_id = decision.txid, decision.attempt_id
-    marker = Marker(txid, attempt_id, decision.sha256)
     incarnation = manifest.incarnation
     earlier = before if before is not None and before.attempt_id >= 0 else None
     attempts, parents = _attempts(group, txid, attempt_id)
-    last: Marker | None = marker
-    published: Marker | None = marker
+    last: Marker | None = Marker(txid, attempt_id, decision.sha256)
+    published = last
     if pending:
-        attempts, parents = {txid: attempt_id, **attempts}, {txid: _parent(manifest), **parents}
-        last = None
-        if txid > 1:
-            digest = earlier.digest if earlier and earlier.txid == txid - 1 else ""
-            last = Marker(txid - 1, manifest.parent.attempt_id if manifest.parent else 0, digest)
+        parent = manifest.parent.attempt_id if manifest.parent else None
+        attempts, parents = {txid: attempt_id, **attempts}, {txid: parent, **parents}
+        digest = earlier.digest if earlier and earlier.txid == txid - 1 else ""
+        last = Marker(txid - 1, parent or 0, digest) if txid > 1 else None
         published = Marker(earlier.txid, earlier.attempt_id, earlier.digest) if earlier and last else None
     current = txid if pending else txid + 1
     record = GroupRecord(incarnation, current, attempts, parents, last, published, marks_of(group.tables))
@@ -176,10 +169,6 @@ def _offer(
     if unsure:
         text += f" {', '.join(unsure)} may lack some of its earlier rows: not all transactions write there."
     return Offer(options, text, (step,))
-
-
-def _parent(manifest: Any) -> int | None:
-    return manifest.parent.attempt_id if manifest.parent else None
 
 
 def _attempts(group: GroupFacts, txid: int, attempt_id: int) -> tuple[dict[int, int], dict[int, int | None]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.repair.facts import LedgerDamage
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,15 @@ class Choices:
     def states(self) -> frozenset[str]:
         """All states that are named."""
         return self.undo_foreign | self.accept_foreign | self.accept_unverified
+
+    def pick(self, offer: Offer) -> Offer | None:
+        """The offer, if every option that it needs was given (of a state's change, foreign.py decides)."""
+        given = {
+            "--adopt-tables": self.adopt_tables,
+            "--accept-loss": self.accept_loss,
+            "--abandon-decision": self.abandon_decision,
+        }
+        return offer if all(given[option] for option in offer.options) else None
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class WriteLedger:
     """Write a FileSpout's ledger of files again, as it was."""
 
     group: str
-    damage: Any
+    damage: LedgerDamage
 
 
 Step = Restore | SetMarks | WriteRecord | AbandonDecision | PutPositions | WriteLedger

@@ -684,7 +684,7 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     path, whole = ledger_of(run), ledger_of(run).read_bytes()
 
     def damage() -> Any:
-        return look_at_ledger(path.parent, "life", "words", run.pins, "FileSpout")
+        return look_at_ledger(path.parent, "life", run.pins, "FileSpout")
 
     assert damage() is None
     (inputs / "c").rename(inputs.parent / "c")  # else it would come first: nobody knows that it came later
@@ -715,7 +715,7 @@ def test_a_ledger_is_written_again_only_where_its_digest_proves_it(inputs, plan)
     places = {"from": [1, 0], "to": [3, 0]}
     for of_another in ({"n": 1}, {"from": 3, "to": 7, "file": "f"}, places, {**places, "file": {"name": "f"}}):
         run.pins = {1: of_another}
-        assert look_at_ledger(path.parent, "life", "words", run.pins, "OwnFileSpout") is None
+        assert look_at_ledger(path.parent, "life", run.pins, "OwnFileSpout") is None
     run.pins = {1: {"from": 3, "to": 7, "file": "f"}}
     assert damage() is None  # of a class of the user's with that name
 

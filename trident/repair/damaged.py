@@ -1,8 +1,9 @@
-"""Streams whose positions in ZooKeeper are missing or older, put back where that can be proved: pure decisions.
+"""Positions, ledgers and a decision that are lost or damaged, mended where that can be proved: pure decisions.
 
-The proof is the digest in the group's record: metadata of a manifest, or of
-what is still stored, that has it is what was there. Pins of transactions that
-are begun and not decided are simply begun anew: nothing of them counts yet.
+The proof of a position is the digest in the group's record: metadata of a
+manifest, or of what is still stored, that has it is what was there. Pins of
+transactions that are begun and not decided are simply begun anew: nothing of
+them counts yet.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trident.coordinators.positions import digest_of
-from trident.repair.facts import GroupFacts
-from trident.repair.steps import Finding, Offer, PutPositions, Refused, WriteLedger
+from trident.repair.facts import APPEND, LOG, GroupFacts
+from trident.repair.steps import AbandonDecision, Choices, Finding, Offer, PutPositions, Refused, WriteLedger
 
 
 def lost_positions(group: GroupFacts) -> list[Finding]:
@@ -54,12 +55,12 @@ def damaged_ledgers(group: GroupFacts) -> list[Finding]:
     findings = []
     for ledger in group.ledgers:
         text = f"the ledger of files {ledger.path} is damaged; {ledger.text}"
-        if ledger.proved:
+        if ledger.data is not None:
             meaning = (
                 "write it again from what is readable of it and the files that are there: by its digest it is proved "
                 "to be the one that was there. No file is read twice or left out."
             )
-            offer = Offer((), meaning, (WriteLedger(group.name, ledger.damage),))
+            offer = Offer((), meaning, (WriteLedger(group.name, ledger),))
             findings.append(Finding("ledger of files damaged", group.name, text, (offer,), chosen=offer))
         else:
             refusal = (
@@ -76,9 +77,8 @@ def _pins_of(group: GroupFacts, tx_id: str) -> tuple[dict[int, Any], set[int]] |
     assert record is not None
     stored = group.pins.get(tx_id, {})
     wanted = dict((record.pins or {}).get(tx_id, {}))
-    if (
-        record.pins is None
-    ):  # by an older version: the last manifest is the witness; pins that it does not contradict stay
+    if record.pins is None:
+        # By an older version: the last manifest is the witness; pins that it does not contradict stay.
         wanted = {txid: digest_of(value) for txid, value in stored.items()}
         for one in group.misplaced:
             if one.tx_id == tx_id and one.txid:
@@ -116,3 +116,56 @@ def _unproved(tx_id: str) -> Refused:
         "folder _trident, back from a copy of the present moment, and run this again; or begin again with `trident "
         "reset NAME`."
     )
+
+
+def undecidable(group: GroupFacts, choices: Choices) -> list[Finding]:
+    """Tells whether the decision that ZooKeeper has can be published, and what to do if not.
+
+    Tables are published first, users' states and queues behind them. So where a
+    table takes part and does not have the transaction, no state has it (docs/semantics.md 9.5).
+    """
+    decision = group.decision
+    if decision is None:
+        return []
+    found = next((one for one in group.manifests if one.decision == decision), None)
+    having = [table for table in group.tables if table.has(decision)]
+    if found is None:
+        problem, part_states = f"the manifest {decision.manifest} is gone or is not the one that was decided", None
+    else:
+        has = {table.state for table in having}
+        missing = [name for state, names in found.missing.items() if state not in has for name in names]
+        if not missing:
+            return []
+        problem = f"{len(missing)} files are gone or not the same: {', '.join(missing[:10])}"
+        part_states = {part.state for part in found.manifest.tables}
+    text = (
+        f"ZooKeeper is the newer side: transaction {decision.txid} attempt {decision.attempt_id} is decided there and "
+        f"cannot be published: {problem}"
+    )
+    back = "Bring the files back from a back-up and start again: nothing else completes a decided batch."
+    published_to = [table for table in group.tables if table.exists and table.role in (APPEND, LOG)]
+    if part_states is not None:
+        published_to = [table for table in published_to if table.state in part_states]
+    else:  # which take part is not known; those do that had the last one, and not those of states that are gone
+        last = group.record.last_published if group.record else None
+        batch_before = (last.txid, last.attempt_id) if last else None
+        published_to = [t for t in published_to if t.control and (t.control.txid, t.control.attempt_id) == batch_before]
+    kind, refusal = "staged files gone after the decision", ""
+    if having:
+        refusal = (
+            f"{', '.join(table.path for table in having)} has the transaction already, so it cannot be given up: one "
+            f"table would have it and another not. {back}"
+        )
+    elif not published_to:
+        refusal = f"the group has no Delta table that would show whether something is published already. {back}"
+    if refusal:
+        return [Finding(kind, group.name, text, refusal=refusal)]
+    offer = Offer(
+        ("--abandon-decision",),
+        f"give the decision up: nothing of transaction {decision.txid} is published, no table has it, and users' "
+        "states and queues come after the tables. It is processed again as a new attempt: the same rows of a "
+        "transactional source; of an opaque one, or a queue, what it gives now (earlier messages come again). "
+        f"Nothing is lost or counted twice. Better, if you can: {back}",
+        (AbandonDecision(group.name, decision),),
+    )
+    return [Finding(kind, group.name, text, (offer,), chosen=choices.pick(offer))]

@@ -124,10 +124,11 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/streams/run_batch.py:run_batch": (1, _NO_BATCH),
     "trident/running/runner.py:SparkBatchRunner._resolve": (1, _SPACE),
     "trident/spark/session.py:_resolve": (1, "makes a session; no batch"),
-    "trident/spark/session.py:_write_whole": (1, "makes a session; no batch"),
+    "trident/spark/session.py:_write_list": (1, "makes a session; no batch"),
+    "trident/spark/session.py:_log4j_file": (1, "makes a session; no batch"),
     "trident/spark/session.py:_cache_folder": (1, "makes a session; no batch"),
-    "trident/spark/session.py:_locked": (1, "makes a session; no batch"),
     "trident/spark/worker_sockets.py:_own_folder": (3, "makes a session; no batch"),
+    "trident/spark/session.py:delta_jars": (1, "makes a session; no batch"),
     "trident/running/status.py:StatusWriter._write": (1, "status.json, which is never read for correctness"),
     "trident/running/status.py:StatusWriter._sweep": (1, "drafts of status.json, which is never read for correctness"),
     "trident/spouts/structured_stream.py:StreamingRun._start": (

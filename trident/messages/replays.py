@@ -13,11 +13,12 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trident.coordinators.errors import TridentError
-from trident.coordinators.stored_json import parse_stored
+from trident.coordinators.stored_json import Unreadable, as_record, parse_stored, plain, shown
 from trident.spouts.rich import Message
 from trident.states.core import storage
 from trident.states.core.stored_values import loads
@@ -25,6 +26,30 @@ from trident.states.core.stored_values import loads
 log = logging.getLogger("trident.messages")
 _FOLDER = "replays"
 _LOOK_SECS = 0.5
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """A dead letter of a request.
+
+    Attributes:
+        message: its id, as JSON.
+        tuples: its rows, as ``stored_values`` writes them.
+    """
+
+    message: str
+    tuples: str
+
+    def again(self) -> Message:
+        return Message(parse_stored(self.message, halves=True), tuple(tuple(row) for row in loads(self.tuples)))
+
+
+def _read_request(path: Path) -> list[_Letter]:
+    """Raises Unreadable where it is no request, FileNotFoundError where it is finished."""
+    letters = parse_stored(storage.read(path))
+    if not isinstance(letters, list):
+        raise Unreadable("it is no list of messages", shown(repr(letters)))
+    return [as_record(letter, _Letter) for letter in letters]
 
 
 def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> str:
@@ -36,8 +61,8 @@ def request_replay(state_folder: Path, letters: Sequence[Mapping[str, Any]]) -> 
     name = uuid.uuid4().hex
     folder = state_folder / _FOLDER
     storage.make_folder(folder, storage.anchor_of(folder))
-    text = json.dumps([{"message": one["message"], "tuples": one["tuples"]} for one in letters])
-    storage.write(folder / f"{name}.json", text.encode())
+    wanted = [plain(_Letter(one["message"], one["tuples"])) for one in letters]
+    storage.write(folder / f"{name}.json", json.dumps(wanted).encode())
     return name
 
 
@@ -68,10 +93,10 @@ class ReplayRequests:
         found = []
         for path in (state_folder / _FOLDER / f"{name}.json" for name in _requests_in(state_folder / _FOLDER)):
             try:
-                found += [letter["message"] for letter in parse_stored(storage.read(path))]
+                found += [letter.message for letter in _read_request(path)]
             except FileNotFoundError:
                 pass  # finished meanwhile
-            except (ValueError, KeyError, TypeError) as error:
+            except Unreadable as error:
                 log.error("the replay request %s cannot be read and is left alone: %s", path, error)
         return found
 
@@ -88,16 +113,13 @@ class ReplayRequests:
     def _read(self, name: str) -> list[Message]:
         path = self._folder / f"{name}.json"
         try:
-            letters = parse_stored(storage.read(path))
-            messages = [
-                Message(json.loads(letter["message"]), tuple(tuple(row) for row in loads(letter["tuples"])))
-                for letter in letters
-            ]
-        except (ValueError, KeyError, TypeError, TridentError) as error:
+            letters = _read_request(path)
+            messages = [letter.again() for letter in letters]
+        except (Unreadable, TypeError, TridentError) as error:
             log.error("the replay request %s cannot be read and is left alone: %s", path, error)
             self._left[name] = {""}  # never finished
             return []
-        self._left[name] = {f"replay {name} {letter['message']}" for letter in letters}
+        self._left[name] = {f"replay {name} {letter.message}" for letter in letters}
         return messages
 
     def settle(self, name: str, key: str) -> None:

@@ -8,7 +8,6 @@ the ledger that was lost if, and only if, it comes to that digest.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import Unreadable
 from trident.repair.facts import LedgerDamage
 from trident.spouts.files.cuts import read_position
-from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_digest
+from trident.spouts.files.ledger import SCHEMA, FileLedger, LedgerBook, line_of
 from trident.spouts.files.listing import FileListing
 from trident.spouts.files.parquet import count_rows
 from trident.states.core import storage
@@ -118,6 +117,6 @@ def _readable(unit: str, lines: list[bytes]) -> tuple[LedgerBook, list[bytes]]:
 
 
 def _line(book: LedgerBook, value: dict[str, Any]) -> bytes:
-    line = json.dumps({**value, "digest": line_digest(book.digest, value)}).encode() + b"\n"
+    line, _ = line_of(book.digest, value)
     book.apply(line)
     return line

@@ -7,7 +7,6 @@ Nothing here starts a JVM when the module is imported.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,6 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,11 @@ from pyspark.sql import SparkSession
 from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
+from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.cluster_files import send_framework
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
 from trident.spark.worker_sockets import socket_settings
+from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 
 log = logging.getLogger(__name__)
@@ -400,7 +402,7 @@ def delta_jars(resolver: Mapping[str, str]) -> list[str]:
     listed = cache / f"jars-{key}.json"
     jars = _read_list(listed, packages)
     if jars is None:
-        with _locked(cache / "resolve.lock"):
+        with storage.lock(cache / "resolve.lock", cache):
             # Another process may have resolved them while we waited.
             jars = _read_list(listed, packages)
             if jars is None:
@@ -462,29 +464,27 @@ def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
     return jars
 
 
+@dataclass(frozen=True)
+class _JarList:
+    """The jars of packages that were downloaded, with their sizes."""
+
+    packages: list[str]
+    jars: dict[str, int]
+
+
 def _read_list(listed: Path, packages: list[str]) -> list[str] | None:
     """The jars in a list file; None when it, or one of the jars, is not whole."""
     try:
-        found = json.loads(listed.read_text(encoding="utf-8"))
-        if found["schema"] != _LIST_SCHEMA or found["packages"] != packages or not found["jars"]:
-            return None
-        whole = all(os.path.getsize(path) == size for path, size in found["jars"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = as_record(parse_stored(storage.read(listed)), _JarList, _LIST_SCHEMA)
+        whole = found.packages == packages and all(os.path.getsize(path) == size for path, size in found.jars.items())
+    except (OSError, Unreadable):
         return None
-    return list(found["jars"]) if whole else None
+    return list(found.jars) or None if whole else None
 
 
 def _write_list(listed: Path, packages: list[str], jars: list[str]) -> None:
     content = {"schema": _LIST_SCHEMA, "packages": packages, "jars": {jar: os.path.getsize(jar) for jar in jars}}
-    _write_whole(listed, json.dumps(content, indent=1))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees the old one or the new one, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(name, path)
+    storage.write(listed, json.dumps(content, indent=1).encode(), durable=False)
 
 
 def _cache_folder() -> Path:
@@ -494,13 +494,6 @@ def _cache_folder() -> Path:
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} is not writable")
     return folder
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _has_own_log4j() -> bool:
@@ -514,7 +507,7 @@ def _log4j_file() -> Path:
     except OSError:
         path = Path(tempfile.mkdtemp(prefix="trident-"), "log4j2.properties")
     if not path.exists() or path.read_text(encoding="utf-8") != _LOG4J:
-        _write_whole(path, _LOG4J)
+        storage.write(path, _LOG4J.encode(), durable=False)
     return path
 
 

@@ -12,13 +12,15 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from trident.coordinators.errors import SourceError, TopologyError, TridentError
+from trident.coordinators.errors import TopologyError, TridentError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.intake import Intake, SharedIntake
 from trident.spouts.live_attempts import TakingCoordinator
+from trident.spouts.metadata import read_commit_data
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -204,8 +206,16 @@ class FeederCommitterBatchSpout(_Feeder):
         return self._source.of(context)
 
 
+@dataclass(frozen=True)
+class _TakenFeeds:
+    """The commit data: the feeder's id, and the numbers of what was fed to it."""
+
+    feeder: str
+    feeds: list[int]
+
+
 class FeederCommitterEmitter(Intake[list[_Fed]]):
-    """Emits what waits; commit_data: {"feeder": id, "feeds": [numbers]}."""
+    """Emits what waits; commit_data: as :class:`_TakenFeeds`."""
 
     def __init__(self, spout: FeederCommitterBatchSpout, context: SpoutContext) -> None:
         super().__init__(context)
@@ -239,12 +249,11 @@ class FeederCommitterEmitter(Intake[list[_Fed]]):
         return Emitted(rows, {"feeder": self._spout.id, "feeds": numbers} if numbers else None, partitions=1)
 
     def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        if not isinstance(commit_data, dict) or "feeder" not in commit_data:
-            raise SourceError("this is not the commit data of a feeder", found=repr(commit_data)[:200])
-        if commit_data["feeder"] == self._spout.id:
+        taken = read_commit_data(commit_data, _TakenFeeds, "a feeder")
+        if taken.feeder == self._spout.id:
             with self._spout._lock:
                 pending = self._spout._pending
-                feds = [pending[number] for number in commit_data["feeds"] if number in pending]
+                feds = [pending[number] for number in taken.feeds if number in pending]
                 self._spout._committed[attempt.txid] = feds
         # else they were rows of a process that has ended
         self._live.committed(attempt)

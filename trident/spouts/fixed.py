@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.metadata import index_after, index_of
+from trident.spouts.metadata import BatchIndex, read_metadata
 from trident.udf.schemas import as_schema
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class FixedBatchCoordinator:
         if curr_metadata is not None:
             self._remember(txid, curr_metadata)
             return curr_metadata
-        index = 0 if prev_metadata is None else index_after(prev_metadata, _SPOUT)
+        index = 0 if prev_metadata is None else read_metadata(prev_metadata, BatchIndex, _SPOUT).next
         if self._cycle and self._rows:
             index %= len(self._rows)
         # Another stream of the group began this transaction, and there was no batch for it.
@@ -104,7 +104,7 @@ class FixedBatchCoordinator:
 
     def _remember(self, txid: int, metadata: Json) -> None:
         self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = index_after(metadata, _SPOUT)
+        self._next[txid] = read_metadata(metadata, BatchIndex, _SPOUT).next
 
     def is_ready(self, txid: int) -> bool:
         if self._cycle:
@@ -130,16 +130,16 @@ class FixedBatchEmitter:
         self._batches = batches
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
-        empty = isinstance(metadata, dict) and metadata.get("empty")
-        index = index_of(metadata, _SPOUT)
-        if not empty and index >= len(self._batches):
+        found = read_metadata(metadata, BatchIndex, _SPOUT)
+        index = found.batch
+        if not found.empty and index >= len(self._batches):
             raise SourceError(
                 "a FixedBatchSpout has fewer batches than when the transaction began",
                 found=f"{len(self._batches)} batches",
                 expected=f"batch {index} among them",
                 action="make the spout with the same batches, or begin again with `trident reset NAME`",
             )
-        rows = [] if empty else self._batches[index]
+        rows = [] if found.empty else self._batches[index]
         return Emitted(rows, partitions=1)
 
     def success(self, attempt: TransactionAttempt) -> None: ...

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import SourceError
-from trident.coordinators.stored_json import Unreadable, as_record
 from trident.spouts.contracts import Json
-from trident.spouts.metadata import foreign_metadata
+from trident.spouts.metadata import read_metadata
 
 # An exception with this in its text Spark takes for the interruption that its own stop() causes.
 # Without it each stop would be logged as a failure, with a page of stack trace.
@@ -39,11 +38,7 @@ class Pin:
 
     @classmethod
     def read(cls, metadata: Json) -> "Pin":
-        try:
-            return as_record(metadata, cls)
-        except Unreadable:
-            expected = repr(cls().to_json())
-            raise foreign_metadata(metadata, "a StructuredStreamSpout", expected) from None
+        return read_metadata(metadata, cls, "a StructuredStreamSpout")
 
     def problem(self) -> str | None:
         """Returns what contradicts itself in this pin, or None."""

@@ -10,17 +10,19 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from dataclasses import dataclass, replace
+from typing import Any, Union
 
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.coordinators.errors import TopologyError
+from trident.coordinators.stored_json import Unreadable, as_record
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.metadata import foreign_metadata, index_after, index_of, is_whole
+from trident.spouts.metadata import BatchIndex, foreign_metadata, is_whole, read_metadata
 from trident.spouts.row_tasks import arrow_batches, generated
 from trident.udf.schemas import as_schema
 
@@ -81,7 +83,8 @@ class RateSpout:
         return RateEmitter(context.spark)
 
 
-class RateRange(NamedTuple):
+@dataclass(frozen=True)
+class RateRange:
     """The rows begin ≤ value < end; value ``base`` is due at ``base_us`` and the rest follow at the rate."""
 
     begin: int
@@ -108,14 +111,19 @@ class RateRange(NamedTuple):
             "rate": self.rate,
         }
 
+    def problem(self) -> str | None:
+        return None if self.begin <= self.end and self.rate >= 1 else "it ends before it begins, or has no rate"
+
     @classmethod
     def read(cls, metadata: Json) -> "RateRange":
-        names = ("from", "to", "base", "base_us", "rate")
-        values: list[Any] = [metadata.get(name) for name in names] if isinstance(metadata, dict) else []
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-        if not values or not whole or not values[0] <= values[1] or values[4] < 1:
-            raise foreign_metadata(metadata, "a RateSpout", f"whole numbers for {', '.join(names)}")
-        return cls(*values)
+        stored = dict(metadata) if isinstance(metadata, dict) else {}
+        stored.pop("rows", None)  # follows from the others
+        begin, end = stored.pop("from", None), stored.pop("to", None)
+        try:
+            return as_record({**stored, "begin": begin, "end": end}, cls)
+        except Unreadable as problem:
+            expected = f"whole numbers for from, to, base, base_us and rate ({problem})"
+            raise foreign_metadata(metadata, "a RateSpout", expected) from None
 
 
 class RateCoordinator:
@@ -144,22 +152,22 @@ class RateCoordinator:
         if self._spout.rows_per_batch is None:
             size = min(size, self._adaptive.next_size(max(1, size)))
         self._planned_at[txid] = time.monotonic()
-        return self._remember(txid, start._replace(end=start.begin + size))
+        return self._remember(txid, replace(start, end=start.begin + size))
 
     def shrink_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         """Half of what timed out, but at least one row."""
         found = RateRange.read(curr_metadata)
         size = found.end - found.begin
         self._planned_at[txid] = time.monotonic()
-        return self._remember(txid, found._replace(end=found.begin + min(size, self._adaptive.timed_out(max(1, size)))))
+        return self._remember(txid, replace(found, end=found.begin + min(size, self._adaptive.timed_out(max(1, size)))))
 
     def _after(self, before: RateRange) -> RateRange:
         """An empty range where another ends, at the rate that holds now."""
-        start = before._replace(begin=before.end)
+        start = replace(before, begin=before.end)
         if before.rate == self._spout.rows_per_second:
             return start
         # The first row at the new rate keeps its time, and those after it follow from there.
-        return start._replace(base=before.end, base_us=before.due_us(before.end), rate=self._spout.rows_per_second)
+        return replace(start, base=before.end, base_us=before.due_us(before.end), rate=self._spout.rows_per_second)
 
     def _size(self, start: RateRange) -> int:
         """Rows of a batch that begins there and is planned now; 0: not yet."""
@@ -275,7 +283,7 @@ class GeneratorCoordinator:
     def initialize_transaction(self, txid: int, prev_metadata: Json, curr_metadata: Json) -> Json:
         if curr_metadata is not None:
             return self._remember(txid, curr_metadata)
-        index = 0 if prev_metadata is None else index_after(prev_metadata, _GENERATOR)
+        index = 0 if prev_metadata is None else read_metadata(prev_metadata, BatchIndex, _GENERATOR).next
         return self._remember(txid, {"batch": index, "empty": True} if self._ends_at(index) else {"batch": index})
 
     def _ends_at(self, index: int) -> bool:
@@ -283,7 +291,7 @@ class GeneratorCoordinator:
 
     def _remember(self, txid: int, metadata: Json) -> Json:
         self._next = {known: at for known, at in self._next.items() if known > txid - 100}
-        self._next[txid] = index_after(metadata, _GENERATOR)
+        self._next[txid] = read_metadata(metadata, BatchIndex, _GENERATOR).next
         return metadata
 
     def success(self, txid: int) -> None: ...
@@ -306,9 +314,10 @@ class GeneratorEmitter:
             self._picklable = False
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
-        index, schema = index_of(metadata, _GENERATOR), self._spout.output_schema
-        if index_after(metadata, _GENERATOR) == index:
+        found, schema = read_metadata(metadata, BatchIndex, _GENERATOR), self._spout.output_schema
+        if found.empty:
             return Emitted([], partitions=1)
+        index = found.batch
         if self._picklable:
             task = functools.partial(generated, self._spout.generate, index, schema, self._what)
             return Emitted(self._spark.range(0, 1, 1, 1).mapInArrow(task, schema), partitions=1)

@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/running/cluster_probe.py": (2, "runs on executors that may have no framework yet"),
     "trident/running/storage_failures.py": (5, _MACHINE),
     "trident/spark/cluster_files.py": (9, _SESSION),
-    "trident/spark/session.py": (19, _SESSION),
+    "trident/spark/session.py": (14, _SESSION),
     "trident/spouts/files/changes.py": (2, _SOURCE),
     "trident/spouts/files/listing.py": (11, _SOURCE),
     "trident/spouts/files/parquet.py": (5, _SOURCE),

@@ -9,15 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trident.coordinators.errors import SourceError
-from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record
+from trident.coordinators.stored_json import MAY_BE_MISSING
 from trident.spouts.batch_size import AdaptiveBatchSize
 from trident.spouts.contracts import Backlog, Json
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
-from trident.spouts.metadata import foreign_metadata
+from trident.spouts.metadata import read_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -82,11 +82,7 @@ class Range:
 
     @classmethod
     def read(cls, metadata: Json) -> "Range":
-        try:
-            return as_record(metadata, cls)
-        except Unreadable as problem:
-            expected = f"an object with {', '.join(one.name for one in fields(cls))} ({problem})"
-            raise foreign_metadata(metadata, "a DeltaSpout", expected) from None
+        return read_metadata(metadata, cls, "a DeltaSpout")
 
 
 class DeltaCoordinator:

@@ -31,13 +31,13 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 from trident.coordinators import faults
 from trident.coordinators.errors import PositionLost, SourceError
-from trident.coordinators.stored_json import Unreadable
+from trident.coordinators.stored_json import MAY_BE_MISSING, Unreadable, as_record, parse_stored
 from trident.spouts.files.tasks import shown
 from trident.states.core import storage
 
@@ -82,6 +82,42 @@ class LedgerEntry:
         return self.size if self.rows is None else self.rows
 
 
+@dataclass(frozen=True)
+class _Line:
+    """One line as it is stored, without its digest."""
+
+    source: tuple[str, ...] | None = field(default=None, kw_only=True, metadata={MAY_BE_MISSING: True})
+
+
+@dataclass(frozen=True)
+class _Header(_Line):
+    ledger: Literal["trident-files"]
+    unit: str
+
+
+@dataclass(frozen=True)
+class _Added(_Line):
+    n: int
+    path: str
+    size: int
+    mtime_ns: int
+    rows: int | None
+
+    def problem(self) -> str | None:
+        return None if min(self.size, self.mtime_ns, self.rows or 0) >= 0 else "a number is below 0"
+
+
+@dataclass(frozen=True)
+class _Skipped(_Line):
+    skip: int
+    found: str
+
+
+@dataclass(frozen=True)
+class _Moved(_Line):
+    moved: tuple[str, str]
+
+
 class LedgerBook:
     """The meaning of a ledger's lines; pure."""
 
@@ -109,7 +145,7 @@ class LedgerBook:
         Raises:
             ValueError: it is not what must stand there; the text says what was expected.
         """
-        value = json.loads(line)
+        value = parse_stored(line, halves=True)  # a path need not be UTF-8
         if not isinstance(value, dict):
             raise ValueError("a JSON object")
         claimed = value.pop("digest", None)
@@ -117,52 +153,46 @@ class LedgerBook:
         if claimed is not None and claimed != digest:
             raise ValueError(f"a line with the digest {digest}: this line, or one before it, is not as it was written")
         self.digest = digest
-        source = value.pop("source", None)
+        entry: _Header | _Moved | _Skipped | _Added
         if not self.header_seen:
-            if value.get("ledger") != "trident-files" or value.get("schema") != SCHEMA:
-                raise ValueError(f"the header of a ledger of files, schema {SCHEMA}")
-            if value.get("unit") != self.unit:
+            entry = as_record(value, _Header, SCHEMA)
+            if entry.unit != self.unit:
                 raise ValueError(f"offsets that count {self.unit}: the stream's format was another one before")
             self.header_seen = True
         elif "moved" in value:
-            self._move(value["moved"])
+            entry = as_record(value, _Moved)
+            self._move(*entry.moved)
         elif "skip" in value:
-            number = value["skip"]
-            if not _whole(number) or not 1 <= number <= len(self.entries):
+            entry = as_record(value, _Skipped)
+            if not 1 <= entry.skip <= len(self.entries):
                 raise ValueError(f"a skipped file's number, 1 to {len(self.entries)}")
-            self.skipped.add(number)
+            self.skipped.add(entry.skip)
             self._ends = None
         else:
-            self._add(value)
-        if source is not None:
-            if not isinstance(source, list) or not all(isinstance(path, str) for path in source):
-                raise ValueError("the paths of a stream")
-            self.source = tuple(source)
+            entry = as_record(value, _Added)
+            self._add(entry)
+        if entry.source is not None:
+            self.source = entry.source
 
     def digest_at(self, number: int) -> str:
         """Over all lines up to the one that gave a file its number."""
         return self._digests[number - 1]
 
-    def _move(self, moved: Any) -> None:
-        if not (isinstance(moved, list) and len(moved) == 2 and all(isinstance(path, str) for path in moved)):
-            raise ValueError("the folder that was moved, and where it is now")
-        entries = [replace(entry, path=moved_path(entry.path, *moved)) for entry in self.entries]
+    def _move(self, old: str, new: str) -> None:
+        entries = [replace(entry, path=moved_path(entry.path, old, new)) for entry in self.entries]
         if len({entry.path for entry in entries}) < len(entries):
             raise ValueError("a folder none of whose files is known at its new place")
         self.entries, self.numbers = entries, {entry.path: entry.number for entry in entries}
 
-    def _add(self, value: dict[str, Any]) -> None:
-        path, size, mtime_ns, rows = (value.get(key) for key in ("path", "size", "mtime_ns", "rows"))
-        if value.get("n") != len(self.entries) + 1:
+    def _add(self, added: _Added) -> None:
+        if added.n != len(self.entries) + 1:
             raise ValueError(f"file number {len(self.entries) + 1}")
-        if not isinstance(path, str) or not _whole(size) or not _whole(mtime_ns) or not (rows is None or _whole(rows)):
-            raise ValueError("path, size, mtime_ns and rows of a file")
-        if path in self.numbers:
-            raise ValueError(f"a file that is not there yet (this one is number {self.numbers[path]})")
-        entry = LedgerEntry(len(self.entries) + 1, path, size, mtime_ns, rows)
+        if added.path in self.numbers:
+            raise ValueError(f"a file that is not there yet (this one is number {self.numbers[added.path]})")
+        entry = LedgerEntry(added.n, added.path, added.size, added.mtime_ns, added.rows)
         self.entries.append(entry)
         self.first.append(entry)
-        self.numbers[path] = len(self.entries)
+        self.numbers[entry.path] = entry.number
         self._digests.append(self.digest)
         self._ends = None
 
@@ -183,6 +213,12 @@ def line_digest(before: str, value: Any) -> str:
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:24]
 
 
+def line_of(before: str, value: Mapping[str, Any]) -> tuple[bytes, str]:
+    """A line as it is written behind those with a digest, and the digest up to it."""
+    digest = line_digest(before, value)
+    return json.dumps({**value, "digest": digest}).encode() + b"\n", digest
+
+
 def moved_path(path: str, old: str, new: str) -> str:
     """Where a file is after its folder was moved."""
     return new + path[len(old) :] if path == old or path.startswith(old.rstrip("/") + "/") else path
@@ -190,10 +226,6 @@ def moved_path(path: str, old: str, new: str) -> str:
 
 def _shown(pinned: Mapping[str, Any]) -> str:
     return f"{pinned['path']}, {pinned['size']} bytes, modified at {pinned['mtime_ns']} ns, digest {pinned['digest']}"
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class FileLedger:
@@ -238,7 +270,8 @@ class FileLedger:
             try:
                 self.book.apply(line)
             except ValueError as error:
-                expected = "JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else str(error)
+                unreadable = isinstance(error, Unreadable)
+                expected = f"a line of a ledger of files, schema {SCHEMA} ({error})" if unreadable else str(error)
                 raise PositionLost(
                     f"the ledger of files cannot be read: {self.path}, line {self._lines}",
                     found=repr(line[:120].decode(errors="replace")),
@@ -359,9 +392,10 @@ class FileLedger:
             lines.insert(0, {"ledger": "trident-files", "schema": SCHEMA, "unit": self.book.unit})
         if self._source and self.book.source != self._source:
             lines[0]["source"] = list(self._source)
-        digest = self.book.digest
-        for line in lines:
-            line["digest"] = digest = line_digest(digest, line)
+        digest, written = self.book.digest, []
+        for value in lines:
+            line, digest = line_of(digest, value)
+            written.append(line)
         with faults.fault_point(APPEND):
-            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            file.write(b"".join(written))
         self._read_on(file.read(self._read_to))

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from trident.coordinators.errors import SourceError, TopologyError
+from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
@@ -55,6 +55,7 @@ from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
 from trident.spouts.intake import Intake, SharedIntake
 from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
+from trident.spouts.metadata import read_commit_data
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
 from trident.states.core import storage
 from trident.udf.schemas import as_schema
@@ -237,8 +238,16 @@ class _Intake(Intake[_Taken]):
             storage.try_delete(one.copies)
 
 
+@dataclass(frozen=True)
+class _TakenFiles:
+    """The commit data: the directory's id, and the files that were taken."""
+
+    directory: str
+    files: list[FileMessage]
+
+
 class DirectoryEmitter:
-    """Emits copies of files; commit_data: {"directory": id, "files": [[name, size, mtime_ns, inode]]}."""
+    """Emits copies of files; commit_data: as :class:`_TakenFiles`."""
 
     def __init__(self, spout: DirectoryQueueSpout, intake: _Intake) -> None:
         self._spout, self._intake = spout, intake
@@ -261,17 +270,10 @@ class DirectoryEmitter:
         return FileRange(entry, 0, entry.length)
 
     def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        directory, messages = self._read_commit_data(commit_data)
-        self._intake.directory.take_away(attempt, messages, directory)
+        taken = read_commit_data(commit_data, _TakenFiles, "a DirectoryQueueSpout")
+        self._intake.directory.take_away(attempt, taken.files, taken.directory)
         # Only now: a file that is still there must not be emitted again.
         self._intake.committed(attempt)
-
-    def _read_commit_data(self, commit_data: Json) -> tuple[str, list[FileMessage]]:
-        if isinstance(commit_data, dict):
-            directory, files = commit_data.get("directory"), commit_data.get("files")
-            if isinstance(directory, str) and isinstance(files, list):
-                return directory, [FileMessage(*values) for values in files]
-        raise SourceError("this is not the commit data of a DirectoryQueueSpout", found=repr(commit_data)[:200])
 
     def success(self, attempt: TransactionAttempt) -> None:
         self._intake.succeeded(attempt.txid)

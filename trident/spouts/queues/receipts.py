@@ -63,6 +63,7 @@ from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
 from trident.spouts.intake import Intake, SharedIntake
 from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
+from trident.spouts.metadata import read_commit_data
 from trident.states.delta.append import DeltaAppend
 from trident.udf.schemas import as_schema
 
@@ -279,8 +280,16 @@ class _Intake(Intake[_Taken]):
             self._to_give_back = []  # kept when it failed: the next call does it
 
 
+@dataclass(frozen=True)
+class _TakenIds:
+    """The commit data: the queue's id, and those of its messages that were taken."""
+
+    queue: str
+    ids: list[Any]
+
+
 class QueueEmitter:
-    """Emits messages; commit_data: {"queue": id, "ids": [of the messages]}."""
+    """Emits messages; commit_data: as :class:`_TakenIds`."""
 
     def __init__(self, spout: QueueSpout, intake: _Intake) -> None:
         self._spout, self._intake = spout, intake
@@ -318,25 +327,18 @@ class QueueEmitter:
         self._intake.hold(attempt)
 
     def commit(self, attempt: TransactionAttempt, commit_data: Json) -> None:
-        queue, ids = self._read(commit_data)
-        if queue != self._spout.queue.id:
+        taken = read_commit_data(commit_data, _TakenIds, "a QueueSpout")
+        if taken.queue != self._spout.queue.id:
             # Its ids name other messages here.
             raise SourceError(
                 f"the messages of the decided attempt {attempt} are of another queue",
                 found=f"queue {self._spout.queue.id}",
-                expected=f"queue {queue}",
+                expected=f"queue {taken.queue}",
                 action="start the topology once over the queue that it had",
             )
-        self._spout.queue.acknowledge(ids)
+        self._spout.queue.acknowledge(taken.ids)
         # Only now: until here a redelivered one would be recognised.
         self._intake.committed(attempt)
-
-    def _read(self, commit_data: Json) -> tuple[str, list[str]]:
-        if isinstance(commit_data, dict):
-            queue, ids = commit_data.get("queue"), commit_data.get("ids")
-            if isinstance(queue, str) and isinstance(ids, list):
-                return queue, ids
-        raise SourceError("this is not the commit data of a QueueSpout", found=repr(commit_data)[:200])
 
     def success(self, attempt: TransactionAttempt) -> None:
         self._intake.succeeded(attempt.txid)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, OutcomeUnknown, SourceError
+from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.states.maps.redis_server import SCHEMES, check_durable, client_of, redis_module, without_secrets
 
 REDELIVER_AFTER_SECS = 120.0
@@ -265,8 +266,8 @@ class RedisListQueue:
         """
         text = body.decode("utf-8")
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
+            found = parse_stored(text, halves=True)
+        except Unreadable:
             return text
         ours = isinstance(found, dict) and found.keys() == {"id", "value"}
         return found["value"] if ours and isinstance(found["id"], str) and found["id"] else text

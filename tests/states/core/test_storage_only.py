@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/running/storage_failures.py": (5, _MACHINE),
     "trident/spark/cluster_files.py": (9, _SESSION),
     "trident/spark/session.py": (14, _SESSION),
+    "trident/spark/worker_sockets.py": (5, _SESSION),
     "trident/spouts/files/changes.py": (2, _SOURCE),
     "trident/spouts/files/listing.py": (11, _SOURCE),
     "trident/spouts/files/parquet.py": (5, _SOURCE),

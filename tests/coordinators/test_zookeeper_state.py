@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.zk_fixtures import eventually
 from trident.coordinators.errors import (
@@ -15,19 +14,10 @@ from trident.coordinators.errors import (
     CorruptZnode,
     Deposed,
     OutcomeUnknown,
-    StaleState,
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.transactional_state import (
-    Existing,
-    Initialize,
-    RotatingTransactionalState,
-    StoreNone,
-    TransactionalState,
-    plan,
-    previous_of,
-)
+from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.zookeeper import (
     VALUE_BYTES_MAX,
     Check,
@@ -40,145 +30,69 @@ from trident.coordinators.zookeeper import (
     ZooKeeperConfig,
 )
 
-txid_sets = st.sets(st.integers(1, 12)).map(sorted)
-
-# -- the order of txids, without ZooKeeper ----------------------------------
-
-
-@given(txid_sets, st.integers(1, 13))
-def test_lenient_order(stored, txid):
-    step = plan(stored, txid)
-    if txid in stored:
-        assert step == Existing()
-    elif any(other > txid for other in stored):
-        assert step == StoreNone()
-    else:
-        assert step == Initialize(max(stored) if stored else None)
-
-
-@given(txid_sets, st.integers(1, 13))
-def test_strict_order(stored, txid):
-    follows = txid == 1 if not stored else txid - 1 == max(stored)
-    if txid in stored:
-        assert plan(stored, txid, strict=True) == Existing()
-    elif follows:
-        assert plan(stored, txid, strict=True) == Initialize(txid - 1 if stored else None)
-    else:
-        with pytest.raises(StaleState, match="out of order"):
-            plan(stored, txid, strict=True)
-
-
-@given(txid_sets, st.integers(1, 13))
-def test_the_previous_value_is_that_of_the_greatest_txid_below(stored, txid):
-    below = [other for other in range(1, txid) if other in stored]
-    assert previous_of(stored, txid) == (below[-1] if below else None)
-
-
 # -- maps in ZooKeeper ------------------------------------------------------
 
 
-def test_a_map_survives_its_writer(zk, zk_connect):
-    state = TransactionalState(zk, zk.path("map"))
-    state.load()
-    state.put("current", {"txid": 3})
-    state.put("current", {"txid": 4})
-    state.put("gone", 1)
-    state.delete("gone")
-    again = TransactionalState(zk_connect(), zk.path("map"))
+def written(zk: ZooKeeper, states: RotatingTransactionalState, edit: Callable[[Changes], object]) -> None:
+    """The edits, in a multi of their own."""
+    changes = states.changes()
+    edit(changes)
+    zk.ensure_path(zk.path("pins"))
+    zk.multi(changes.ops)
+    changes.applied()
+
+
+@pytest.fixture
+def pins(zk) -> RotatingTransactionalState:
+    states = RotatingTransactionalState(zk, zk.path("pins"), "spout lines")
+    states.load()
+    return states
+
+
+def test_rotating_state_against_its_reading_by_another(zk, zk_connect, pins):
+    def first(changes: Changes) -> None:
+        assert pins.put_in(changes, 3, {"from": (0, 5)}) == {"from": [0, 5]}
+        for txid in (2, 4, 5, 6):
+            pins.put_in(changes, txid, txid)
+        pins.put_in(changes, 4, "four")
+        assert pins.outcome(changes) == {2: 2, 3: {"from": [0, 5]}, 4: "four", 5: 5, 6: 6}
+
+    written(zk, pins, first)
+    assert pins.txids == [2, 3, 4, 5, 6] and pins.value(3) == {"from": [0, 5]}
+    written(zk, pins, lambda changes: pins.remove_after_in(changes, 5))
+    assert pins.txids == [2, 3, 4, 5] and pins.value(6) is None
+    written(zk, pins, lambda changes: (pins.remove_after_in(changes, 4), pins.cleanup_before_in(changes, 4)))
+    again = RotatingTransactionalState(zk_connect(), zk.path("pins"), "spout lines")
     again.load()
-    assert again.keys() == ["current"] and again.get("current") == {"txid": 4} and again.get("gone", "no") == "no"
+    assert again.list_states() == pins.list_states() == {4: "four"}
 
 
-def test_rotating_state_against_its_reading_by_another(zk, zk_connect):
-    calls = []
-
-    def init(txid, before):
-        calls.append((txid, before))
-        return {"from": before, "txid": txid}
-
-    state = RotatingTransactionalState(zk, zk.path("pins"))
-    state.load()
-    first = state.get_state(3, init)
-    assert state.get_state(3, init) == first == {"from": None, "txid": 3}
-    assert state.get_state(5, init) == {"from": first, "txid": 5}
-    assert state.get_state(4, init) is None
-    assert calls == [(3, None), (5, first)]
-    state.override_state(4, "four")
-    assert state.get_previous_state(5) == "four" and state.get_previous_state(3) is None
-    state.remove(5)
-    state.cleanup_before(4)
-    again = RotatingTransactionalState(zk_connect(), zk.path("pins"))
-    again.load()
-    assert again.list_states() == state.list_states() == {4: "four"}
+def test_a_stored_none_is_a_value(zk, pins):
+    written(zk, pins, lambda changes: pins.put_in(changes, 4, None))
+    assert pins.has(4) and not pins.has(5) and pins.list_states() == {4: None}
 
 
-def test_a_stored_none_is_a_value(zk):
-    state = RotatingTransactionalState(zk, zk.path("pins"))
-    state.load()
-    state.get_state(5, lambda txid, before: 5)
-    assert state.get_state(4, lambda txid, before: "never") is None
-    state.remove(5)
-    assert state.get_state(4, lambda txid, before: "never") is None
-
-
-def test_strict_state_refuses_a_gap_and_stores_nothing(zk):
-    state = RotatingTransactionalState(zk, zk.path("pins"), strict=True)
-    state.load()
-    with pytest.raises(StaleState):
-        state.get_state(2, lambda txid, before: 2)
-    state.get_state(1, lambda txid, before: 1)
-    with pytest.raises(StaleState):
-        state.get_state(3, lambda txid, before: 3)
-    assert zk.children(zk.path("pins")) == ["1"]
-
-
-def test_a_value_that_cannot_be_read_is_never_absent(zk):
-    state = RotatingTransactionalState(zk, zk.path("pins"))
-    state.load()
-    state.override_state(1, "one")
+def test_a_value_that_cannot_be_read_is_never_absent(zk, pins):
+    written(zk, pins, lambda changes: pins.put_in(changes, 1, "one"))
     zk.multi([SetData(zk.path("pins") + "/1", b"garbage", -1)])
     with pytest.raises(CorruptZnode, match="/pins/1"):
-        state.load()
+        pins.load()
     zk.multi([Delete(zk.path("pins") + "/1"), Create(zk.path("pins") + "/first", b'{"schema":1,"value":1}')])
     with pytest.raises(CorruptZnode, match="/pins/first"):
-        state.load()
+        pins.load()
 
 
-def test_two_writers_of_one_map_are_noticed(zk):
-    one, other = (TransactionalState(zk, zk.path("map")) for _ in range(2))
-    one.load()
+def test_two_writers_of_one_map_are_noticed(zk, pins):
+    other = RotatingTransactionalState(zk, zk.path("pins"), "spout lines")
     other.load()
-    one.put("key", 1)
-    with pytest.raises(StaleState, match="another writer"):
-        other.put("key", 2)
-
-
-def test_a_guarded_map_is_closed_to_a_deposed_writer(zk):
-    zk.multi([Create(zk.path("leader"))])
-    state = TransactionalState(
-        zk, zk.path("map"), guard=lambda ops: ops.append(Check(zk.path("leader"), 0, fence=True))
-    )
-    state.load()
-    state.put("key", 1)
-    zk.multi([SetData(zk.path("leader"), b"", 0)])
-    with pytest.raises(Deposed):
-        state.put("key", 2)
-    state.load()
-    assert state.get("key") == 1
-
-
-@pytest.mark.parametrize("lose", ["request", "answer"])
-def test_a_map_resolves_a_lost_connection_to_one_write(cutting_proxy, zk_connect, lose):
-    zk = zk_connect(cutting_proxy.hosts)
-    state = TransactionalState(zk, zk.path("map"))
-    state.load()
-    state.put("key", 1)
-    cutting_proxy.cut_next_multi(lose)
-    state.put("key", 2)
-    assert cutting_proxy.cuts == 1
-    assert zk.get(zk.path("map", "key"))[1].znode_version == 1
-    state.put("key", 3)
-    assert state.get("key") == 3
+    written(zk, pins, lambda changes: pins.put_in(changes, 1, 1))
+    with pytest.raises(MultiRefused):
+        written(zk, other, lambda changes: other.put_in(changes, 1, 2))
+    other.load()
+    written(zk, pins, lambda changes: pins.put_in(changes, 1, 3))
+    with pytest.raises(MultiRefused):
+        written(zk, other, lambda changes: other.cleanup_before_in(changes, 2))
+    assert zk.get(zk.path("pins") + "/1")[0] == b'{"schema":1,"value":3}'
 
 
 # -- the connection ---------------------------------------------------------

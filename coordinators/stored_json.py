@@ -151,7 +151,7 @@ def _as_dict(value: Any) -> dict[Any, Any]:
     # A read-only view of a dict (MappingProxyType) is a Mapping that msgspec does not know.
     if isinstance(value, Mapping):
         return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} cannot be stored")
+    raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
 def _difference(given: Any, record: Any, where: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A state as a topology writes to it, and the base class of the kinds of states."""
+"""A state as a topology writes to it, and the base classes of the kinds of states."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LAST = "last"
 class StateKind(ABC):
     """One kind of state, as staging, publishing, looking up, reading and cleaning up ask it.
 
-    There is one object of each kind, registered under its name (trident.states.core.kinds). A new kind
-    overrides what differs from a state whose decided rows are given to ``publish``, behind the tables.
+    There is one object of each kind, registered under its name (trident.states.core.kinds). A kind is a
+    :class:`TableKind` or a :class:`TablelessKind`, and overrides what differs from the plainest of these.
 
     Attributes:
         name: in manifests and descriptors. It never changes.
@@ -46,7 +46,7 @@ class StateKind(ABC):
 
     name: ClassVar[str]
     example: ClassVar[str] = ""
-    has_table: ClassVar[bool] = False
+    has_table: ClassVar[bool]
     is_described: ClassVar[bool] = False
     has_log: ClassVar[bool] = False
     only_with_rows: ClassVar[bool] = False
@@ -107,23 +107,42 @@ class StateKind(ABC):
         """Tells whether old rows may have nulls in new columns: rows and whole values may, partial aggregates not."""
         return False
 
-    # --- without a table
 
+class TableKind(StateKind):
+    """A kind whose decided rows become visible by a commit to a Delta table of the warehouse."""
+
+    has_table = True
+
+    @abstractmethod
+    def published_table(self, binding: StateBinding) -> TableSpec: ...
+
+
+class TablelessKind(StateKind):
+    """A kind whose states are given their decided rows behind the tables."""
+
+    has_table = False
+
+    @abstractmethod
     def publish(self, binding: StateBinding, rows: DecidedRows) -> None:
         """Gives the state its part of a decided batch; called again when it is not known whether it was done."""
-        raise NotImplementedError(f"{self!r} is published by a commit to its table")
 
+    @abstractmethod
     def rows_now(self, binding: StateBinding, incarnation: str) -> list[Row]:
         """The rows that the state holds, each the keys and then the values.
 
         Raises:
             TopologyError: the state cannot be listed.
         """
-        raise NotImplementedError(f"{self!r} is read from its table")
 
+
+class InProcessKind(TablelessKind):
+    """A kind whose values are in this process's memory, and gone with it."""
+
+    in_process = True
+
+    @abstractmethod
     def entries_as_of(self, binding: StateBinding, txid: int, incarnation: str) -> Mapping[Row, Any] | None:
-        """Of a state in this process: key → (txid, value) as of one transaction; None when that is no longer kept."""
-        raise NotImplementedError(f"{self!r} has no values in this process")
+        """Key → (txid, value) as of one transaction; None when that is no longer kept."""
 
 
 class UserCode(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError, described
-from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.binding import StateBinding, TableKind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.tables import PROPERTIES, TableSpec, table_schema
@@ -54,10 +54,9 @@ class DeltaAppend:
         object.__setattr__(self, "partition_columns", (columns,) if isinstance(columns, str) else tuple(columns))
 
 
-class RowsKind(StateKind):
+class RowsKind(TableKind):
     """Tables to which each transaction appends its rows as they are."""
 
-    has_table = True
     appends = True
 
     def holds(self, state: object) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import ConfigError
-from trident.states.core.binding import StateBinding, StateKind
+from trident.states.core.binding import StateBinding, TableKind
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
 from trident.states.core.tables import PROPERTIES, TXID_COLUMN, UPTO_COLUMN, TableSpec, table_schema
@@ -63,12 +63,11 @@ def _require(state: DeltaMapState, setting: str, kind: type[int] | tuple[type[in
         )
 
 
-class KeyedKind(StateKind):
+class KeyedKind(TableKind):
     """The kind of DeltaMapState: decided rows are committed to a log, which a compactor merges into the plain table."""
 
     name = "keyed"
     example = "DeltaMapState(name)"
-    has_table = True
     is_described = True
     has_log = True
     values_by_key = True

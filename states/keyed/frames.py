@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TableError
-from trident.states.core.binding import StateBinding
+from trident.states.core.binding import StateBinding, TablelessKind
 from trident.states.keyed.lookups import StatePins, base_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class StoredFrames:
 
     def __call__(self, binding: StateBinding, keys: "DataFrame | None", txid: int) -> "DataFrame":
         """Keys and values of the state as of txid, of the keys asked at least."""
-        if not binding.state_kind.has_table:
-            return self._spark.createDataFrame(binding.state_kind.rows_now(binding, ""), binding.schema)
+        if isinstance(kind := binding.state_kind, TablelessKind):
+            return self._spark.createDataFrame(kind.rows_now(binding, ""), binding.schema)
         return base_of(
             self._spark,
             self._engine,
@@ -79,7 +79,9 @@ class RequestFrames:
         return frame
 
 
-def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None, incarnation: str) -> "DataFrame":
+def own_snapshot(
+    spark: "SparkSession", kind: TablelessKind, binding: StateBinding, txid: int | None, incarnation: str
+) -> "DataFrame":
     """Returns what a state that is not a Delta table holds now.
 
     Raises:
@@ -88,4 +90,4 @@ def own_snapshot(spark: "SparkSession", binding: StateBinding, txid: int | None,
     """
     if txid is not None:
         raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
-    return spark.createDataFrame(binding.state_kind.rows_now(binding, incarnation), binding.schema)
+    return spark.createDataFrame(kind.rows_now(binding, incarnation), binding.schema)

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from trident.coordinators import faults
 from trident.coordinators.errors import ConfigError, TopologyError
 from trident.states.core import storage
-from trident.states.core.binding import LAST, DecidedRows, StateBinding, StateKind
+from trident.states.core.binding import LAST, DecidedRows, InProcessKind, StateBinding
 from trident.states.core.guarantee import GuaranteeRow
 from trident.states.core.names import check_name
 from trident.states.core.plain_values import Row, frozen, python_values
@@ -188,12 +188,11 @@ def staged_rows(path: Path, keys: Sequence[str], values: Sequence[str]) -> Itera
         yield key, None if deleted else tuple(columns[name][at] for name in values)
 
 
-class MemoryKind(StateKind):
+class MemoryKind(InProcessKind):
     """The kind of MemoryMapState: one value per key in this process's memory, gone with it."""
 
     name = "memory"
     example = "MemoryMapState(name)"
-    in_process = True
     values_by_key = True
     guarantee_rows = (GuaranteeRow("MEMORY", "MemoryMapState, as long as its process lives"),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trident.coordinators.errors import TopologyError
-from trident.states.core.binding import DecidedRows, StateBinding, StateKind
+from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind
 from trident.states.core.guarantee import Guarantee, GuaranteeRow
 from trident.states.core.plain_values import Row
 from trident.states.core.values import Semantics, visible
@@ -21,7 +21,7 @@ _SKIPPING = GuaranteeRow(
 )
 
 
-class OwnKind(StateKind):
+class OwnKind(TablelessKind):
     """States that the warehouse has nothing of: decided rows are given to them on the executors."""
 
     users_code = True

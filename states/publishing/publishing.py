@@ -12,7 +12,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, StagedFileMissing, TableError
 from trident.coordinators.ports import Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark
-from trident.states.core.binding import DecidedRows, StateBinding, UserCode
+from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.delta import halts
 from trident.states.delta.evolution import columns_only_added
@@ -70,8 +70,8 @@ class Publisher:
                     marks[table.table_id] = self._publish_table(table, decision, record)
         # Behind the tables: a user's code is what may have to be tried most often.
         for table in manifest.tables:
-            if not table.state_kind.has_table:
-                self._publish_without_table(table, decision, first)
+            if isinstance(kind := table.state_kind, TablelessKind):
+                self._publish_without_table(kind, table, decision, first)
         return Published(marks, manifest.spouts), manifest.tables
 
     def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
@@ -97,9 +97,11 @@ class Publisher:
         control = decode_control(snapshot.path, snapshot.control(DOMAIN))
         return control.is_of(decision) and snapshot.table_id == table.table_id
 
-    def _publish_without_table(self, table: ManifestTable, decision: Decision, first: bool) -> None:
+    def _publish_without_table(
+        self, kind: TablelessKind, table: ManifestTable, decision: Decision, first: bool
+    ) -> None:
         binding = self._bindings.get(table.state)
-        if binding is None and table.state_kind.in_process:
+        if binding is None and kind.in_process:
             return  # it is gone with its process; there is nothing to bring up to date
         if binding is None or binding.kind != table.kind:
             self._tables.check_fence()
@@ -118,7 +120,7 @@ class Publisher:
             first,
             self._user_code,
         )
-        binding.state_kind.publish(binding, rows)
+        kind.publish(binding, rows)
 
     def _publish_table(self, table: ManifestTable, decision: Decision, record: GroupRecord) -> TableMark:
         path = self._tables.warehouse / table.path

@@ -34,7 +34,7 @@ from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
-from trident.states.core.binding import StateBinding
+from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.frames import RequestFrames
 from trident.states.publishing.user_tasks import BatchInfo
@@ -217,7 +217,7 @@ class DrpcRequests:
             memory = {
                 name: binding.state_kind.entries_as_of(binding, as_of[group], self._incarnation)
                 for name, (binding, group) in plan.states.items()
-                if binding.state_kind.in_process
+                if isinstance(binding.state_kind, InProcessKind)
             }
             found = {name: entries for name, entries in memory.items() if entries is not None}
             if len(found) == len(memory):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trident.coordinators.errors import TopologyError
 from trident.running.site import SparkSite
 from trident.spark.session import check_session
+from trident.states.core.binding import TablelessKind
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.frames import own_snapshot
 from trident.states.keyed.reading import read_state
@@ -69,8 +70,8 @@ def read_running(
     if state not in bindings:
         raise TopologyError(f"there is no state {state!r}", expected=f"one of {sorted(bindings)}")
     plan, binding = bindings[state]
-    if not binding.state_kind.has_table:
-        return own_snapshot(site.spark, binding, txid, incarnation)
+    if isinstance(kind := binding.state_kind, TablelessKind):
+        return own_snapshot(site.spark, kind, binding, txid, incarnation)
     return read_state(
         site.spark,
         site.engine,

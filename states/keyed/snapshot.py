@@ -8,6 +8,7 @@ tables, and skips files by their statistics.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,20 +112,22 @@ def of_snapshots(
 
 def plain_frame(spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot) -> "tuple[DataFrame, int | None]":
     """A plain table at its version, and the bytes of its files (None when unknown)."""
-    try:
-        files = _files_of(engine, plain)
-        return scan(spark, plain.path, plain.schema_json, files), _size(files)
-    except NotFollowed:
-        return load_frame(spark, plain), None
+    return _frame(spark, plain, lambda: _files_of(engine, plain))
 
 
 def log_frame(spark: "SparkSession", log: TableSnapshot, merged: int) -> "tuple[DataFrame, int | None]":
     """A log at its version, of which only rows above ``merged`` are wanted, and bytes as :func:`plain_frame`."""
+    return _frame(spark, log, lambda: _files_above(log, merged))
+
+
+def _frame(
+    spark: "SparkSession", table: TableSnapshot, files_of_it: Callable[[], list[LiveFile]]
+) -> "tuple[DataFrame, int | None]":
     try:
-        files = _files_above(log, merged)
-        return scan(spark, log.path, log.schema_json, files), _size(files)
+        files = files_of_it()
+        return scan(spark, table.path, table.schema_json, files), _size(files)
     except NotFollowed:
-        return load_frame(spark, log), None
+        return load_frame(spark, table), None
 
 
 def _size(files: list[LiveFile]) -> int:

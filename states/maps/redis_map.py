@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from trident.coordinators.errors import ConfigError, OutcomeUnknown, TridentError
+from trident.coordinators.errors import ConfigError, TridentError
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_flag, check_name
 from trident.states.core.values import dumps, loads
@@ -30,8 +30,8 @@ from trident.states.maps.redis_server import (
     as_text,
     check_durable,
     client_of,
-    redis_module,
-    without_secrets,
+    redis_errors,
+    without_credentials,
 )
 from trident.states.maps.user_states import Key
 
@@ -100,7 +100,7 @@ class RedisMap:
         return REDIS_OF_ALL if is_this_host(self.url) else False
 
     def __repr__(self) -> str:
-        return f"RedisMap({self._where!r}, {self.name!r})"
+        return f"RedisMap({without_credentials(self.url)!r}, {self.name!r})"
 
     def multi_get(self, keys: Sequence[Key]) -> list[Any]:
         """The stored values; None where absent.
@@ -162,23 +162,7 @@ class RedisMap:
             check_durable(client, self.url, _USER, "writes", "RedisMap(…, durable=False)")
         return int(client.register_script(_PUT)(keys=[self._rows, self._epoch], args=arguments))
 
-    @property
-    def _where(self) -> str:
-        parts = urlsplit(self.url)
-        host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-        return f"{parts.scheme}://{host}{parts.path}"
-
     def _call(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
-        redis, client = redis_module(_USER), client_of(self.url, _USER, f"the Redis map {self.name}")
-        try:
-            return call(client, *arguments)
-        except redis.RedisError as problem:
-            lost = isinstance(problem, (redis.ConnectionError, redis.TimeoutError))
-            refused = isinstance(problem, redis.AuthenticationError)  # a ConnectionError to this client
-            kind = OutcomeUnknown if doing == "write" and lost and not refused else TridentError
-            # Without its cause, which may quote the url.
-            raise kind(
-                f"the Redis map {self.name} cannot be {'read' if doing == 'read' else 'written'}",
-                found=without_secrets(f"{type(problem).__name__}: {problem}", self.url),
-                expected=f"a Redis server that answers at {self._where}",
-            ) from None
+        failure = f"the Redis map {self.name} cannot be {'read' if doing == 'read' else 'written'}"
+        with redis_errors(_USER, self.url, failure, TridentError, outcome_open=doing == "write"):
+            return call(client_of(self.url, _USER, f"the Redis map {self.name}"), *arguments)

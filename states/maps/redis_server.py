@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from trident.coordinators.errors import ConfigError, EnvironmentProblem
+from trident.coordinators.errors import ConfigError, EnvironmentProblem, OutcomeUnknown, TridentError
 
 CONNECT_TIMEOUT_SECS = 10.0
 ANSWER_TIMEOUT_SECS = 30.0
@@ -111,6 +112,39 @@ def check_durable(client: Any, url: str, user: str, kept: str, parameter: str) -
             action=f"set these in redis.conf, or take the risk with {parameter}",
         )
     _durable.add(at)
+
+
+@contextmanager
+def redis_errors(
+    user: str, url: str, failure: str, kind: type[TridentError], outcome_open: bool = False
+) -> Iterator[None]:
+    """Raises the client's errors as the framework's own.
+
+    Args:
+        user: as of :func:`redis_module`.
+        failure: for the message: "the Redis map m cannot be read".
+        kind: of the error.
+        outcome_open: where the connection was lost, it is not known whether the call was carried out.
+    """
+    redis = redis_module(user)
+    try:
+        yield
+    except redis.RedisError as problem:
+        lost = isinstance(problem, (redis.ConnectionError, redis.TimeoutError))
+        refused = isinstance(problem, redis.AuthenticationError)  # a ConnectionError to this client
+        # Without its cause, which may quote the url.
+        raise (OutcomeUnknown if outcome_open and lost and not refused else kind)(
+            failure,
+            found=without_secrets(f"{type(problem).__name__}: {problem}", url),
+            expected=f"a Redis server that answers at {without_credentials(url)}",
+        ) from None
+
+
+def without_credentials(url: str) -> str:
+    """The url without its user, its password and its query."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+    return f"{parts.scheme}://{host}{parts.path}"
 
 
 def as_text(value: Any) -> str:

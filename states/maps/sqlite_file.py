@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from trident.coordinators.errors import OutcomeUnknown
 
 BUSY_TIMEOUT_SECS = 30.0
+USABLE = f"an SQLite file in a folder that exists, on a local disk, not locked for longer than {BUSY_TIMEOUT_SECS:g} s"
 # Connections of the parent process: they may neither be used nor closed in a child
 # (sqlite.org/howtocorrupt.html, section 2.6), so they are kept from the garbage collector.
 _inherited: list[sqlite3.Connection] = []

@@ -29,7 +29,7 @@ from trident.states.core.names import check_name
 from trident.states.core.values import dumps, loads
 from trident.states.maps.backing_maps import stale_epoch
 from trident.states.maps.map_states import key_text
-from trident.states.maps.sqlite_file import BUSY_TIMEOUT_SECS, OpenFile, transaction
+from trident.states.maps.sqlite_file import USABLE, OpenFile, transaction
 from trident.states.maps.user_states import Key
 
 _EPOCHS = "trident_epochs"
@@ -156,8 +156,7 @@ class SqliteMap:
             raise TridentError(
                 f"table {self.table} of {self.path} cannot be {'read' if doing == 'read' else 'written'}",
                 found=f"{type(problem).__name__}: {problem}",
-                expected="an SQLite file in a folder that exists, on a local disk, not locked "
-                f"for longer than {BUSY_TIMEOUT_SECS:g} s",
+                expected=USABLE,
             ) from problem
 
 

@@ -25,9 +25,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from trident.coordinators.errors import ConfigError, OutcomeUnknown, SourceError
+from trident.coordinators.errors import ConfigError, SourceError
 from trident.coordinators.stored_json import Unreadable, parse_stored
-from trident.states.maps.redis_server import SCHEMES, check_durable, client_of, redis_module, without_secrets
+from trident.states.maps.redis_server import (
+    SCHEMES,
+    check_durable,
+    client_of,
+    redis_errors,
+    without_credentials,
+)
 
 REDELIVER_AFTER_SECS = 120.0
 # Lua's `unpack` takes some 8,000 arguments.
@@ -183,7 +189,7 @@ class RedisListQueue:
             )
 
     def __repr__(self) -> str:
-        return f"RedisListQueue({self._where!r}, {self.key!r})"
+        return f"RedisListQueue({without_credentials(self.url)!r}, {self.key!r})"
 
     def put(self, value: Any, message_id: str | None = None) -> str:
         """Adds a message; returns its id.
@@ -299,12 +305,6 @@ class RedisListQueue:
     def _keys(self) -> list[str]:
         return _keys(self.key) or []
 
-    @property
-    def _where(self) -> str:
-        parts = urlsplit(self.url)
-        host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-        return f"{parts.scheme}://{host}{parts.path}"
-
     def _push(self, messages: Sequence[tuple[str, Any]]) -> list[str]:
         bodies = [_body(id, value) for id, value in messages]
         if bodies:
@@ -315,23 +315,13 @@ class RedisListQueue:
         return client.register_script(text)(keys=self._keys, args=arguments)
 
     def _call(self, doing: str, call: Callable[..., T]) -> T:
-        # No retries: a take that is sent twice takes twice, and a put puts twice.
-        client = client_of(self.url, _USER, f"the Redis queue {self.key}", retries=False)
-        redis = redis_module(_USER)
-        try:
+        failure = f"the Redis queue {self.key} cannot be {doing}"
+        with redis_errors(_USER, self.url, failure, SourceError, outcome_open=doing == "put into"):
+            # No retries: a take that is sent twice takes twice, and a put puts twice.
+            client = client_of(self.url, _USER, f"the Redis queue {self.key}", retries=False)
             if self.durable:
                 check_durable(client, self.url, _USER, "messages", "durable=False")
             return call(client)
-        except redis.RedisError as problem:
-            lost = isinstance(problem, (redis.ConnectionError, redis.TimeoutError))
-            refused = isinstance(problem, redis.AuthenticationError)  # a ConnectionError to this client
-            kind = OutcomeUnknown if doing == "put into" and lost and not refused else SourceError
-            # Without its cause, which may quote the url.
-            raise kind(
-                f"the Redis queue {self.key} cannot be {doing}",
-                found=without_secrets(f"{type(problem).__name__}: {problem}", self.url),
-                expected=f"a Redis server that answers at {self._where}",
-            ) from None
 
 
 def new_owner(consumer: str) -> str:

@@ -35,7 +35,7 @@ from trident.coordinators.errors import (
     described,
 )
 from trident.spouts import arguments as spout_arguments
-from trident.states.maps.sqlite_file import BUSY_TIMEOUT_SECS, OpenFile, transaction
+from trident.states.maps.sqlite_file import USABLE, OpenFile, transaction
 
 PUT = faults.register("queue.put", "the SQLite transaction that puts messages into a queue")
 TAKE = faults.register("queue.take", "the SQLite transaction that takes messages from a queue")
@@ -227,8 +227,7 @@ class SqliteQueue:
             raise SourceError(
                 f"the queue {self.path} cannot be used",
                 found=f"{type(problem).__name__}: {problem}",
-                expected="an SQLite file in a folder that exists, on a local disk, not locked for longer than "
-                f"{BUSY_TIMEOUT_SECS:g} s",
+                expected=USABLE,
             ) from problem
 
 

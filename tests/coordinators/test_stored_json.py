@@ -229,6 +229,19 @@ def test_a_replay_request_that_cannot_be_read_is_left_alone(what: str, tmp_path:
     assert {request for request, _ in ReplayRequests(tmp_path).poll()} == {name}
 
 
+@pytest.mark.parametrize(
+    "letter",
+    [{"message": "1"}, {"message": 1, "tuples": "[]"}, {"message": "1", "tuples": "[]", "more": 0}, {"message": "1 2"}],
+)
+def test_a_replay_request_of_another_form_is_left_alone(letter: dict[str, Any], tmp_path: Path) -> None:
+    name = request_replay(tmp_path, [{"message": '"x"', "tuples": '[[1,"a"]]'}])
+    written = tmp_path / "replays" / f"{name}.json"
+    assert written.read_bytes() == b'[{"message": "\\"x\\"", "tuples": "[[1,\\"a\\"]]"}]', "as versions before wrote it"
+    written.write_text(json.dumps([letter]))
+    assert ReplayRequests.asked(tmp_path) == [] and list(ReplayRequests(tmp_path).poll()) == []
+    assert written.exists()
+
+
 # --- znodes, and settings ----------------------------------------------------------------------------
 
 

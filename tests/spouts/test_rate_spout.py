@@ -164,8 +164,11 @@ def test_impossible_arguments_and_foreign_metadata_are_refused():
     ):
         with pytest.raises(TopologyError):
             make()
-    for pin in ({"from": 1}, None, {"from": 5, "to": 1, "base": 0, "base_us": 0, "rate": 1}):
+    good = {"from": 1, "to": 5, "rows": 4, "base": 0, "base_us": 0, "rate": 1}
+    assert RateRange.read(good).to_json() == good
+    for pin in ({"from": 1}, None, {**good, "to": 0}, {**good, "rate": True}, {**good, "more": 1}, {**good, "rate": 0}):
         with pytest.raises(SourceError, match="not written by a RateSpout"):
             RateRange.read(pin)
-    with pytest.raises(SourceError, match="not written by a GeneratorSpout"):
-        GeneratorSpout("n long", list).get_coordinator(None).resume(1, {"batch": -1})
+    for index in ({"batch": -1}, {"batch": 1.0}, {"batch": 1, "more": 0}, {"batch": 1, "empty": 1}, [1]):
+        with pytest.raises(SourceError, match="not written by a GeneratorSpout"):
+            GeneratorSpout("n long", list).get_coordinator(None).resume(1, index)

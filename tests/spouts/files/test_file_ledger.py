@@ -81,6 +81,11 @@ def test_every_prefix_of_a_ledger_is_a_ledger(tmp_path, keep):
         (2, b"\xff\xfe"),
         (2, b'{"n": 3, "path": "/x", "size": 1}'),
         (2, b'{"n": 1, "path": "/x", "size": -1, "mtime_ns": 1, "rows": null}'),
+        (2, b'{"n": 1, "path": "/x", "size": 1, "mtime_ns": 1, "rows": null, "more": 0}'),
+        (2, b'{"n": true, "path": "/x", "size": 1, "mtime_ns": 1, "rows": null}'),
+        (2, b'{"n": 1, "n": 1, "path": "/x", "size": 1, "mtime_ns": 1, "rows": null}'),
+        (1, b'{"ledger": "trident-files", "schema": true, "unit": "bytes"}'),
+        (3, b'{"moved": ["/in"]}'),
         (2, b'{"skip": 1}'),
         (3, b'{"skip": 9}'),
         (3, b'{"n": 2, "path": "/in/a", "size": 1, "mtime_ns": 1, "rows": null}'),
@@ -94,6 +99,21 @@ def test_a_corrupt_line_is_an_error_that_names_file_and_line(tmp_path, line, bad
     path.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(SourceError, match=f"{path}, line {line}.*expected"):
         FileLedger(path, "bytes")
+
+
+def test_a_ledger_is_written_as_by_versions_before(tmp_path):
+    path = tmp_path / "l"
+    ledger = FileLedger(path, "bytes", ["/in"])
+    ledger.append(found("a"))
+    ledger.skip(1, "gone")
+    ledger.move("/in", "/new")
+    assert path.read_text().splitlines() == [
+        '{"ledger": "trident-files", "schema": 1, "unit": "bytes", "source": ["/in"],'
+        ' "digest": "e220cb43dd7bf744a47bcf6e"}',
+        '{"n": 1, "path": "/in/a", "size": 10, "mtime_ns": 1000, "rows": null, "digest": "55ba6620b28efd7c10394ca6"}',
+        '{"skip": 1, "found": "gone", "digest": "8c8d373f288aa25e5b4d17ba"}',
+        '{"moved": ["/in", "/new"], "digest": "df90fb11c52d515fca9a8eb4"}',
+    ]
 
 
 def test_another_unit_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.networks import Network
-from trident.coordinators.embedded import _class_path, find_java
+from trident.coordinators.embedded_server import java_command
 from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
 
 SERVERS = ("s1", "s2", "s3")
@@ -76,21 +76,12 @@ class Ensemble:
 
     def start(self, *servers: str) -> None:
         for server in servers or SERVERS:
-            java = [
-                find_java()[0],
-                "-Xmx96m",
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-XX:-UsePerfData",
-                f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
-                "-Dzookeeper.jmx.log4j.disable=true",
-                "-Dzookeeper.admin.enableServer=false",
-                "-Dzookeeper.cnxTimeout=1000",
-                "-cp",
-                _class_path(),
-                "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            java = java_command(
                 str(self._folder / server / "zoo.cfg"),
-            ]
+                "-Xmx96m",
+                f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
+                "-Dzookeeper.cnxTimeout=1000",
+            )
             with (self._folder / f"{server}.log").open("ab") as log:
                 self._processes[server] = subprocess.Popen(
                     self.network.command(server, java), stdin=subprocess.DEVNULL, stdout=log, stderr=log

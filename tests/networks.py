@@ -19,11 +19,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
+
+from trident.coordinators.loopback_port import LoopbackPort
 
 CLIENT, QUORUM, ELECTION = 2181, 2888, 3888
 _CLONE_NEWNET = 0x40000000
@@ -193,7 +194,8 @@ class Proxies:
     real = False
 
     def __init__(self, servers: Sequence[str], clients: Sequence[str]) -> None:
-        self._ports = {server: (_free_port(), _free_port(), _free_port()) for server in servers}
+        self._reserved = {server: (LoopbackPort(), LoopbackPort(), LoopbackPort()) for server in servers}
+        self._ports = {server: tuple(one.number for one in ports) for server, ports in self._reserved.items()}
         self._clients = list(clients)
         self._proxies = {(client, server): Proxy(self._ports[server][0]) for client in clients for server in servers}
 
@@ -223,6 +225,9 @@ class Proxies:
     def close(self) -> None:
         for proxy in self._proxies.values():
             proxy.close()
+        for ports in self._reserved.values():
+            for port in ports:
+                port.close()
 
 
 class Proxy:
@@ -282,18 +287,3 @@ def _shut(*sockets: socket.socket) -> None:
         with suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
         one.close()
-
-
-_given: set[int] = set()
-
-
-def _free_port() -> int:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in _given:
-            _given.add(port)
-            return port
-    raise OSError("no free port on the loopback interface")

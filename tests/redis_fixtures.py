@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from trident.coordinators.loopback_port import LoopbackPort
 
 PASSWORD = "s3cret/pass"
 INSTALL_SECS = 180
@@ -22,8 +23,8 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self._reserved = LoopbackPort()
+        self.port = self._reserved.number
         self._process: subprocess.Popen | None = None
 
     @property

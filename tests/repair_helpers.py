@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.topology_helpers import IN_ONE_PROCESS
+from tests.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
 from trident.coordinators.errors import TridentError
-from trident.coordinators.zookeeper import Create, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import Create, ZooKeeper
 from trident.repair.apply import Repaired, repair
 from trident.repair.steps import Choices
 from trident.running.query import TopologyQuery
@@ -150,20 +151,6 @@ class World:
     def close(self) -> None:
         for query in self.queries:
             query.stop(WAIT_SECS, compact=False)
-
-
-class connected:
-    """A connection for a moment."""
-
-    def __init__(self, hosts: str, root: str) -> None:
-        self._zk = ZooKeeper(ZooKeeperConfig(hosts, root, 4.0, connect_timeout_secs=10.0))
-
-    def __enter__(self) -> ZooKeeper:
-        self._zk.connect()
-        return self._zk
-
-    def __exit__(self, *_: object) -> None:
-        self._zk.close()
 
 
 def znodes_below(zk: ZooKeeper, root: str) -> Iterator[tuple[str, tuple[bytes, int]]]:

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -38,6 +39,17 @@ def zk_root() -> str:
 
 
 Connect = Callable[..., ZooKeeper]
+
+
+@contextmanager
+def connected(hosts: str, root: str = "/trident", session_secs: float = SESSION_SECS) -> Iterator[ZooKeeper]:
+    """A connection for as long as this lasts, also when the test fails."""
+    zk = ZooKeeper(ZooKeeperConfig(hosts, root, session_secs, connect_timeout_secs=10.0))
+    try:
+        zk.connect()
+        yield zk
+    finally:
+        zk.close()
 
 
 @pytest.fixture

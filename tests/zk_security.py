@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.zk_servers import ExtraServer, free_port
+from tests.zk_servers import ExtraServer
+from trident.coordinators.loopback_port import LoopbackPort
 
 SASL_USERS = {"trident": "sasl-pass-of-trident", "other": "sasl-pass-of-other"}
 KEY_PASSWORD = "pass-of-the-client-key"
@@ -65,8 +66,9 @@ class Secured(NamedTuple):
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     certificates = Certificates(tmp_path_factory.mktemp("certificates"))
     server, tls_port = secured_server(tmp_path_factory.mktemp("secured"), certificates)
-    yield Secured(server, tls_port, certificates)
+    yield Secured(server, tls_port.number, certificates)
     server.stop()
+    tls_port.close()
 
 
 class Logged(logging.Handler):
@@ -132,16 +134,16 @@ def jaas(users: Mapping[str, str]) -> str:
     return documented_text("jaas.conf").replace('user_trident="the password of trident"', written)
 
 
-def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServer, int]:
+def secured_server(folder: Path, certificates: Certificates) -> tuple[ExtraServer, LoopbackPort]:
     """The server of the guide; (server, its TLS port).
 
     It has a plain port too, for anonymous clients: against them there are the ACLs.
     """
-    secure_port = free_port()
+    secure_port = LoopbackPort()
     (folder / "jaas.conf").write_text(jaas(SASL_USERS))
     config = {
         **dict(documented("zoo.cfg")),
-        "secureClientPort": str(secure_port),
+        "secureClientPort": str(secure_port.number),
         "secureClientPortAddress": "127.0.0.1",
         "ssl.keyStore.location": str(certificates.server),
         "ssl.trustStore.location": str(certificates.ca),

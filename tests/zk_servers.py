@@ -12,15 +12,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from trident.coordinators.embedded import _class_path, _die_with_parent, find_java
+from trident.coordinators.embedded_server import die_with_parent, java_command
+from trident.coordinators.loopback_port import LoopbackPort
 
 START_SECS_MAX = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ExtraServer:
@@ -34,7 +29,8 @@ class ExtraServer:
 
     def __init__(self, folder: Path, config: Mapping[str, str], properties: Mapping[str, str]) -> None:
         self.folder = folder
-        self.port = free_port()
+        self._reserved = LoopbackPort()
+        self.port = self._reserved.number
         (folder / "data").mkdir(parents=True, exist_ok=True)
         self._config = {
             "dataDir": "./data",
@@ -53,19 +49,8 @@ class ExtraServer:
     def start(self) -> ExtraServer:
         lines = "".join(f"{key}={value}\n" for key, value in self._config.items())
         (self.folder / "zoo.cfg").write_text(lines, encoding="latin-1")
-        command = [
-            find_java()[0],
-            "-Xmx256m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
-            "-Djava.awt.headless=true",
-            "-Dzookeeper.jmx.log4j.disable=true",
-            *(f"-D{key}={value}" for key, value in self._properties.items()),
-            "-cp",
-            _class_path(),
-            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
-            "./zoo.cfg",
-        ]
+        properties = (f"-D{key}={value}" for key, value in self._properties.items())
+        command = java_command("./zoo.cfg", "-Xmx256m", *properties)
         with open(self.folder / "server.out", "ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -73,7 +58,7 @@ class ExtraServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
         deadline = time.monotonic() + START_SECS_MAX
         while not self._answers():

@@ -23,7 +23,7 @@ from pyspark.sql.types import DateType
 
 from tests.stream_helpers import RowsSpout
 from tests.topology_helpers import WAIT_SECS, Starter, starter
-from tests.zk_fixtures import eventually
+from tests.zk_fixtures import connected, eventually
 from trident import (
     Count,
     DeltaAppend,
@@ -55,7 +55,7 @@ from trident.coordinators.errors import (
     UserFunctionError,
     WrongArguments,
 )
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.drpc.http import HttpServer
 from trident.drpc.requests import Answer
 from trident.drpc.values import as_json, converted
@@ -382,14 +382,12 @@ def tree(zk: ZooKeeper, path: str) -> dict[str, Any]:
 
 def test_a_request_writes_nothing_to_zookeeper(query: TopologyQuery, served: Any, zk_server: str) -> None:
     query.process_all_available(WAIT_SECS)
-    zk = ZooKeeper(ZooKeeperConfig(zk_server, served[2]))
-    zk.connect()
-    time.sleep(0.3)  # telling the last success writes too
-    before = tree(zk, served[2])
-    consistent(query)
-    assert query.execute("same", 1, None) and len(before) > 5
-    assert tree(zk, served[2]) == before
-    zk.close()
+    with connected(zk_server, served[2]) as zk:
+        time.sleep(0.3)  # telling the last success writes too
+        before = tree(zk, served[2])
+        consistent(query)
+        assert query.execute("same", 1, None) and len(before) > 5
+        assert tree(zk, served[2]) == before
 
 
 def test_functions_over_keys_static_states_and_nothing(query: TopologyQuery) -> None:

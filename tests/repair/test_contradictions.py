@@ -20,15 +20,16 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, connected, fold, topology
+from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topology
 from tests.repair_sources import Sources
+from tests.zk_fixtures import connected
 from trident import cli
 from trident.commands import admin
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
 from trident.coordinators.leadership import Fence
-from trident.coordinators.zookeeper import Delete, SetData, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import Delete, SetData, ZooKeeper
 from trident.repair.apply import repair
 from trident.running.status import format_status, read_status
 
@@ -289,19 +290,17 @@ def test_every_kind_of_source_and_state_goes_on_from_a_rebuilt_zookeeper(
 def test_a_client_of_a_server_that_has_forgotten_goes_on_once_its_session_is_lost(tmp_path: Path) -> None:
     """The server refuses who has seen more than it has; a topology would wait for ever, without a word."""
     hosts = EmbeddedZooKeeper.ensure(tmp_path)
-    zk = ZooKeeper(ZooKeeperConfig(hosts, "/trident", session_timeout_secs=1.0))
     try:
-        zk.connect()
-        for number in range(3):
-            zk.ensure_path(f"/trident/{number}")
-        session = zk.session_number
-        EmbeddedZooKeeper.stop(tmp_path)
-        shutil.rmtree(tmp_path / "data")
-        assert EmbeddedZooKeeper.ensure(tmp_path) == hosts
-        assert zk.wait_connected(timeout_secs=WAIT_SECS) and zk.session_number > session
-        assert zk.children("/trident") == []
+        with connected(hosts, session_secs=1.0) as zk:
+            for number in range(3):
+                zk.ensure_path(f"/trident/{number}")
+            session = zk.session_number
+            EmbeddedZooKeeper.stop(tmp_path)
+            shutil.rmtree(tmp_path / "data")
+            assert EmbeddedZooKeeper.ensure(tmp_path) == hosts
+            assert zk.wait_connected(timeout_secs=WAIT_SECS) and zk.session_number > session
+            assert zk.children("/trident") == []
     finally:
-        zk.close()
         EmbeddedZooKeeper.stop(tmp_path)
 
 

@@ -6,16 +6,16 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.storage_helpers import small_disk
-from tests.zk_fixtures import eventually
+from tests.zk_fixtures import connected, eventually
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.storage_failures import FailureExplainer
 
@@ -23,22 +23,21 @@ LEVELS = (0, 4096, 8192, 12_288) if os.environ.get("TRIDENT_STORAGE") == "all" e
 
 
 @contextmanager
-def kept_server(folder: Path) -> Iterator[tuple[ZooKeeper, list[str], Callable[[], str]]]:
-    """A server, a connection, what the keeper has told, and a server as a second process would start it."""
+def kept_server(folder: Path) -> Iterator[tuple[ZooKeeper, list[str]]]:
+    """A server, a connection and what the keeper has told."""
     told: list[str] = []
     try:
-        zk = ZooKeeper(ZooKeeperConfig(EmbeddedZooKeeper.ensure(folder), "/kept", session_timeout_secs=30))
-        zk.connect()
-        keeper = EmbeddedKeeper(zk, folder, told.append, FailureExplainer([folder]))
-        yield zk, told, lambda: EmbeddedZooKeeper.ensure(folder)
-        keeper.close()
-        zk.close()
+        with (
+            connected(EmbeddedZooKeeper.ensure(folder), "/kept", session_secs=30) as zk,
+            closing(EmbeddedKeeper(zk, folder, told.append, FailureExplainer([folder]))),
+        ):
+            yield zk, told
     finally:
         EmbeddedZooKeeper.stop(folder)
 
 
 def test_a_supervisor_that_is_killed_is_replaced_and_the_session_lives_on(tmp_path: Path) -> None:
-    with kept_server(tmp_path / "server") as (zk, told, _):
+    with kept_server(tmp_path / "server") as (zk, told):
         before, session = EmbeddedZooKeeper.status(tmp_path / "server"), zk.session_id
         os.kill(before.supervisor_pid, signal.SIGKILL)
         assert eventually(lambda: told and zk.connected, 25), told
@@ -53,7 +52,7 @@ def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_h
 ) -> None:
     with small_disk(tmp_path / "disk", 3) as disk:
         folder = disk.folder / "server"
-        with kept_server(folder) as (zk, told, _):
+        with kept_server(folder) as (zk, told):
             port, written = EmbeddedZooKeeper.status(folder).port, set()
             disk.fill(left)
             session = zk.session_number
@@ -66,8 +65,8 @@ def test_a_full_disk_ends_the_server_and_with_room_it_is_back_with_all_that_it_h
                     break
             else:
                 pytest.fail("the disk never was full")
-            # Long enough for several starts on the full disk, by the supervisor and by the keeper.
-            time.sleep(5.0)
+            # Long enough for two starts on the full disk.
+            time.sleep(3.0)
             disk.make_room()
             assert eventually(lambda: zk.connected, 30), told
             found = set(zk.children("/kept"))

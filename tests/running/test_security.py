@@ -11,6 +11,7 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -498,9 +499,8 @@ def test_the_settings_of_the_guide_connect_to_the_server_of_the_guide(
     }
     for variable, value in documented("settings"):
         monkeypatch.setenv(variable, secured.tls if variable == "TRIDENT_ZOOKEEPER" else str(own.get(value, value)))
-    zk = open_zookeeper(TridentConfig(zookeeper_root=zk_root), tmp_path)
-    assert owners(zk) == {("x509", "CN=client"), ("sasl", "trident")}
-    zk.close()
+    with closing(open_zookeeper(TridentConfig(zookeeper_root=zk_root), tmp_path)) as zk:
+        assert owners(zk) == {("x509", "CN=client"), ("sasl", "trident")}
 
 
 # -- HTTP ---------------------------------------------------------------------

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret, without_secrets
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
+from trident.coordinators.java import find_java
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.cluster_files import send_framework
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
@@ -111,7 +112,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     given = dict(getattr(builder, "_options", {}))
     if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
         raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")
-    _require_java()
+    find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _let_workers_import()
     for key, value in session_confs(given).items():
@@ -543,9 +544,3 @@ def _environment(interpreter: str) -> str:
     if any(os.path.exists(os.path.join(one, "pyvenv.cfg")) for one in (folder, os.path.dirname(folder))):
         return os.path.realpath(folder)
     return os.path.dirname(os.path.realpath(path))
-
-
-def _require_java() -> None:
-    from trident.coordinators.embedded import find_java  # its imports are not all there on Windows
-
-    find_java()

@@ -36,7 +36,7 @@ from trident import (
 from trident.commands import admin
 from trident.commands.dead_letters import dead_letters, replay
 from trident.config import TridentConfig
-from trident.coordinators.embedded import _read_endpoint
+from trident.coordinators.embedded_server import read_endpoint
 from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
@@ -511,9 +511,9 @@ def test_a_decision_cannot_name_another_file_of_the_warehouse(tmp_path: Path) ->
 def test_an_endpoint_that_was_tampered_with_is_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
     good = {"port": 2181, "supervisor_pid": 10, "supervisor_started": "1", "server_pid": 11, "server_started": "1"}
     (tmp_path / "endpoint.json").write_text(json.dumps(good))
-    assert _read_endpoint(tmp_path) is not None
+    assert read_endpoint(tmp_path) is not None
     (tmp_path / "endpoint.json").write_text(json.dumps({**good, **change}))
-    assert _read_endpoint(tmp_path) is None
+    assert read_endpoint(tmp_path) is None
 
 
 # -- columns, with real tables ------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trident.coordinators.embedded import _read_endpoint
+from trident.coordinators.embedded_server import read_endpoint
 from trident.coordinators.errors import CorruptZnode, TridentError
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import (
@@ -223,7 +223,7 @@ def test_a_pickle_in_the_warehouse_is_an_error(what: str, tmp_path: Path, marker
 
 def test_a_pickle_as_an_endpoint_or_a_request_is_left_alone(tmp_path: Path, marker: Path) -> None:
     _written(tmp_path, "endpoint.json", crafted(marker))
-    assert _read_endpoint(tmp_path) is None
+    assert read_endpoint(tmp_path) is None
     requests = ReplayRequests(tmp_path)
     _written(tmp_path, "replays/1.json", crafted(marker))
     assert list(requests.poll()) == []

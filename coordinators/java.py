@@ -1,0 +1,55 @@
+"""Finds the Java that Spark would use, with its version."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+
+from trident.coordinators.errors import JavaProblem
+
+JAVA_MAJOR_MIN = 17
+
+
+def find_java() -> tuple[str, int]:
+    """The Java that Spark would use: of JAVA_HOME if that is set, else of the PATH.
+
+    Returns:
+        (its path, its major version).
+
+    Raises:
+        JavaProblem: there is none, it does not work, or it is older than 17.
+    """
+    home = os.environ.get("JAVA_HOME")
+    path = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    action = f"install a JDK {JAVA_MAJOR_MIN} or newer and point JAVA_HOME at it"
+    if path is None:
+        raise JavaProblem("there is no Java", found="JAVA_HOME is not set, no java on the PATH", action=action)
+    if not os.access(path, os.X_OK):
+        raise JavaProblem("JAVA_HOME has no Java", found=f"JAVA_HOME={home}", expected=f"a file {path}", action=action)
+    major = _java_major(path)
+    if isinstance(major, str):
+        raise JavaProblem(f"the Java at {path} does not work", found=major or "no output", action=action)
+    if major < JAVA_MAJOR_MIN:
+        raise JavaProblem(
+            "Java is too old",
+            found=f"Java {major} at {path}",
+            expected=f"Java {JAVA_MAJOR_MIN} or newer",
+            action=action,
+        )
+    return path, major
+
+
+@functools.lru_cache(maxsize=8)
+def _java_major(path: str) -> int | str:
+    """The major version, or what was printed instead of one."""
+    try:
+        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, errors="replace")
+    except (OSError, subprocess.SubprocessError) as problem:
+        return str(problem)
+    output = done.stderr + done.stdout
+    # "1.8.0_402" is Java 8; since 9 the first number is the major version.
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(found[1]) if found and done.returncode == 0 else output.strip()[:300]

@@ -9,6 +9,7 @@ Python's own, or a value that cannot be written down again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import stat
@@ -134,9 +135,9 @@ def as_record(value: Any, kind: type[Record], schema: int | None = None) -> Reco
     wrong: str | None = difference or contradiction
     if wrong:
         raise Unreadable(wrong, shown(repr(value)))
-    for known in dataclasses.fields(kind):
-        if known.name not in found:  # msgspec leaves the default to the class, where plain() would not see it
-            object.__setattr__(record, known.name, getattr(record, known.name))
+    for name in _fields_of(kind):
+        if name not in found:  # msgspec leaves the default to the class, where plain() would not see it
+            object.__setattr__(record, name, getattr(record, name))
     return record
 
 
@@ -158,20 +159,31 @@ def _difference(given: Any, record: Any, where: str) -> str | None:
     """The first key that only one of a JSON value and the record made of it has."""
     if given is record:
         return None  # text, numbers, and values of any kind, such as ten thousand receipts: taken over as they are
-    pairs: Iterable[tuple[str, Any, Any]] = ()
+    pairs: Iterable[tuple[object, Any, Any]] = ()
     if dataclasses.is_dataclass(record):
-        fields = {known.name: known for known in dataclasses.fields(record)}
+        kind: Any = type(record)
+        fields = _fields_of(kind)
         for key in sorted(given.keys() ^ fields.keys()):
             if key in given:
                 return f"the key `{where}.{key}` is unknown"
             if not fields[key].metadata.get(MAY_BE_MISSING):
                 return f"the key `{where}.{key}` is missing"
-        pairs = ((f"{where}.{key}", one, getattr(record, key)) for key, one in given.items())
+        pairs = ((key, one, getattr(record, key)) for key, one in given.items())
     elif isinstance(record, Mapping):
-        pairs = ((f"{where}.{key}", given[key], of) for key, of in zip(given, record.values()))
+        pairs = zip(given, given.values(), record.values())
     elif isinstance(record, (list, tuple)):
-        pairs = ((f"{where}[{at}]", one, of) for at, (one, of) in enumerate(zip(given, record)))
-    return next((found for place, one, of in pairs if (found := _difference(one, of, place))), None)
+        pairs = zip(range(len(record)), given, record)
+    for key, one, of in pairs:
+        if one is not of:  # most are taken over: a path is made only where it may be told
+            place = f"{where}.{key}" if isinstance(key, str) else f"{where}[{key}]"
+            if found := _difference(one, of, place):
+                return found
+    return None
+
+
+@functools.cache
+def _fields_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {known.name: known for known in dataclasses.fields(kind)}
 
 
 def shown(data: bytes | str) -> str:

@@ -1,4 +1,4 @@
-"""Carries out what the pure coordinator decides: the only place with threads and clocks.
+"""Drives one batch group: carries out the commands of the pure coordinator (``master.py``) on threads.
 
 One thread owns the state: it takes an event, calls ``step`` and hands the
 commands to others, which report back with events:

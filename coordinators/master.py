@@ -1,4 +1,4 @@
-"""The MasterBatchCoordinator of one batch group: every transition, and nothing else.
+"""The MasterBatchCoordinator: decides each next step of a batch group's transactions, without I/O.
 
 This file is the only place that decides what happens next. It does no I/O,
 reads no clock and starts no thread: ``step(state, event) -> (state,

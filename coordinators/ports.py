@@ -178,7 +178,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Term:
-    """The terms under which a process leads.
+    """The incarnation and the epoch with which a process leads.
 
     Attributes:
         incarnation: the topology's; "" before this process has led.

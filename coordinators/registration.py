@@ -1,4 +1,4 @@
-"""The identity by which a topology is the same one from run to run (docs/semantics.md 10).
+"""Registers a topology in ZooKeeper, and refuses another one under its name (docs/semantics.md 10).
 
 ``/<topology>/incarnation`` is a random id made at the first start; it is also
 in every table's control record. ``/<topology>/identity`` holds the streams,

@@ -1,4 +1,4 @@
-"""Small persistent maps in ZooKeeper (docs/semantics.md 2).
+"""Small persistent maps in ZooKeeper: Storm's TransactionalState and its rotating one (docs/semantics.md 2).
 
 :class:`TransactionalState` maps keys to JSON values, one child znode each;
 :class:`RotatingTransactionalState` maps txids to values. Neither writes by

@@ -1,4 +1,4 @@
-"""Znodes of a topology that were made before its ensemble authenticated: they are left to their creator, once.
+"""Gives a topology's znodes that every client may change to their creator, once, where the ensemble now authenticates.
 
 New znodes get the creator's ACL from the connection (``default_acl``); ZooKeeper has no inheritance, so that says
 nothing of those that are there.

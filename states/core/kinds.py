@@ -1,4 +1,4 @@
-"""The kinds of states that there are, by the names that stored files have for them."""
+"""Finds the kind of a state: by the object that the user gives, or by the name in stored files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that become folders, znodes and SQL identifiers are allow-listed here."""
+"""Checks the names that become folders, znodes and SQL identifiers, against what is allowed in them."""
 
 from __future__ import annotations
 

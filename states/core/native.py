@@ -1,4 +1,4 @@
-"""The native merges of partial values, by the aggregator's name.
+"""How Spark merges partial values of a state: one native merge for each aggregator's stored name.
 
 A reader in another process has no topology: from the name in a state's
 descriptor it must know how log rows and the table's values make one value.

@@ -230,7 +230,7 @@ def lock(
 
 
 def try_delete(path: AnyPath) -> None:
-    """Removes what nobody needs any more as far as it can: what stays costs space, nothing else."""
+    """Removes a file that is needed no more, as far as it can: one that stays costs space, nothing else."""
     with suppress(OSError):
         delete(path)
 

@@ -1,4 +1,4 @@
-"""The kinds of tables beside a group's states: messages that were given up, and how messages ended."""
+"""The state kinds of the tables beside a group's states: dead letters, and the messages that were settled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a Delta commit, apart from the Java calls that make it.
+"""The actions of a Delta commit as JSON text, and the live files of a table version, without a JVM.
 
 Action rows as JSON text, and the files of a table version. Knows no JVM, so that
 all of it can be tested and read without one.

@@ -3,8 +3,8 @@
 Hadoop renames over an existing file: Delta's log stores look whether the entry is there and then rename, and two
 writers that look at the same moment both "win". So Kernel only writes a draft here (:class:`DraftCommitter`), and the
 draft claims the entry's name (``Folder.claim``: a hard link, which fails when the name is taken). There is no lock, so
-that a process that is stopped in the middle keeps nobody waiting; what it does once it goes on fails, or is what
-everybody has seen.
+that a process that is stopped in the middle keeps no other waiting; its next step, once it goes on, fails, or is what
+every reader has seen.
 
 Two more things can come between, and both are looked at:
 
@@ -37,7 +37,7 @@ from trident.states.core.storage import Folder, Signature
 RIVAL_SECS = 0.1
 # A draft of a draft, which Kernel renames, and its checksum have a dot more each.
 _DRAFT = re.compile(r"\.{1,3}(\d{20})\.json\.[^/]*\.tmp(?:\.crc)?")
-# Of checkpoints and checksums: who writes one takes a second; one that nobody has touched for so long is left over.
+# Of checkpoints and checksums: writing one takes a second; one that was not touched for this time is left over.
 _OTHER_DRAFT = re.compile(r"\.{1,2}\d{20}\.[^/]*\.tmp(?:\.crc)?")
 _OTHER_SECS = 600.0
 _OWN = ".trident.tmp"

@@ -1,4 +1,4 @@
-"""The lock of a table on a local disk: for what Spark commits, and for who repairs the table."""
+"""The lock of a table on a local disk: MERGEs of Spark share it, a repair of the table holds it alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def table_lock(path: str, shared: bool = False, timeout_secs: float | None = Non
     """Hold the lock of a table on a local disk: for what Spark commits, which may not come between two looks.
 
     No commit of a transaction takes it: there the file system decides (``log_commit``), and a process that is stopped
-    keeps nobody waiting. MERGEs hold it together (``shared``): they need no protection from each other. A repair that
-    restores a table, and whoever sets a torn log entry aside, hold it alone. The operating system releases it when its
-    holder dies, so a SIGKILL leaves nothing behind but the empty file.
+    keeps no other waiting. MERGEs hold it together (``shared``): they need no protection from each other. A repair that
+    restores a table, and a process that sets a torn log entry aside, hold it alone. The operating system releases it
+    when its holder dies, so a SIGKILL leaves nothing behind but the empty file.
 
     Not re-entrant. A holder that is stopped or hangs is waited for; after half a minute a warning names it. On other
     file systems this does nothing.

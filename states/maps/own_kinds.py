@@ -1,4 +1,4 @@
-"""The kinds of states that code of the user's keeps: maps over a backing map, and states of a StateFactory."""
+"""The state kinds whose values the user's code keeps: maps over a backing map, and states of a StateFactory."""
 
 from __future__ import annotations
 

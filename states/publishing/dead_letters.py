@@ -1,4 +1,4 @@
-"""Tables beside a group's states: messages that were given up, and how messages ended (docs/semantics.md 1 and 6).
+"""The tables of dead letters and settled messages: names, owners, staging of their rows (docs/semantics.md 1 and 6).
 
 Both are participants of the transaction that they tell of: a message is in the
 results, or in the dead letters, or still to come, never two of these. They take

@@ -1,4 +1,4 @@
-"""The commands compact and skip; reset.py has the third."""
+"""``trident compact`` merges keyed states now; ``trident skip`` commits a failing transaction as empty."""
 
 from __future__ import annotations
 

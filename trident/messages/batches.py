@@ -1,4 +1,4 @@
-"""Batches whose messages are tracked: failed ones leave them before they are staged for good (docs/semantics.md 6).
+"""Runs a batch of tracked messages until those that fail have left it (docs/semantics.md 6).
 
 A batch is run; its ledger says which messages have failed; without these it is
 run again, until none fails. Where the rows cannot tell (a worker that dies, a

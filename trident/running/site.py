@@ -1,4 +1,4 @@
-"""The place where a running topology works: opens its groups on Spark and Delta, and sees losses."""
+"""The supervisor's way to Spark and Delta: opens a topology's batch groups, and sees when the session is lost."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ class KernelEngine:
         control: Mapping[str, str],
         engine_info: str,
     ) -> TableSnapshot:
-        """Commit files, a transaction id and control records at ``snapshot.version + 1``.
+        """Commits files, a ``txn_version`` and control records at ``snapshot.version + 1``.
 
         The commit happens as a whole at exactly that table version, or not at
         all. The caller must have verified that every file is there, durable and

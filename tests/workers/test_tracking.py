@@ -250,7 +250,21 @@ OPERATIONS: dict[str, tuple[Callable[[Stream], Stream], set[int]]] = {
 
 
 # What these give without the bad messages, the others show too.
-ALIKE = {"each", "filter", "select", "project", "an expression without a session", "a reducer", "shuffle", "peek"}
+ALIKE = {
+    "each",
+    "filter",
+    "a filter by Spark that drops a bad one",
+    "select",
+    "project",
+    "an expression without a session",
+    "a reducer",
+    "a reducer by key",
+    "shuffle",
+    "partition_by",
+    "global",
+    "peek",
+    "the spout merged with itself",
+}
 
 
 def stream_of(operation: Callable[[Stream], Stream]) -> Stream:

@@ -51,7 +51,7 @@ class LoopbackPort:
 def _bound(number: int, reuse: bool) -> socket.socket:
     made = socket.socket()
     try:
-        # As the server does it: what is left of old connections does not matter then.
+        # As the server does it: the remains of old connections do not matter then.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         made.bind((_HOST, number))
     except BaseException:

@@ -61,7 +61,7 @@ def _diagnose_group(facts: TopologyFacts, group: GroupFacts, choices: Choices) -
 
 
 def _into_one_record(changed: list[Finding], differ: Finding) -> list[Finding]:
-    """Where a record is written, what was accepted is part of it: there is none to change, or it is replaced."""
+    """Puts the marks that were accepted into the record that is written: there is none to change, or it is replaced."""
     marks: dict[str, TableMark] = {}
     findings = []
     for finding in changed:

@@ -191,7 +191,7 @@ def _check_files(found: Sequence[Mapping[str, Any]], folder: Path, nonce: str, w
             raise _not_shared(warehouse, one["host"], f"{one['read']!r} in the driver's file")
         while not _holds(folder / one["wrote"], nonce):
             if time.monotonic() > deadline:
-                raise _not_shared(warehouse, one["host"], "what it wrote there is not here")
+                raise _not_shared(warehouse, one["host"], "a file that it wrote there is not here")
             storage.list_names(folder)  # NFS: asks the server again
             time.sleep(0.1)
 

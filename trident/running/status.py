@@ -295,7 +295,7 @@ def _health(status: TopologyStatus) -> str:
         return "stopped" if status.error is None else "failed"
     alive = status.process_is_alive()
     if alive is False:
-        return "NOT RUNNING: its process is gone; what follows is the last it wrote"
+        return "NOT RUNNING: its process is gone; it wrote this last"
     doing = ", ".join(sorted(modes)) or "starting"
     if alive is None:
         return f"{doing}, as far as known: its process cannot be seen from here"

@@ -277,10 +277,10 @@ class TrackedGroups(Groups):
         for position, (name, kind) in enumerate(zip(self.keys, key_types)):
             arrays[name] = pa.array([key[position] for key in kept], kind)
         own = _of_groups([anchors.get(key, {}) for key in keys])
-        self._told(own, index, arrays)
+        self._settle_or_keep(own, index, arrays)
         return Frame(arrays, len(results.rows), Meter(), values)
 
-    def _told(self, own: pa.Array, index: list[int] | None, arrays: dict[str, Any]) -> None:
+    def _settle_or_keep(self, own: pa.Array, index: list[int] | None, arrays: dict[str, Any]) -> None:
         """The groups' rows end here, or go on in the results."""
         assert self.ledger is not None, "for_task comes first"
         if not self.keeps:

@@ -199,7 +199,7 @@ class DeltaChanges:
             return read_actions(self.table, version)
         except TableError as error:
             if not self.exists(version):
-                raise self.cleaned(version, "what it added is not known") from None
+                raise self.cleaned(version, "the rows that it added are not known") from None
             raise SourceError(error.message) from error
 
 

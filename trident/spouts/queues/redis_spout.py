@@ -40,8 +40,8 @@ class RedisListSpout(RichSpout):
     by then still emits it. A fail of what this process does not have any more does nothing.
 
     When the server does not answer, each method raises and may be called
-    again; after it is back, what it had given out and this process has not
-    received is handed out again at once.
+    again; after it is back, it hands out again at once the messages that it had
+    given out and this process has not received.
 
     A message that cannot be decoded, or does not fit the fields, raises at
     ``next_tuple`` and comes again when its time is up; the next call goes on with the next message.

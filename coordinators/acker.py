@@ -80,7 +80,6 @@ class _Trees:
         return -1 - place
 
     def insert(self, root: int, value: int, owner: int) -> None:
-        """Adds a root that is not there."""
         if (self.length + 1) * 5 > len(self.roots) * 4:  # at most 80 % full
             self._grow()
         place = -1 - self.find(root)
@@ -239,28 +238,22 @@ class Ackers:
 
     @property
     def tracking(self) -> bool:
-        """Tells whether there is an acker."""
         return bool(self._ackers)
 
     def init(self, root: int, value: int, spout: int) -> Ended | None:
-        """See :meth:`Acker.init`."""
         return self._of(root).init(root, value, spout) if self._ackers else Ended(root, spout, Verdict.ACKED)
 
     def ack(self, root: int, value: int) -> Ended | None:
-        """See :meth:`Acker.ack`."""
         return self._of(root).ack(root, value) if self._ackers else None
 
     def fail(self, root: int) -> Ended | None:
-        """See :meth:`Acker.fail`."""
         return self._of(root).fail(root) if self._ackers else None
 
     def reset_timeout(self, root: int) -> None:
-        """See :meth:`Acker.reset_timeout`."""
         if self._ackers:
             self._of(root).reset_timeout(root)
 
     def advance(self, now: float) -> list[Ended]:
-        """See :meth:`Acker.advance`."""
         return [ended for acker in self._ackers for ended in acker.advance(now)]
 
     def _of(self, root: int) -> Acker:

@@ -26,3 +26,8 @@ def text_of(error: BaseException) -> str:
 def search_causes(error: BaseException, pattern: re.Pattern[str]) -> re.Match[str] | None:
     """The first match in the texts of an exception and of what caused it."""
     return next((match for one in causes(error) if (match := pattern.search(text_of(one)))), None)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, its type where it says nothing; for a log or another error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

@@ -50,6 +50,8 @@ happened" are different types: :class:`OutcomeUnknown` is never a failure.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def described(value: object) -> str:
     """A value of a user's for an error: its repr, shortened; its type alone where it has no repr."""
@@ -153,17 +155,8 @@ class UserFunctionError(BatchError):
         location: "file:line" of the user's line that raised.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        operation: str,
-        location: str,
-        found: object = None,
-        expected: object = None,
-        action: str | None = None,
-    ) -> None:
-        super().__init__(message, found=found, expected=expected, action=action)
+    def __init__(self, message: str, *, operation: str, location: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
         self.operation, self.location = operation, location
 
 
@@ -182,10 +175,8 @@ class AttemptCapReached(TridentError):
         txid: the transaction that cannot be processed.
     """
 
-    def __init__(
-        self, message: str, *, txid: int, found: object = None, expected: object = None, action: str | None = None
-    ) -> None:
-        super().__init__(message, found=found, expected=expected, action=action)
+    def __init__(self, message: str, *, txid: int, **facts: Any) -> None:
+        super().__init__(message, **facts)
         self.txid = txid
 
 

@@ -50,16 +50,8 @@ from trident.coordinators.records import RESERVED_NAMES, Decision, GroupRecord, 
 from trident.coordinators.threads import THREADS, Threads
 from trident.coordinators.transactional_state import GONE, Changes, RotatingTransactionalState
 from trident.coordinators.transactions import TransactionAttempt
-from trident.coordinators.zookeeper import (
-    Create,
-    Delete,
-    MultiRefused,
-    Op,
-    SetData,
-    ZooKeeper,
-    check_multi,
-    check_name,
-)
+from trident.coordinators.znodes import Create, Delete, MultiRefused, Op, SetData, check_multi, check_name
+from trident.coordinators.zookeeper import ZooKeeper
 
 BEGIN = faults.register("zk.begin", "the multi that stores an attempt and pins its metadata")
 DECIDE = faults.register("zk.decide", "the multi that creates the decision: the commit point")
@@ -137,11 +129,7 @@ class GroupStore:
 
     @property
     def record(self) -> GroupRecord:
-        """The coordinator record, as last written.
-
-        Raises:
-            StaleState: there is none; see :meth:`create`.
-        """
+        """The coordinator record, as last written."""
         if self._record is None:
             raise StaleState(f"batch group {self.group!r} has no record", expected="create() before its first use")
         return self._record
@@ -614,7 +602,6 @@ def _digest_of_partitions(of: OpaqueMetadata | PageChanges) -> str:
 
 
 def check_stream_name(name: str) -> str:
-    """A name for a stream or a batch group."""
     check_name(name, "a stream's name")
     if name in RESERVED_NAMES:
         raise ConfigError(

@@ -14,14 +14,15 @@ import importlib.util
 import logging
 import ssl
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kz
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
 from trident.coordinators.causes import causes
-from trident.coordinators.errors import ConfigError, ZooKeeperRefused
+from trident.coordinators.errors import ConfigError, CoordinationError, Deposed, OutcomeUnknown, ZooKeeperRefused
+from trident.coordinators.znodes import Check, MultiRefused, Op
 
 # A name may stand for several addresses: each has been tried by then.
 _ROUNDS = 2
@@ -205,3 +206,44 @@ def _certificate_problem(problem: BaseException) -> bool:
 def _tls_error(problem: BaseException | None) -> ssl.SSLError | None:
     # kazoo raises its own error while it handles this one.
     return next((one for one in causes(problem) if isinstance(one, ssl.SSLError)), None)
+
+
+def raise_refusal(ops: Sequence[Op], results: Sequence[Any]) -> None:
+    # Every operation of a refused multi has an error; the one at fault is the
+    # only one that does not merely say that the others were undone.
+    undone = (kz.RolledBackError, kz.RuntimeInconsistency)
+    for op, result in zip(ops, results):
+        if isinstance(result, Exception) and not isinstance(result, undone):
+            if isinstance(op, Check) and op.fence:
+                raise Deposed(
+                    "another coordinator leads now",
+                    found=f"{type(result).__name__} at {op.path}",
+                    expected=f"znode version {op.znode_version}",
+                    action="stop writing; this process is no longer the leader",
+                )
+            if isinstance(result, (kz.NoAuthError, kz.InvalidACLError)):
+                raise not_allowed(op.path, result)
+            raise MultiRefused(op, type(result).__name__)
+    failed = [result for result in results if isinstance(result, Exception)]
+    if failed:
+        raise OutcomeUnknown(f"ZooKeeper gave no reason for refusing {ops[0].path}", found=repr(failed[0]))
+
+
+def not_allowed(path: str, problem: Exception, hosts: str = "ZooKeeper") -> CoordinationError:
+    if isinstance(problem, kz.AuthFailedError):
+        return refused(problem, hosts)
+    if isinstance(problem, kz.InvalidACLError):
+        return CoordinationError(
+            f"ZooKeeper does not know who this client is, so {path} cannot be kept for its creator",
+            found="InvalidACLError",
+            expected="a connection that is authenticated (zookeeper_acl=creator)",
+            action="set zookeeper_auth or SASL; for a TLS certificate the server needs ssl.clientAuth=need; or set"
+            " zookeeper_acl=open",
+        )
+    return CoordinationError(
+        f"ZooKeeper does not allow this client to use {path}",
+        found=type(problem).__name__,
+        expected="the identity that created it, or one that its ACL names",
+        action="check zookeeper_auth, or the SASL user and password, or the TLS certificate; `getAcl` in zkCli.sh shows"
+        " whom the znode belongs to",
+    )

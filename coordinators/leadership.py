@@ -26,17 +26,9 @@ from trident.coordinators import faults, processes
 from trident.coordinators.errors import CorruptZnode, Deposed, OutcomeUnknown, ZooKeeperUnreachable
 from trident.coordinators.records import Holder, LeaderRecord, decode, encode
 from trident.coordinators.threads import THREADS, Threads
-from trident.coordinators.zookeeper import (
-    Check,
-    ConnectionState,
-    Create,
-    Delete,
-    MultiRefused,
-    Op,
-    SetData,
-    Znode,
-    ZooKeeper,
-)
+from trident.coordinators.znodes import Check, Create, Delete, MultiRefused, Op, SetData, Znode
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ConnectionState
 
 ACQUIRE = faults.register("zk.acquire", "the multi that takes the live znode and bumps every leader znode")
 RELEASE = faults.register("zk.release", "the multi that lets another lead at once")

@@ -29,7 +29,8 @@ from urllib.parse import quote, unquote
 from trident.coordinators.errors import CorruptZnode
 from trident.coordinators.records import decode_txid, decode_value, encode_value
 from trident.coordinators.transactional_state import RotatingTransactionalState
-from trident.coordinators.zookeeper import Create, Delete, Op, ZooKeeper
+from trident.coordinators.znodes import Create, Delete, Op
+from trident.coordinators.zookeeper import ZooKeeper
 
 PAGE_BYTES_MAX = 256 * 1024
 # A page below this is taken into the next one whatever that has: it costs little, and there are fewer of them.

@@ -42,7 +42,6 @@ class Marker:
 
     @property
     def attempt(self) -> TransactionAttempt:
-        """The attempt that counts."""
         return TransactionAttempt(self.txid, self.attempt_id)
 
 
@@ -120,7 +119,6 @@ class Decision:
 
     @property
     def attempt(self) -> TransactionAttempt:
-        """The attempt that was decided."""
         return TransactionAttempt(self.txid, self.attempt_id)
 
     def problem(self) -> str | None:
@@ -200,11 +198,6 @@ def encode(record: Any) -> bytes:
 
 
 def decode(path: str, data: bytes, kind: type[Record]) -> Record:
-    """The record stored at ``path``.
-
-    Raises:
-        CorruptZnode: anything about it is not exactly as expected.
-    """
     what = kind.__name__
     _refuse_a_streams(path, data, what)
     try:
@@ -232,9 +225,6 @@ def encode_value(value: Any, owner: str) -> bytes:
     Args:
         value: what ``json`` can write, without NaN and infinities.
         owner: whose value it is, for the message ("spout lines").
-
-    Raises:
-        ConfigError: it is not JSON.
     """
     try:
         text = json.dumps({"schema": SCHEMA, "value": value}, separators=(",", ":"), allow_nan=False)
@@ -248,11 +238,7 @@ def encode_value(value: Any, owner: str) -> bytes:
 
 
 def decode_value(path: str, data: bytes) -> Any:
-    """Returns what :func:`encode_value` stored at ``path``.
-
-    Raises:
-        CorruptZnode: it is not such a value.
-    """
+    """Returns what :func:`encode_value` stored at ``path``."""
     expected = f'{{"schema":{SCHEMA},"value":…}}'
     try:
         fields = parse_stored(data, halves=True)
@@ -265,11 +251,7 @@ def decode_value(path: str, data: bytes) -> Any:
 
 
 def decode_txid(path: str, name: str) -> int:
-    """The txid that a znode's name stands for.
-
-    Raises:
-        CorruptZnode: the name is not a txid as this module writes one.
-    """
+    """The txid that a znode's name stands for."""
     if not (name.isascii() and name.isdecimal() and name[0] != "0"):
         raise CorruptZnode(f"{path}/{name}", found=repr(name), expected="a name that is a txid from 1")
     return int(name)

@@ -19,7 +19,8 @@ from trident.coordinators.errors import CorruptZnode, IdentityMismatch, OutcomeU
 from trident.coordinators.leadership import Fence
 from trident.coordinators.records import Identity, Incarnation, decode, encode
 from trident.coordinators.resetting import refuse_unfinished_reset
-from trident.coordinators.zookeeper import Create, MultiRefused, Op, SetData, ZooKeeper
+from trident.coordinators.znodes import Create, MultiRefused, Op, SetData
+from trident.coordinators.zookeeper import ZooKeeper
 
 REGISTER = faults.register("zk.register", "the multi that stores a topology's identity and incarnation")
 

@@ -14,7 +14,8 @@ from trident.coordinators.leadership import Lease
 from trident.coordinators.opaque_metadata import PageChanges
 from trident.coordinators.records import Decision, GroupRecord, Identity, Incarnation, LeaderRecord, decode, encode
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
-from trident.coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper
+from trident.coordinators.znodes import Create, Delete, Op, SetData
+from trident.coordinators.zookeeper import ZooKeeper
 
 
 def leap_epochs(zk: ZooKeeper, lease: Lease, epoch: int) -> None:
@@ -127,11 +128,7 @@ class RepairStore(GroupStore):
             self._write(RECORD, self.record, [], edits)
 
     def abandon(self, decision: Decision) -> None:
-        """Deletes a decision of which nothing is published; its attempt id is not used again.
-
-        Raises:
-            StaleState: another decision, or none, is stored.
-        """
+        """Deletes a decision of which nothing is published; its attempt id is not used again."""
         with self._lock:
             self._writable()
             if self._decision != decision:

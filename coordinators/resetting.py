@@ -16,7 +16,8 @@ from trident.coordinators import faults
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed
 from trident.coordinators.leadership import current_holder, holder_is_gone
 from trident.coordinators.records import RESERVED_NAMES, Holder, decode, encode
-from trident.coordinators.zookeeper import Create, Delete, MultiRefused, Op, SetData, ZooKeeper, parts_of
+from trident.coordinators.znodes import Create, Delete, MultiRefused, Op, SetData, parts_of
+from trident.coordinators.zookeeper import ZooKeeper
 
 RESET = faults.register("zk.reset", "the multis that forget a topology")
 # With a dot in it: no stream and no batch group can have this name.
@@ -46,11 +47,7 @@ def unfinished_reset(zk: ZooKeeper, topology: str) -> UnfinishedReset | None:
 
 
 def refuse_unfinished_reset(zk: ZooKeeper, topology: str) -> None:
-    """Refuses to go on with a topology whose reset has not ended.
-
-    Raises:
-        CoordinationError: a reset of it was begun and has not ended.
-    """
+    """Refuses to go on with a topology whose reset has not ended."""
     if unfinished_reset(zk, topology) is not None:
         raise CoordinationError(
             f"a reset of topology {topology!r} was begun and has not ended: its transactions are forgotten, and some "

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from trident.coordinators import faults, master
+from trident.coordinators.causes import first_line
 from trident.coordinators.errors import (
     Deposed,
     ForeignTable,
@@ -185,7 +186,7 @@ class Supervisor:
         try:
             self._lead(lease)
         except _DEPOSING as lost:
-            self._listener.event(f"not the leader any more: {_first_line(lost)}")
+            self._listener.event(f"not the leader any more: {first_line(lost)}")
             self._lost_recovering += self._recovering
         except Exception as error:
             if not self._may_recover_later(error):
@@ -245,7 +246,7 @@ class Supervisor:
             return False
         self._failed_recoveries += 1
         self._listener.recovery_waits(str(error))
-        self._listener.event(f"the recovery failed ({self._failed_recoveries}), trying again: {_first_line(error)}")
+        self._listener.event(f"the recovery failed ({self._failed_recoveries}), trying again: {first_line(error)}")
         return self._failed_recoveries < self._settings.limits.max_attempts
 
     # --- drive, watch, close --------------------------------------------------------------
@@ -348,7 +349,3 @@ class Supervisor:
     def _notify(self) -> None:
         with self.changed:
             self.changed.notify_all()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trident.coordinators.records import decode_txid, decode_value, encode_value
-from trident.coordinators.zookeeper import Create, Delete, Op, SetData, ZooKeeper, check_name
+from trident.coordinators.znodes import Create, Delete, Op, SetData, check_name
+from trident.coordinators.zookeeper import ZooKeeper
 
 GONE: Any = object()
 """Instead of a value: it is deleted."""

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.networks import Network
 from trident.coordinators.embedded_server import java_command
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 
 SERVERS = ("s1", "s2", "s3")
 _READY_SECS = 40.0

@@ -29,7 +29,8 @@ from typing import Any
 from tests.jvm_options import cold_options
 from trident import Count, DeltaAppend, DeltaMapState, SpoutKind, SqliteMap, TridentTopology, opaque
 from trident.coordinators import faults
-from trident.coordinators.zookeeper import WRITE, Check, ZooKeeper
+from trident.coordinators.znodes import Check
+from trident.coordinators.zookeeper import WRITE, ZooKeeper
 from trident.spark.session import make_session
 from trident.states.delta.kernel import KernelEngine
 from trident.udf.schemas import as_schema

@@ -14,7 +14,8 @@ from tests.topology_helpers import IN_ONE_PROCESS
 from tests.zk_fixtures import connected
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, TridentConfig, TridentTopology
 from trident.coordinators.errors import TridentError
-from trident.coordinators.zookeeper import Create, ZooKeeper
+from trident.coordinators.znodes import Create
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.apply import Repaired, repair
 from trident.repair.steps import Choices
 from trident.running.query import TopologyQuery

@@ -15,7 +15,8 @@ import pytest
 
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 
 SESSION_SECS = 4.0
 _MULTI = 14

@@ -96,11 +96,11 @@ from trident.streams.stream import TridentState as TridentState
 from trident.streams.stream import WindowedStream as WindowedStream
 from trident.streams.topology import TridentTopology as TridentTopology
 from trident.tuples.bolts import BasicBolt as BasicBolt
-from trident.tuples.bolts import BasicOutputCollector as BasicOutputCollector
 from trident.tuples.bolts import BoltContext as BoltContext
-from trident.tuples.bolts import OutputCollector as OutputCollector
 from trident.tuples.bolts import RichBolt as RichBolt
-from trident.tuples.bolts import Tuple as Tuple
+from trident.tuples.collectors import BasicOutputCollector as BasicOutputCollector
+from trident.tuples.collectors import OutputCollector as OutputCollector
+from trident.tuples.collectors import Tuple as Tuple
 from trident.tuples.query import TupleQuery as TupleQuery
 from trident.tuples.spouts import TupleFailure as TupleFailure
 from trident.tuples.topology import TupleTopology as TupleTopology

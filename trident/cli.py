@@ -1,11 +1,6 @@
 """The command line: ``trident run``, ``status``, ``plan``, ``compact``, ``skip``, ``reset``, ``repair`` and others.
 
-Exit codes: 0 stopped or done, 1 the attempt cap was reached, 2 bad input,
-3 HALT (a person must look), 4 ZooKeeper unreachable, or it refuses a
-certificate or a password. ``status`` and ``zookeeper status`` end with 5 when
-what they tell of does not run, ``status`` also with 1 or 3 when that is how it
-ended. Beside these 70 for an error of the framework itself, or a JVM that has died,
-and 130 for an interrupted command. An error is
+Its exit codes are in :mod:`trident.commands.exit_codes`. An error is
 its message alone, behind the lines of your own function that raised;
 ``--verbose`` adds the whole traceback, and what Spark says.
 """
@@ -23,76 +18,25 @@ from typing import Any
 
 import click
 
+from trident.commands.exit_codes import (
+    EXIT_HALT,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_RUNNING,
+    EXIT_OF_CONDITION,
+    exit_code,
+)
 from trident.config import TridentConfig
 from trident.coordinators.causes import causes
-from trident.coordinators.errors import (
-    AttemptCapReached,
-    BatchError,
-    ConfigError,
-    CoordinationError,
-    EnvironmentProblem,
-    ForeignTable,
-    Halted,
-    IdentityMismatch,
-    SchemaMismatch,
-    SessionEnded,
-    SourceError,
-    StorageProblem,
-    TopologyError,
-    TridentError,
-    ZooKeeperUnreachable,
-)
+from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.running import last_resort
 from trident.states.core.names import check_name
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
 
-EXIT_ATTEMPT_CAP = 1
-EXIT_BAD_INPUT = 2
-EXIT_HALT = 3
-EXIT_ZOOKEEPER_UNREACHABLE = 4
-EXIT_NOT_RUNNING = 5
-EXIT_INTERNAL = 70
-EXIT_INTERRUPTED = 130
-
-# The exit codes of `status`; of several topologies the first of these that is one's.
-_EXIT_OF_CONDITION = {
-    "halted": EXIT_HALT,
-    "failed": EXIT_ATTEMPT_CAP,
-    "gone": EXIT_NOT_RUNNING,
-    "stopped": EXIT_NOT_RUNNING,
-}
 
 # The other folders in <warehouse>/_trident, beside the topologies'.
 _NOT_TOPOLOGIES = ("states", "zookeeper")
-_BAD_INPUT = (
-    TopologyError,
-    ConfigError,
-    EnvironmentProblem,
-    SourceError,
-    IdentityMismatch,
-    SchemaMismatch,
-    ForeignTable,
-)
-
-
-def exit_code(error: BaseException) -> int:
-    """The exit code for an error that ended a command."""
-    # A recovery that met a full disk too often is given up like a batch.
-    if isinstance(error, (AttemptCapReached, BatchError, StorageProblem)):
-        return EXIT_ATTEMPT_CAP
-    if isinstance(error, SessionEnded):
-        return EXIT_INTERNAL  # a service is started again
-    if isinstance(error, Halted):
-        return EXIT_HALT
-    # The bare classes are refusals: "it is running", "there is no such topology".
-    if isinstance(error, _BAD_INPUT) or type(error) in (TridentError, CoordinationError):
-        return EXIT_BAD_INPUT
-    if isinstance(error, ZooKeeperUnreachable):
-        return EXIT_ZOOKEEPER_UNREACHABLE
-    if isinstance(error, TridentError):
-        return EXIT_HALT  # coordination or a table is not as it must be
-    return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_INTERNAL
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
@@ -106,10 +50,9 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             last_resort.install(verbose=True)
         try:
             # The short forms are settings like others; said last, they win.
-            short = [f"{key}={arguments.pop(key)}" for key in _SHORT if arguments.get(key) is not None]
-            for key in _SHORT:
-                arguments.pop(key, None)
-            function(settings=(*settings, *short), **arguments)
+            short = {key: arguments.pop(key, None) for key in _SHORT}
+            given = [f"{key}={value}" for key, value in short.items() if value is not None]
+            function(settings=(*settings, *given), **arguments)
         except (click.exceptions.Exit, click.ClickException):
             raise
         except click.Abort:  # Ctrl-C at a question
@@ -251,7 +194,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
         found = read_status(warehouse, one)
         conditions.add(condition(found))
         click.echo(json.dumps(found.to_json()) if as_json else format_status(found))
-    for bad, code in _EXIT_OF_CONDITION.items():
+    for bad, code in EXIT_OF_CONDITION.items():
         if bad in conditions:
             sys.exit(code)
 

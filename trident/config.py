@@ -41,21 +41,20 @@ _HIDDEN = "***"
 _OWN_SETTINGS = {"spark.master": "spark_master", "spark.driver.memory": "driver_memory"}
 
 
-def _setting(
-    default: Any,
-    kind: Kind,
-    doc: str,
-    *,
-    section: str,
-    unit: str = "",
-    secret: bool = False,
-) -> Any:
-    metadata = {"kind": kind, "doc": doc, "unit": unit, "secret": secret, "section": section}
-    return field(default=default, metadata=metadata)
+def _setting(default: Any, kind: Kind, doc: str, unit: str = "", secret: bool = False) -> Any:
+    return field(default=default, metadata={"kind": kind, "doc": doc, "unit": unit or kind.unit, "secret": secret})
 
 
-_RUN, _WHERE, _ZK, _SPARK = "Transactions", "Warehouse", "ZooKeeper", "Spark"
-_HTTP, _SHOW, _MESSAGES = "Requests over HTTP", "Progress and status", "Messages"
+# The sections of docs/configuration.md, by their first setting.
+_SECTIONS = {
+    "max_spout_pending": "Transactions",
+    "ackers": "Messages",
+    "warehouse": "Warehouse",
+    "zookeeper": "ZooKeeper",
+    "spark_master": "Spark",
+    "http": "Requests over HTTP",
+    "progress": "Progress and status",
+}
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -77,14 +76,13 @@ class TridentConfig:
     """
 
     max_spout_pending: int = _setting(
-        3, whole(1), "Transactions of a batch group that may be active at once.", section=_RUN, unit="transactions"
+        3, whole(1), "Transactions of a batch group that may be active at once.", unit="transactions"
     )
     max_attempts: int = _setting(
         8,
         whole(1),
         "Failures of one transaction, since the coordinator started, after which the topology stops; after three in a "
         "row that are the same failure of user code for the same row, it stops then.",
-        section=_RUN,
         unit="attempts",
     )
     message_timeout_secs: float | None = _setting(
@@ -93,37 +91,26 @@ class TridentConfig:
         "How long the processing of an attempt may take, from its first Spark task on; fourfold until the process's"
         " first transaction has advanced; doubles with each attempt that timed out, and the next transactions keep what"
         " one came to need. `none`: for ever.",
-        section=_RUN,
-        unit="s",
     )
     batch_emit_interval_secs: float = _setting(
-        0.0,
-        seconds(zero=True),
-        "Least time between the starts of two new transactions; replays never wait for it.",
-        section=_RUN,
-        unit="s",
+        0.0, seconds(zero=True), "Least time between the starts of two new transactions; replays never wait for it."
     )
     stop_timeout_secs: float = _setting(
         60.0,
         seconds(zero=False),
         "How long a stop waits for what is decided, and for calls of yours that run (a spout's `close`, `success`,"
         " `commit`); then it ends without them, and the next start does the rest.",
-        section=_RUN,
-        unit="s",
     )
     merge_at_stop_secs: float = _setting(
         60.0,
         seconds(zero=True),
         "How long the last MERGE, which brings the plain tables up to date, may take at a stop. Rows that it does not"
         " bring over stay in the log, where snapshots and the next start find it. 0: no such MERGE.",
-        section=_RUN,
-        unit="s",
     )
     warm_standby: bool = _setting(
         True,
         flag(),
         "A standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
-        section=_RUN,
     )
 
     ackers: int = _setting(
@@ -132,143 +119,106 @@ class TridentConfig:
         "Of a stream of messages: Spark tasks that add up the ledger of a batch, where it is large. Of a tuple"
         " topology: tables that share the pending messages. 0: messages are not tracked, each is acknowledged when it"
         " is emitted.",
-        section=_MESSAGES,
     )
     max_pending_messages: int = _setting(
         10_000,
         whole(1),
         "Messages of one spout (in a tuple topology: of one spout task) that may be handed out and not settled; a batch"
         " takes its share of them.",
-        section=_MESSAGES,
         unit="messages",
     )
     max_replays: int = _setting(
-        3,
-        whole(0),
-        "How often a message that has failed is tried again; then it is a dead letter.",
-        section=_MESSAGES,
-        unit="replays",
+        3, whole(0), "How often a message that has failed is tried again; then it is a dead letter.", unit="replays"
     )
     replay_backoff_secs: float = _setting(
         1.0,
         seconds(zero=True),
         "How long after a failure the spout is told of it; doubles with each failure of the same message.",
-        section=_MESSAGES,
-        unit="s",
     )
     remember_messages_secs: float = _setting(
         600.0,
         seconds(zero=True),
         "How long a message that is settled is recognised when its source hands it out again; over a restart"
         " counted back from the last one that was settled.",
-        section=_MESSAGES,
-        unit="s",
     )
 
     warehouse: str = _setting(
-        "./trident-warehouse",
-        path(),
-        "Folder of the tables, the manifests and the status. Not Spark's own warehouse.",
-        section=_WHERE,
+        "./trident-warehouse", path(), "Folder of the tables, the manifests and the status. Not Spark's own warehouse."
     )
 
     zookeeper: str = _setting(
         "embedded",
         text(pattern=HOSTS, expected='"embedded" or host:port,host:port with an optional /chroot'),
         "`embedded`: a server of its own for the warehouse, on this machine. Otherwise the hosts.",
-        section=_ZK,
     )
     zookeeper_root: str = _setting(
         "/trident",
         text(pattern=ZNODE, expected="a path such as /trident, without a / at its end"),
         "The znode under which everything is stored.",
-        section=_ZK,
     )
     zookeeper_session_timeout_secs: float = _setting(
-        20.0,
-        seconds(zero=False),
-        "Session timeout: after this time without contact a standby may take over.",
-        section=_ZK,
-        unit="s",
+        20.0, seconds(zero=False), "Session timeout: after this time without contact a standby may take over."
     )
     zookeeper_connect_timeout_secs: float = _setting(
-        15.0,
-        seconds(zero=False),
-        "How long the first connection may take before ZooKeeper counts as unreachable.",
-        section=_ZK,
-        unit="s",
+        15.0, seconds(zero=False), "How long the first connection may take before ZooKeeper counts as unreachable."
     )
     zookeeper_acl: str = _setting(
         "auto",
         choice("auto", "creator", "open"),
         "Clients that may use the znodes: `creator`, only those authenticated as their creator; `open`, all; `auto`,"
         " creator if any of `zookeeper_auth`, SASL or a TLS certificate of this client is set, else open.",
-        section=_ZK,
     )
     zookeeper_auth: str | None = _setting(
         None,
         text(optional=True, pattern=r"(?s)[a-z0-9]+:.+", expected="scheme:credential, such as digest:user:password"),
         "Credentials that the connection presents.",
-        section=_ZK,
         secret=True,
     )
     zookeeper_sasl_mechanism: str | None = _setting(
         None,
         choice("DIGEST-MD5", "GSSAPI", optional=True),
         "SASL mechanism; needs the extra `sasl` of this package (GSSAPI also `kerberos`).",
-        section=_ZK,
     )
-    zookeeper_sasl_username: str | None = _setting(None, text(optional=True), "SASL user name.", section=_ZK)
-    zookeeper_sasl_password: str | None = _setting(
-        None, text(optional=True), "SASL password.", section=_ZK, secret=True
-    )
-    zookeeper_tls: bool = _setting(False, flag(), "Connect with TLS.", section=_ZK)
+    zookeeper_sasl_username: str | None = _setting(None, text(optional=True), "SASL user name.")
+    zookeeper_sasl_password: str | None = _setting(None, text(optional=True), "SASL password.", secret=True)
+    zookeeper_tls: bool = _setting(False, flag(), "Connect with TLS.")
     zookeeper_tls_ca_file: str | None = _setting(
         None,
         path(optional=True),
         "Certificates of the authorities that sign the servers', and of no others; `none`: the system's.",
-        section=_ZK,
     )
-    zookeeper_tls_cert_file: str | None = _setting(
-        None, path(optional=True), "Certificate that this client presents.", section=_ZK
-    )
+    zookeeper_tls_cert_file: str | None = _setting(None, path(optional=True), "Certificate that this client presents.")
     zookeeper_tls_key_file: str | None = _setting(
-        None, path(optional=True), "Private key of that certificate; `none`: it is in the same file.", section=_ZK
+        None, path(optional=True), "Private key of that certificate; `none`: it is in the same file."
     )
     zookeeper_tls_key_password: str | None = _setting(
-        None, text(optional=True), "Password of that private key.", section=_ZK, secret=True
+        None, text(optional=True), "Password of that private key.", secret=True
     )
-    zookeeper_tls_verify: bool = _setting(True, flag(), "Check the servers' certificates and host names.", section=_ZK)
+    zookeeper_tls_verify: bool = _setting(True, flag(), "Check the servers' certificates and host names.")
 
-    spark_master: str = _setting(
-        "local[*]", text(), "Spark master, when the topology makes its own session.", section=_SPARK
-    )
+    spark_master: str = _setting("local[*]", text(), "Spark master, when the topology makes its own session.")
     spark_conf: tuple[tuple[str, str], ...] = _setting(
         (),
         spark_conf(),
         "Spark settings of a session that the topology makes, `spark.executor.memory=4g; spark.ui.enabled=true`; they"
         " win over ours. `--conf` of the command line adds to them.",
-        section=_SPARK,
         secret=True,
     )
     driver_memory: str | None = _setting(
         None,
         text(optional=True, pattern=r"[1-9][0-9]*[kmgtKMGT]", expected="a size such as 4g or 512m"),
         "Heap of the driver's JVM, which is all of Spark with a local master; `none`: Spark's own, 1g.",
-        section=_SPARK,
     )
     batch_partitions: int | None = _setting(
         None,
         whole(1, optional=True),
         "Spark partitions of a batch; `none`: what its spout says it is worth, one for a small batch.",
-        section=_SPARK,
         unit="partitions",
     )
     shuffle_partitions: int | None = _setting(
         None,
         whole(1, optional=True),
         "Spark partitions after a shuffle within a batch; `none`: as many as the batch has.",
-        section=_SPARK,
         unit="partitions",
     )
 
@@ -277,13 +227,11 @@ class TridentConfig:
         listen(),
         "Where requests to DRPC streams are answered over HTTP: `3774` is `127.0.0.1:3774`; port 0 takes a free one."
         " Any other address than a loopback one needs `http_token`.",
-        section=_HTTP,
     )
     http_token: str | None = _setting(
         None,
         text(optional=True, pattern=r"[\x21-\x7e]{16,}", expected="at least 16 characters without spaces"),
         "The token that a request must present, as `Authorization: Bearer <token>`.",
-        section=_HTTP,
         secret=True,
     )
 
@@ -291,14 +239,9 @@ class TridentConfig:
         "auto",
         choice("auto", "terminal", "plain", "none"),
         "Progress on standard error: a display on a terminal, lines elsewhere, or nothing.",
-        section=_SHOW,
     )
-    progress_interval_secs: float = _setting(
-        5.0, seconds(zero=True), "Least time between two plain progress lines.", section=_SHOW, unit="s"
-    )
-    status_interval_secs: float = _setting(
-        1.0, seconds(zero=True), "Least time between two writings of `status.json`.", section=_SHOW, unit="s"
-    )
+    progress_interval_secs: float = _setting(5.0, seconds(zero=True), "Least time between two plain progress lines.")
+    status_interval_secs: float = _setting(1.0, seconds(zero=True), "Least time between two writings of `status.json`.")
 
     def __init__(self, **settings: Any) -> None:
         self._fill({**_from_environment(os.environ), **_named(settings, "TridentConfig")})
@@ -518,12 +461,16 @@ def markdown_table() -> str:
         "Where a value comes from, the later the stronger: the default; the environment (`TRIDENT_MAX_ATTEMPTS=3`);",
         "`TridentConfig(max_attempts=3)`; on the command line `--set max_attempts=3`. An unknown name is an error.",
     ]
-    section = None
     for name, setting in _FIELDS.items():
         about = setting.metadata
-        if about["section"] != section:
-            section = about["section"]
-            lines += ["", f"## {section}", "", "| key | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+        if name in _SECTIONS:
+            lines += [
+                "",
+                f"## {_SECTIONS[name]}",
+                "",
+                "| key | default | unit | allowed | meaning |",
+                "|---|---|---|---|---|",
+            ]
         assert setting.default is not MISSING, name
         allowed = about["kind"].expected.replace("|", "\\|")
         doc = about["doc"] + (" Secret: never shown." if about["secret"] else "")
@@ -544,11 +491,7 @@ if __name__ == "__main__":
 
 
 def as_config(config: object) -> TridentConfig:
-    """The settings that a caller gave; None: the defaults and the environment.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """The settings that a caller gave; None: the defaults and the environment."""
     if config is None:
         return TridentConfig()
     if not isinstance(config, TridentConfig):

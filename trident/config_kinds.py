@@ -33,6 +33,7 @@ class Kind:
     expected: str
     read: Callable[[Any], Any]
     optional: bool = False
+    unit: str = ""
 
     def accept(self, value: Any) -> Any:
         if self.optional and (value is None or (isinstance(value, str) and value.strip().lower() == "none")):
@@ -70,7 +71,7 @@ def seconds(*, zero: bool, optional: bool = False) -> Kind:
         return value
 
     expected = "a number of seconds, " + ("0 or more" if zero else "more than 0")
-    return Kind(expected + (", or none" if optional else ""), read, optional)
+    return Kind(expected + (", or none" if optional else ""), read, optional, unit="s")
 
 
 def flag() -> Kind:

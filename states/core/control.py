@@ -57,11 +57,7 @@ class ControlRecord:
 
 
 def decode_control(path: object, text: str | None) -> ControlRecord:
-    """Reads a table's control record, strictly.
-
-    Raises:
-        ForeignTable: there is none, or it is not one of this schema.
-    """
+    """Reads a table's control record, strictly."""
     if text is None:
         raise ForeignTable(
             f"the Delta table {path} was not made by this framework",

@@ -35,16 +35,11 @@ def all_kinds() -> list[StateKind]:
 
 
 def find_kind(name: str) -> StateKind | None:
-    """The kind of a name; None when there is none."""
     return _known().get(name)
 
 
 def stored_kind(name: str, state: str) -> StateKind:
-    """The kind that a stored file names.
-
-    Raises:
-        Halted: this version of the framework does not know it.
-    """
+    """The kind that a stored file names."""
     found = _known().get(name)
     if found is None:
         raise Halted(
@@ -57,11 +52,7 @@ def stored_kind(name: str, state: str) -> StateKind:
 
 
 def kind_of_state(state: object) -> StateKind:
-    """The kind of a user's state.
-
-    Raises:
-        TopologyError: it is no state.
-    """
+    """The kind of a user's state."""
     a_class = isinstance(state, type)
     for kind in () if a_class else _known().values():
         if kind.holds(state):

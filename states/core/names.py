@@ -21,9 +21,6 @@ def check_name(kind: str, name: object) -> str:
 
     A state's name is also a table's: no "-" in it, and no "__", which this
     framework uses for the tables that it adds.
-
-    Raises:
-        TopologyError: the name is not of the form.
     """
     pattern = _STATE if kind == "state" else _NAME
     if not isinstance(name, str) or not pattern.fullmatch(name) or (kind == "state" and "__" in name):
@@ -58,9 +55,6 @@ def check_streams_apart(names: Collection[str]) -> None:
 
     ``<w>/_trident/<topology>/`` has a folder for each batch group, named after a
     stream, and the folder ``streams`` with one for each stream.
-
-    Raises:
-        TopologyError: naming both.
     """
     inside = sorted(GROUP_FOLDERS & set(names))
     if STREAMS_FOLDER in names and inside:
@@ -74,11 +68,7 @@ def check_streams_apart(names: Collection[str]) -> None:
 
 
 def check_inside(what: str, path: object) -> str:
-    """Returns a relative path that was read from a file when it leads nowhere but below its root.
-
-    Raises:
-        TableError: it is absolute, goes up, or is no path.
-    """
+    """Returns a relative path that was read from a file when it leads nowhere but below its root."""
     parts = path.split("/") if isinstance(path, str) else [""]
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise TableError(

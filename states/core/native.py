@@ -32,33 +32,13 @@ class NativeMerge:
     combine_columns: Callable[["Column", "Column"], "Column"]
 
 
-def _sum(partials: "Column") -> "Column":
-    return F.sum(partials)
-
-
 def _add(a: "Column", b: "Column") -> "Column":
     return F.coalesce(a + b, a, b)
 
 
-def _min(partials: "Column") -> "Column":
-    return F.min(partials)
-
-
-def _least(a: "Column", b: "Column") -> "Column":
-    return F.least(a, b)
-
-
-def _max(partials: "Column") -> "Column":
-    return F.max(partials)
-
-
-def _greatest(a: "Column", b: "Column") -> "Column":
-    return F.greatest(a, b)
-
-
 NATIVE: Mapping[str, NativeMerge] = {
-    "count": NativeMerge(_sum, _add),
-    "sum": NativeMerge(_sum, _add),
-    "min": NativeMerge(_min, _least),
-    "max": NativeMerge(_max, _greatest),
+    "count": NativeMerge(F.sum, _add),
+    "sum": NativeMerge(F.sum, _add),
+    "min": NativeMerge(F.min, F.least),
+    "max": NativeMerge(F.max, F.greatest),
 }

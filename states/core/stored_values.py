@@ -65,9 +65,6 @@ def dumps(value: Any) -> str:
     fixed offset or a ZoneInfo), date, timedelta, and list, tuple and dict of
     these, :class:`TransactionalValue` and :class:`OpaqueValue`. Exactly these
     types: a subclass would not come back as what it was.
-
-    Raises:
-        ConfigError: there is something else in it.
     """
     try:
         return json.dumps(_encoded(value), separators=(",", ":"), allow_nan=False)
@@ -78,11 +75,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """The value of which :func:`dumps` made the text.
-
-    Raises:
-        TridentError: the text is not such a text.
-    """
+    """The value of which :func:`dumps` made the text."""
     try:
         if type(text) is not str:
             raise ValueError(f"a {type(text).__name__}")

@@ -25,31 +25,13 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch
-from trident.states.core.stored_values import OpaqueValue, TransactionalValue, dumps, loads
-
-__all__ = [
-    "UNCHANGED",
-    "Base",
-    "OpaqueValue",
-    "Semantics",
-    "Stored",
-    "TransactionalValue",
-    "base_of",
-    "dumps",
-    "fresh",
-    "loads",
-    "stored_after",
-    "undone",
-    "updated",
-    "visible",
-]
+from trident.states.core.stored_values import OpaqueValue, TransactionalValue
 
 
 class Semantics(enum.Enum):
@@ -154,16 +136,6 @@ def stored_after(semantics: Semantics, stored: Stored, txid: int | None, new: An
     if semantics is Semantics.TRANSACTIONAL:
         return TransactionalValue(txid, new, incarnation)
     return OpaqueValue(txid, new, base.value, incarnation)
-
-
-def updated(
-    semantics: Semantics, stored: Stored, txid: int | None, update: Callable[[Any], Any], incarnation: str = ""
-) -> Stored:
-    """One update of one key: :func:`stored_after` of what ``update`` makes of the base."""
-    base = base_of(semantics, stored, txid, incarnation)
-    if base.applied:
-        return UNCHANGED
-    return stored_after(semantics, stored, txid, fresh(update(base.value)), incarnation)
 
 
 def undone(stored: Stored, txid: int, incarnation: str = "") -> Stored:

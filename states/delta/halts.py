@@ -21,7 +21,6 @@ WIPED_CAUSES = (
 
 
 def repair_command(topology: str, *options: str) -> str:
-    """The command, as it is to be typed."""
     return "`" + " ".join(["trident", "repair", topology, *options]) + "`"
 
 

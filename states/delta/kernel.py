@@ -364,7 +364,6 @@ class KernelEngine:
         predicate: Callable[[LiveFile], bool],
         control: Mapping[str, str],
         engine_info: str,
-        data_change: bool = True,
     ) -> TableSnapshot | None:
         """Remove whole files from the table, in one commit that writes metadata only.
 
@@ -374,8 +373,6 @@ class KernelEngine:
         Args:
             predicate: called once per live file; True removes it.
             control: domain -> JSON text, in the same commit.
-            data_change: what Delta's streaming readers are told; False only
-                when the rows are elsewhere in the table.
 
         Returns:
             The table after the commit, or None when no file was to be removed
@@ -387,24 +384,7 @@ class KernelEngine:
         doomed = [file for file in self.live_files(snapshot) if predicate(file)]
         if not doomed:
             return None
-        return self.rewrite_files(snapshot, doomed, [], control, engine_info, data_change)
-
-    def rewrite_files(
-        self,
-        snapshot: TableSnapshot,
-        removed: Sequence[LiveFile],
-        added: Sequence[StagedFile],
-        control: Mapping[str, str],
-        engine_info: str,
-        data_change: bool = False,
-    ) -> TableSnapshot:
-        """Replace live files by staged ones in one commit, for compaction.
-
-        Raises:
-            CommitConflict, CommitOutcomeUnknown, TableError: as for :meth:`commit_files`.
-        """
-        actions = [remove_action(file, data_change=data_change) for file in removed]
-        actions += [add_action(file, data_change=data_change) for file in added]
+        actions = [remove_action(file) for file in doomed]
         return self._commit(snapshot, actions, None, control, engine_info, self._manual)
 
     def _commit(
@@ -581,7 +561,7 @@ class KernelEngine:
         # Kernel does not see the metadata among the actions: its snapshot in memory is old.
         return self.load_version(snapshot.path, after.version)
 
-    def enable_control(self, snapshot: TableSnapshot, engine_info: str = "trident") -> TableSnapshot:
+    def enable_control(self, snapshot: TableSnapshot) -> TableSnapshot:
         """Give a table the feature that control records need; commits, unless it has it.
 
         Raises:
@@ -593,7 +573,7 @@ class KernelEngine:
         java_txn = guard(
             snapshot.path,
             lambda: (
-                snapshot._java.buildUpdateTableTransaction(engine_info, self._manual)
+                snapshot._java.buildUpdateTableTransaction("trident", self._manual)
                 .withTablePropertiesAdded(feature)
                 .withMaxRetries(0)
                 .build(self.java)

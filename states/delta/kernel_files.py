@@ -40,7 +40,7 @@ class LiveFile:
     modification_ms: int
 
 
-def add_action(file: StagedFile, *, data_change: bool = True) -> str:
+def add_action(file: StagedFile) -> str:
     """The ``add`` action that makes a staged file part of the table, as JSON."""
     return json.dumps(
         {
@@ -49,7 +49,7 @@ def add_action(file: StagedFile, *, data_change: bool = True) -> str:
                 "partitionValues": dict(file.partition_values),
                 "size": file.size,
                 "modificationTime": file.mtime_ms,
-                "dataChange": data_change,
+                "dataChange": True,
                 "stats": file.stats,
             }
         },
@@ -57,14 +57,14 @@ def add_action(file: StagedFile, *, data_change: bool = True) -> str:
     )
 
 
-def remove_action(file: LiveFile, *, data_change: bool) -> str:
+def remove_action(file: LiveFile) -> str:
     """The ``remove`` action that takes a live file out of the table, as JSON."""
     return json.dumps(
         {
             "remove": {
                 "path": quote(file.path, safe=_SAFE),
                 "deletionTimestamp": time.time_ns() // 1_000_000,
-                "dataChange": data_change,
+                "dataChange": True,
                 "extendedFileMetadata": True,
                 "partitionValues": dict(file.partition_values),
                 "size": file.size,

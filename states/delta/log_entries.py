@@ -121,11 +121,7 @@ def _json_lines(file: str) -> list[Any]:
 
 
 def read_commit(path: str, version: int) -> TableCommit:
-    """The commit that made a table version.
-
-    Raises:
-        TableError: the entry is not there (any more), or cannot be read.
-    """
+    """The commit that made a table version."""
     actions = read_actions(path, version)
     try:
         return _commit(version, actions)
@@ -218,9 +214,6 @@ def metadata_at(path: str, version: int) -> Described | None:
 
     Returns:
         None when what is left of the log does not say.
-
-    Raises:
-        TableError: an entry or a checkpoint cannot be read.
     """
     checkpoints = _checkpoints_of(path)
     protocol = None
@@ -331,11 +324,7 @@ def entry_signature(path: str, version: int) -> Signature | None:
 
 
 def newest_version(path: str) -> int:
-    """The newest table version that has a log entry.
-
-    Raises:
-        TableError: there is none.
-    """
+    """The newest table version that has a log entry."""
     versions = versions_of(path)
     if not versions:
         raise TableError(f"there is no Delta log at {path}")

@@ -70,11 +70,7 @@ class ManifestTable:
 
     @classmethod
     def from_json(cls, value: Any) -> ManifestTable:
-        """Reads what to_json() gave.
-
-        Raises:
-            TableError: it is something else.
-        """
+        """Reads what to_json() gave."""
         try:
             files = tuple(StagedFile.from_json(file) for file in value["files"])
             known = {key: item for key, item in value.items() if key != "rows"}  # which follows from the files
@@ -112,11 +108,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Reads what encode() gave; the digest has been checked before.
-
-        Raises:
-            TableError: it is not a manifest of this schema.
-        """
+        """Reads what encode() gave; the digest has been checked before."""
         try:
             value = parse_stored(data)
             tables = tuple(ManifestTable.from_json(table) for table in value["tables"])
@@ -175,11 +167,7 @@ class ManifestStore:
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 
     def read(self, decision: Decision) -> Manifest:
-        """Reads the manifest that a decision names.
-
-        Raises:
-            Halted: it is gone or is not the one that was decided.
-        """
+        """Reads the manifest that a decision names."""
         path = self._warehouse / decision.manifest
         if path.parent not in (self._old_folder, self._folder):
             # A writer to ZooKeeper must not choose which of the warehouse's files is taken for a manifest.

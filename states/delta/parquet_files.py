@@ -242,7 +242,7 @@ def _task_index() -> int:
     return context.partitionId() if context is not None else 0
 
 
-def statistics(metadata: pq.FileMetaData, without_bounds: Iterable[str] = ()) -> dict[str, Any]:
+def statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Delta's statistics of a file from its Parquet footer.
 
     Bounds are left out where they could be wrong: nested columns, columns with
@@ -251,7 +251,7 @@ def statistics(metadata: pq.FileMetaData, without_bounds: Iterable[str] = ()) ->
     nulls: dict[str, int] = {}
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
-    bad = set(without_bounds)
+    bad: set[str] = set()
     for group_index in range(metadata.num_row_groups):
         group = metadata.row_group(group_index)
         for column_index in range(group.num_columns):

@@ -28,9 +28,6 @@ def partition_texts(name: str, column: "pa.Array | pa.ChunkedArray") -> list[str
 
     Args:
         column: of a type that :func:`can_partition` names.
-
-    Raises:
-        TableError: a date or time is outside of the years 1 to 9999, of which the text would not be read back.
     """
     try:
         return [partition_text(value) for value in python_values(column)]

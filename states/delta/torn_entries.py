@@ -78,9 +78,6 @@ def fsync_log_entries(path: str, first: int, last: int) -> None:
     """Make log entries, from the older to the newer, outlive a power cut; those that are gone need nothing.
 
     On other file systems it does nothing.
-
-    Raises:
-        TableError: the disk refused.
     """
     try:
         for version in range(first, last + 1):

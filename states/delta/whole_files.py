@@ -38,9 +38,6 @@ def require_whole(what: str, root: str, files: Iterable[SizedFile], action: str 
         root: the folder that their paths are relative to, on a local disk.
         files: with path and size.
         action: what to do when one is not; by default to bring it back.
-
-    Raises:
-        TableError: one is gone, is no file, or has another length; or cannot be looked at.
     """
     for file in files:
         try:
@@ -71,9 +68,6 @@ def require_whole_log(path: str, version: int | None = None) -> None:
 
     Args:
         version: the table version; None for the newest.
-
-    Raises:
-        TableError: an entry is empty or missing, with its version.
     """
     root = storage.local_path(path)
     if root is None:

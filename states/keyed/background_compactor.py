@@ -68,11 +68,6 @@ class BackgroundCompactor:
                 self._advanced = txid
                 self._wake.notify_all()
 
-    @property
-    def fatal(self) -> BaseException | None:
-        """Returns what ended the thread, None while it works."""
-        return self._fatal
-
     def stop(
         self, compact: bool = True, timeout_secs: float = 60.0, give_up: Callable[[], bool] = lambda: False
     ) -> bool:
@@ -100,7 +95,8 @@ class BackgroundCompactor:
         deadline = time.monotonic() + _CANCEL_SECS
         while thread.is_alive() and time.monotonic() < deadline:
             # A MERGE is several jobs, and what is cancelled is those that run just now: again, until none comes.
-            self._cancel()
+            for compactor in self._compactors:
+                compactor.cancel()
             thread.join(0.2)
         if thread.is_alive():
             return False
@@ -118,10 +114,6 @@ class BackgroundCompactor:
                         f" run `trident compact {topology}`"
                     )
         return texts
-
-    def _cancel(self) -> None:
-        for compactor in self._compactors:
-            compactor.cancel()
 
     def _run(self) -> None:
         seen = -1

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trident.coordinators.errors import TableError
 
@@ -40,17 +40,8 @@ class SnapshotUnavailable(TableError):
         available: the transaction that can be read instead, when there is one.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        txid: int,
-        available: int | None = None,
-        found: object = None,
-        expected: object = None,
-        action: str | None = None,
-    ) -> None:
-        super().__init__(message, found=found, expected=expected, action=action)
+    def __init__(self, message: str, *, txid: int, available: int | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
         self.txid, self.available = txid, available
 
 

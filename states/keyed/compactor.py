@@ -17,48 +17,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.sql import functions as F
-
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, Halted, TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_properties import local_properties
-from trident.states.core.names import backquoted
-from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
-from trident.states.delta.kernel_errors import java_causes
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.table_lock import table_lock
 from trident.states.delta.torn_entries import fsync_log_entries
-from trident.states.keyed.compaction import (
-    LogView,
-    MergePlan,
-    TableView,
-    ViewsDisagree,
-    guard_condition,
-    plan_drop,
-    plan_merge,
-)
+from trident.states.keyed.compaction import LogView, MergePlan, TableView, ViewsDisagree, plan_drop, plan_merge
 from trident.states.keyed.delta_map import DeltaMapState
 from trident.states.keyed.log_merge import (
     combiner_of,
-    deleted,
     folded,
     keeps_last,
     log_rows,
     merged_log,
     native_merge,
     newest_log,
-    quoted,
-    same_key,
     table_rows,
 )
 from trident.states.keyed.log_sweeper import LogSweeper
 from trident.states.keyed.log_watch import LOG_VERSION, check_log
+from trident.states.keyed.merge_statement import merge_into
 from trident.states.keyed.snapshot import log_frame, plain_frame
 from trident.states.keyed.tables import (
     as_stored,
@@ -71,22 +55,13 @@ from trident.states.keyed.tables import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("trident.compactor")
 
 MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into its table")
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
-# Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
-# SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
-# second. A row that the first one *deleted* is gone and stops none. That is no harm where rows can be deleted: there
-# a log row is a whole value, and the second MERGE sets each key of (P, a] again, since b > a, to its newest value of
-# (P, b], which is its value as of b whatever the table holds: a key deleted and never written again has no row and gets
-# none, one written again after a is inserted as what it is. (With partial values it would be an error, and there
-# nothing is deleted.) The other order, b before a, Delta passes over; and of two that overlap in time Delta rejects
-# one, since both write the same SetTransaction.
-_GUARD = "trident: another compactor merged this row"
 _DROP_TRIES = 8
 _PLAN_TRIES = 5
 # This many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
@@ -132,7 +107,6 @@ class Compactor:
         state: StateDescriptor,
         settings: DeltaMapState | None = None,
         aggregator: Any = None,
-        pool: str | None = "trident-compaction",
     ) -> None:
         self._native = native_merge(state)
         self._aggregator = combiner_of(state, aggregator)
@@ -140,7 +114,6 @@ class Compactor:
         self._settings = settings or DeltaMapState(state.name)
         self.plain = str(Path(warehouse) / state.plain_path)
         self.log = str(Path(warehouse) / state.published_path)
-        self._pool = pool
         # Its own: a cancelled group is cancelled for good, and must not reach a later compactor of the state.
         self.job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
         self._merge_session: "SparkSession | None" = None
@@ -219,7 +192,15 @@ class Compactor:
         with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
             # A repair that restores the table must not come between: its lock, which MERGEs share.
             with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
-                self._execute(session, state, plan, plain, rows)
+                if keeps_last(state):
+                    source = newest_log(state, rows)
+                elif self._native is not None:
+                    source = merged_log(state, rows, self._native)
+                else:
+                    # The guard also proves that no row changed since this version was read.
+                    table, _ = plain_frame(session, self._engine, plain)
+                    source = folded(state, table_rows(state, table), rows, self._aggregator)
+                merge_into(session, self.plain, state, plan, source, self._native)
         after = self._settled_plain()
         merged = merged_upto(self.state, after, self.state.starts_at)
         if merged < plan.upto:
@@ -245,56 +226,6 @@ class Compactor:
         if set(column_names(log_snapshot)) - set(column_names(plain)) - {TXID_COLUMN, DELETED_COLUMN}:
             plain = self._open_plain()  # was looked at before the log: it may have got the column since
         return as_stored(self.state, plain, log_snapshot)
-
-    def _execute(
-        self,
-        session: "SparkSession",
-        state: StateDescriptor,
-        plan: MergePlan,
-        plain: TableSnapshot,
-        rows: "DataFrame",
-    ) -> None:
-        if keeps_last(state):
-            source = newest_log(state, rows)
-        elif self._native is not None:
-            source = merged_log(state, rows, self._native)
-        else:
-            # The guard also proves that no row changed since this version was read.
-            table, _ = plain_frame(session, self._engine, plain)
-            source = folded(state, table_rows(state, table), rows, self._aggregator)
-        merge = (
-            DeltaTable.forPath(session, self.plain).alias("t").merge(source.alias("s"), same_key(state.keys, "t", "s"))
-        )
-        added: dict[str, "str | Column"] = {
-            backquoted(field.name): quoted(field.name, "s") for field in state.schema.fields
-        }
-        added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
-        if keeps_last(state):
-            # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
-            # that does not pass is left to the update, which raises.
-            merge = merge.whenMatchedDelete(deleted("s") & _passes(plan))
-            merge = merge.whenMatchedUpdate(set=self._changed(state, plan))
-            merge = merge.whenNotMatchedInsert(~deleted("s"), added)
-        else:
-            merge = merge.whenMatchedUpdate(set=self._changed(state, plan)).whenNotMatchedInsert(values=added)
-        try:
-            merge.execute()
-        except Exception as error:
-            raise _meaning(error, self.plain, plan) from error
-
-    def _changed(self, state: StateDescriptor, plan: MergePlan) -> dict[str, "str | Column"]:
-        """Returns what a MERGE sets in a row that is there."""
-        kinds = {field.name: field.dataType for field in state.schema.fields}
-        raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
-        changed: dict[str, "str | Column"] = {
-            backquoted(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
-        }
-        for name in state.value_fields:
-            new = quoted(name, "s")
-            if self._native is not None:
-                new = self._native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
-            changed[backquoted(name)] = new
-        return changed
 
     def _session(self, plan: MergePlan, plain: TableSnapshot, log_version: int) -> "SparkSession":
         """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
@@ -442,9 +373,8 @@ class Compactor:
             "spark.jobGroup.id": self.job_group,
             "spark.job.description": description,
             "spark.job.interruptOnCancel": "false",
+            "spark.scheduler.pool": "trident-compaction",
         }
-        if self._pool is not None:
-            values["spark.scheduler.pool"] = self._pool
         return local_properties(self._spark.sparkContext, values)
 
     def cancel(self) -> None:
@@ -452,53 +382,3 @@ class Compactor:
         # With those that it has not begun yet: a MERGE is several jobs, and a coordinator that was deposed in the
         # middle of one would be no standby before its end.
         self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.job_group)
-
-
-def _passes(plan: MergePlan) -> "Column":
-    """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
-    return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
-
-
-def _txid(txid: int) -> "Column":
-    return F.lit(txid).cast("bigint")
-
-
-_CONFLICTS = (
-    "ConcurrentAppend",
-    "ConcurrentDelete",
-    "ConcurrentTransaction",
-    "ConcurrentWrite",
-    "DELTA_CONCURRENT_",
-    "MetadataChanged",
-    "DELTA_METADATA_CHANGED",
-)
-
-
-def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
-    """Returns what an exception of a MERGE says, as one of ours."""
-    causes = _causes(error)
-    if any(word in cause for cause in causes for word in (_GUARD, *_CONFLICTS)):
-        return CommitConflict(
-            f"another compactor merged into {path} meanwhile",
-            found=_first_line(causes[-1]),
-            expected=f"a table merged up to {plan.after}",
-            action="nothing was changed; the MERGE is planned anew",
-        )
-    return TableError(
-        f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
-        found=_first_line(causes[-1]),
-        action="nothing is lost: the log has the rows, and the MERGE is tried again",
-    )
-
-
-def _causes(error: Exception) -> list[str]:
-    """Returns what an exception and its causes in the JVM say; the last is where it began."""
-    java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
-    return [str(error), *(str(one.toString()) for one in java_causes(java))]
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    # Of an error in a Python worker the first line only says that there is one.
-    raised = [line for line in lines if line.startswith(("trident.", "coordinators.", "states."))]
-    return [*raised, *lines, "no message"][0][:500]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,33 +17,9 @@ if TYPE_CHECKING:
 
 
 class StoredFrames:
-    """Gives a group's states, as of an exact transaction, to the batch after it."""
+    """Gives a group's states, as of exact transactions, to the batch that looks them up, or to requests side by side.
 
-    def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
-        self._spark, self._engine, self._warehouse = spark, engine, warehouse
-        self._pins: dict[str, StatePins] = defaultdict(StatePins)
-
-    def __call__(self, binding: StateBinding, keys: "DataFrame | None", txid: int) -> "DataFrame":
-        """Keys and values of the state as of txid, of the keys asked at least."""
-        if isinstance(kind := binding.state_kind, TablelessKind):
-            return self._spark.createDataFrame(kind.rows_now(binding, ""), binding.schema)
-        return base_of(
-            self._spark,
-            self._engine,
-            self._warehouse,
-            binding.name,
-            keys,
-            txid,
-            binding.aggregator,
-            self._pins[binding.name],
-        )
-
-
-class RequestFrames:
-    """Gives states, as of the transactions that a request is pinned to, to requests side by side.
-
-    Its knowledge of the tables is its own: a batch that looks up its state
-    never waits for a request.
+    Each of the two has its own: a batch never waits for a request.
     """
 
     def __init__(self, spark: "SparkSession", engine: "KernelEngine", warehouse: Path) -> None:
@@ -52,19 +27,25 @@ class RequestFrames:
         self._pins: dict[str, StatePins] = {}
         self._memory: dict[str, tuple[Any, "DataFrame"]] = {}
 
-    def stored(
-        self, binding: StateBinding, keys: "DataFrame | None", txid: int, entries: Mapping[tuple[Any, ...], Any] | None
+    def __call__(
+        self,
+        binding: StateBinding,
+        keys: "DataFrame | None",
+        txid: int,
+        entries: Mapping[tuple[Any, ...], Any] | None = None,
     ) -> "DataFrame":
         """Keys and values of the state as of txid, of the keys asked at least.
 
         Args:
-            entries: of a memory map, as of txid.
+            entries: of a memory map, as of txid; None: as it is now.
 
         Raises:
             SnapshotUnavailable: that transaction is no longer kept.
         """
         if entries is not None:
             return self._of_memory(binding, entries)
+        if isinstance(kind := binding.state_kind, TablelessKind):
+            return self._spark.createDataFrame(kind.rows_now(binding, ""), binding.schema)
         # Of two threads that come first, one's pins are kept: the other's only cost a look more.
         pins = self._pins.setdefault(binding.name, StatePins())
         return base_of(self._spark, self._engine, self._warehouse, binding.name, keys, txid, binding.aggregator, pins)

@@ -55,11 +55,7 @@ def combiner_of(state: StateDescriptor, aggregator: Any) -> Any:
 
 
 def require_combiner(state: StateDescriptor, aggregator: Any) -> Any:
-    """The Python combiner of a state.
-
-    Raises:
-        ConfigError: none was given, or one that is not the state's.
-    """
+    """The Python combiner of a state."""
     if aggregator is None or not callable(getattr(aggregator, "combine", None)):
         raise ConfigError(
             f"state {state.name} is combined by Python code, which its tables do not hold",

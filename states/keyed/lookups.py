@@ -51,11 +51,7 @@ class StatePins:
     def _look(
         self, spark: "SparkSession", engine: KernelEngine, root: Path, state: StateDescriptor, txid: int
     ) -> Stored:
-        """The table and what waits in the log, as of txid.
-
-        Raises:
-            NotFollowed: not to be had in this way.
-        """
+        """The table and what waits in the log, as of txid."""
         with self._lock:
             for _ in range(_TRIES):
                 plain, log = self._pair(engine, root, state)

@@ -19,8 +19,8 @@ from trident.states.core.descriptor import StateDescriptor, described_states, de
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine, TableMissing, TableSnapshot
 from trident.states.keyed.compaction import READ_AGAIN, LogView, SnapshotUnavailable, TableView, plan_live_read
-from trident.states.keyed.log_merge import table_rows
-from trident.states.keyed.snapshot import Stored, load_frame, of_snapshots
+from trident.states.keyed.log_merge import log_rows, table_rows
+from trident.states.keyed.snapshot import Stored, load_frame, log_frame, plain_frame
 from trident.states.keyed.tables import merged_upto, own_control, plain_as_of
 
 if TYPE_CHECKING:
@@ -124,11 +124,6 @@ def latest_txid(engine: KernelEngine, warehouse: Path | str, name: str) -> int:
 
 
 def load_state(warehouse: Path | str, name: str) -> StateDescriptor:
-    """The state of that name.
-
-    Raises:
-        TableError: there is none; with those there are.
-    """
     try:
         return load_descriptor(warehouse, name)
     except FileNotFoundError:
@@ -300,8 +295,21 @@ def _frame(spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: in
 
 
 def _stored(spark: "SparkSession", engine: KernelEngine, table: _Pinned, txid: int) -> Stored:
+    """A keyed state as of txid, from pinned tables that fit: floor <= merged <= txid."""
     assert table.merged is not None, "an append has no log"
-    return of_snapshots(spark, engine, table.state, table.control, table.published, table.plain, table.merged, txid)
+    state, control = table.state, table.control
+    base = spark.createDataFrame([], state.schema)
+    if txid < control.starts_at:
+        return Stored(state, control, base, None)
+    size: int | None = 0
+    if table.plain is not None:
+        frame, size = plain_frame(spark, engine, table.plain)
+        base = table_rows(state, frame)
+    if table.merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
+        return Stored(state, control, base, None)
+    rows, log_size = log_frame(spark, table.published, table.merged)
+    both = None if size is None or log_size is None else size + log_size
+    return Stored(state, control, base, log_rows(state, rows, table.merged, txid), both)
 
 
 def stored_as_of(
@@ -313,6 +321,3 @@ def stored_as_of(
     """
     views, asked = _pin(engine, warehouse, [state], txid, txid)
     return _stored(spark, engine, views[state.name], asked)
-
-
-__all__ = ["SnapshotUnavailable", "latest_txid", "load_state", "read_group", "read_state", "stored_as_of"]

@@ -20,7 +20,7 @@ from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
-from trident.states.keyed.log_merge import live, live_grouped, log_rows, table_rows
+from trident.states.keyed.log_merge import live, live_grouped
 from trident.states.keyed.tables import greatest_txid
 
 if TYPE_CHECKING:
@@ -75,41 +75,6 @@ class Stored:
         return self.size is not None and self.size <= SMALL_BYTES
 
 
-def of_snapshots(
-    spark: "SparkSession",
-    engine: KernelEngine,
-    state: StateDescriptor,
-    control: ControlRecord,
-    log: TableSnapshot,
-    plain: TableSnapshot | None,
-    merged: int,
-    txid: int,
-) -> Stored:
-    """A state as of txid, from pinned tables that fit: floor <= merged <= txid.
-
-    Args:
-        spark: the session that the frames are used in.
-        engine: Delta's Kernel on it.
-        state: whose tables these are.
-        control: of the log.
-        log, plain: pinned; None for a plain table that was not made yet.
-        merged: P of the plain table.
-        txid: the transaction.
-    """
-    if txid < control.starts_at:
-        return Stored(state, control, spark.createDataFrame([], state.schema), None)
-    size: int | None = 0
-    base = spark.createDataFrame([], state.schema)
-    if plain is not None:
-        table, size = plain_frame(spark, engine, plain)
-        base = table_rows(state, table)
-    if merged >= min(txid, control.txid):  # later transactions, if any, committed nothing
-        return Stored(state, control, base, None)
-    rows, log_size = log_frame(spark, log, merged)
-    both = None if size is None or log_size is None else size + log_size
-    return Stored(state, control, base, log_rows(state, rows, merged, txid), both)
-
-
 def plain_frame(spark: "SparkSession", engine: KernelEngine, plain: TableSnapshot) -> "tuple[DataFrame, int | None]":
     """A plain table at its version, and the bytes of its files (None when unknown)."""
     return _frame(spark, plain, lambda: _files_of(engine, plain))
@@ -140,11 +105,7 @@ def load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
 
 
 def _files_of(engine: KernelEngine, table: TableSnapshot) -> list[LiveFile]:
-    """The files of a plain table.
-
-    Raises:
-        NotFollowed: they are many, or not on a local disk, or not all of their rows count.
-    """
+    """The files of a plain table."""
     _require_plain_files(table)
     if _actions_in_checkpoint(table.path) > _CHECKPOINT_ACTIONS_MAX:
         raise NotFollowed(f"table {table.path} may have many files")
@@ -152,11 +113,7 @@ def _files_of(engine: KernelEngine, table: TableSnapshot) -> list[LiveFile]:
 
 
 def _files_above(log: TableSnapshot, merged: int) -> list[LiveFile]:
-    """The files of a log with rows that are not merged, from the entries that came with them.
-
-    Raises:
-        NotFollowed: as :func:`_files_of`, or an entry was cleaned up.
-    """
+    """The files of a log with rows that are not merged, from the entries that came with them."""
     _require_plain_files(log)
     try:
         since = history.find_version_by_control(log.path, DOMAIN, merged)

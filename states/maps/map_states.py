@@ -20,27 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, TridentError
-from trident.states.core.values import (
-    UNCHANGED,
-    Base,
-    Semantics,
-    base_of,
-    dumps,
-    fresh,
-    loads,
-    stored_after,
-    undone,
-    visible,
-)
+from trident.states.core.stored_values import dumps, loads
+from trident.states.core.values import UNCHANGED, Base, Semantics, base_of, fresh, stored_after, undone, visible
 from trident.states.maps.user_states import BackingMap, FollowsTransactions, Key, MapState, Updater
 
 
 def key_text(key: Key) -> str:
-    """The text that a key is stored under.
-
-    Raises:
-        ConfigError: it is not a tuple of plain values.
-    """
+    """The text that a key is stored under."""
     if type(key) is not tuple:
         raise ConfigError("a key of a map must be a tuple", found=repr(key)[:100], expected="such as ('word',)")
     return dumps(key)
@@ -98,11 +84,7 @@ class _ValueMap:
         return [visible(self.semantics, stored, self._incarnation) for stored in self._stored(keys)]
 
     def keys(self) -> list[Key]:
-        """Every key that the store has at this moment, also one whose value is absent for this transaction.
-
-        Raises:
-            ConfigError: the backing map has no ``items()``, which gives (key, stored value).
-        """
+        """Every key that the store has at this moment, also one whose value is absent for this transaction."""
         items = getattr(self._backing, "items", None)
         if not callable(items):
             raise ConfigError(

@@ -16,19 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, TridentError
 from trident.states.core.host_bound import is_this_host
 from trident.states.core.names import check_flag, check_name
-from trident.states.core.values import dumps, loads
+from trident.states.core.stored_values import dumps, loads
 from trident.states.maps.backing_maps import stale_epoch
 from trident.states.maps.map_states import key_text
 from trident.states.maps.redis_server import (
     REDIS_OF_ALL,
-    SCHEMES,
     as_text,
     check_durable,
+    check_url,
     client_of,
     redis_errors,
     without_credentials,
@@ -85,14 +84,7 @@ class RedisMap:
     def __post_init__(self) -> None:
         check_name("state", self.name)
         check_flag(self.durable, f"durable of the RedisMap {self.name!r}")
-        try:
-            parts = urlsplit(self.url)
-            usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
-        except (ValueError, TypeError, AttributeError):
-            usable = False
-        if not usable:
-            # Not even `found`: a mistyped url may have its password anywhere.
-            raise ConfigError("the url of a RedisMap cannot be used", expected=f"{SCHEMES[0]}://host:port/db") from None
+        check_url(self.url, _USER)
 
     @property
     def bound_to_one_host(self) -> "str | bool":

@@ -28,14 +28,23 @@ _durable: set[tuple[int, str]] = set()
 _lock = threading.Lock()
 
 
+def check_url(url: Any, user: str) -> None:
+    """Raises ConfigError when no Redis server can be named so."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
+    except (ValueError, TypeError, AttributeError):
+        usable = False
+    if not usable:
+        # Not even `found`: a mistyped url may have its password anywhere.
+        raise ConfigError(f"the url of {user} cannot be used", expected=f"{SCHEMES[0]}://host:port/db") from None
+
+
 def redis_module(user: str, name: str = "redis") -> Any:
     """The client package, or a module of it.
 
     Args:
         user: who needs it, for the message: "a RedisMap".
-
-    Raises:
-        EnvironmentProblem: it is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -54,9 +63,6 @@ def client_of(url: str, user: str, what: str, retries: bool = True) -> Any:
         user: as of :func:`redis_module`.
         what: whose url it is, for the message: "the Redis map m".
         retries: False: a command is sent once, whatever the url says.
-
-    Raises:
-        ConfigError: the url has a setting that the client does not take.
     """
     at = (os.getpid(), url, retries)
     redis = redis_module(user)
@@ -90,9 +96,6 @@ def check_durable(client: Any, url: str, user: str, kept: str, parameter: str) -
     Args:
         kept: what it could forget, for the message.
         parameter: how its user takes the risk.
-
-    Raises:
-        EnvironmentProblem: it says that it does not.
     """
     at = (os.getpid(), url)
     if at in _durable:

@@ -17,16 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trident.coordinators.errors import (
-    ConfigError,
-    ForeignTable,
-    TopologyError,
-    TridentError,
-    described,
-)
+from trident.coordinators.errors import ConfigError, ForeignTable, TopologyError, TridentError, described
 from trident.states.core.host_bound import SHARED_STORE
 from trident.states.core.names import check_name
-from trident.states.core.values import dumps, loads
+from trident.states.core.stored_values import dumps, loads
 from trident.states.maps.backing_maps import stale_epoch
 from trident.states.maps.map_states import key_text
 from trident.states.maps.sqlite_file import USABLE, OpenFile, transaction

@@ -150,10 +150,6 @@ class DeltaCommitter:
         self._cleaner.published(decision.attempt, tables)
         return published
 
-    def maintain(self) -> None:
-        """Checkpoints and the like: background work of the tables, off the critical path."""
-        self._tables.maintain()
-
     def advanced(self, attempt: TransactionAttempt, published: bool) -> None:
         """Cleans up after attempts up to this txid; files that are left over cost space, nothing else."""
         self._cleaner.advanced(attempt)

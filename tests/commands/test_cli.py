@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from trident.cli import exit_code, main
+from trident.cli import main
+from trident.commands.exit_codes import exit_code
 from trident.commands.user_file import load_topology
 from trident.config import TridentConfig
 from trident.coordinators import errors

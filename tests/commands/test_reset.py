@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from trident import cli
-from trident.commands import admin
+from trident.commands import admin, exit_codes
 from trident.commands import dead_letters as dead_letter_admin
 from trident.config import TridentConfig
 from trident.coordinators.errors import CoordinationError, CorruptZnode, Deposed, TopologyError
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.registration import Registration
 from trident.coordinators.resetting import unfinished_reset
-from trident.coordinators.zookeeper import Create, SetData
+from trident.coordinators.znodes import Create, SetData
 from trident.running.own_zookeeper import own_zookeeper
 from trident.running.status import StatusWriter, TopologyStatus, status_path
 from trident.states.core.control import DOMAIN, ControlRecord
@@ -116,7 +116,7 @@ def test_the_default_server_is_not_even_started_to_be_told_that_it_knows_nothing
     before = listed(top)
     command = ["reset", "top", "--drop-tables", "--yes", "--warehouse", str(top)]
     done = CliRunner().invoke(cli.main, command, env={"TRIDENT_ZOOKEEPER": None})
-    assert done.exit_code == cli.EXIT_BAD_INPUT and "zookeeper=embedded, default" in done.output
+    assert done.exit_code == exit_codes.EXIT_BAD_INPUT and "zookeeper=embedded, default" in done.output
     assert listed(top) == before
 
 
@@ -213,7 +213,7 @@ def test_what_could_not_be_deleted_is_said(top: Path, config, zk, monkeypatch) -
         f"zookeeper_root={config.zookeeper_root}",
     ]
     done = CliRunner().invoke(cli.main, command)
-    assert done.exit_code == cli.EXIT_HALT, done.output
+    assert done.exit_code == exit_codes.EXIT_HALT, done.output
     assert "counts__log is left" in done.output and "Permission denied" in done.output
     assert "this is: counts, words, top" in done.output and "run `trident reset top` again" in done.output
     assert [one.name for one in list_descriptors(top, "top")] == ["counts"]
@@ -239,7 +239,7 @@ def test_a_reset_clears_what_a_stream_with_a_name_of_the_frameworks_left(name: s
             Registration(zk, "top").check(IDENTITY)
         finally:
             lease.release()
-    assert cli.exit_code(caught.value) == cli.EXIT_HALT
+    assert exit_codes.exit_code(caught.value) == exit_codes.EXIT_HALT
     assert "forgotten" in admin.reset("top", False, config)
     assert zk.children(zk.path("top")) in ([], ["lines"])
     lease = Leadership(zk, "top", ["lines"]).acquire()

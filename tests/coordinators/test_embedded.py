@@ -20,7 +20,7 @@ from trident.coordinators import embedded_server, processes
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.embedded_server import Endpoint, read_endpoint
 from trident.coordinators.errors import ZooKeeperUnreachable
-from trident.coordinators.zookeeper import Create
+from trident.coordinators.znodes import Create
 
 ROOT = Path(__file__).resolve().parents[2]
 # A name that would break a properties file, a URI and a shell.

@@ -22,7 +22,7 @@ from trident.coordinators.records import Decision, GroupRecord, Marker, TableMar
 from trident.coordinators.registration import Registration
 from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.coordinators.zookeeper import Create, Delete, SetData
+from trident.coordinators.znodes import Create, Delete, SetData
 
 GROUP, TX_IDS = "lines", ["lines", "words"]
 IDENTITY = {"streams": {"lines": "A", "words": "B"}, "states": {}, "groups": {"lines": ["lines", "words"]}}

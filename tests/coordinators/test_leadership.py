@@ -19,14 +19,15 @@ from trident.coordinators.errors import CorruptZnode, Deposed, IdentityMismatch
 from trident.coordinators.leadership import Leadership, current_holder, holder_is_gone
 from trident.coordinators.records import Holder, decode, encode
 from trident.coordinators.registration import Registration, identity_conflicts, identity_difference
-from trident.coordinators.zookeeper import Create, Delete, SetData
+from trident.coordinators.znodes import Create, Delete, SetData
 
 ROOT = Path(__file__).resolve().parents[2]
 
 LEADER = """
 import sys, time
 from trident.coordinators.leadership import Leadership
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 zk = ZooKeeper(ZooKeeperConfig(sys.argv[1], sys.argv[2], session_timeout_secs=30))
 zk.connect()
 lease = Leadership(zk, "wc", ["lines"]).acquire()

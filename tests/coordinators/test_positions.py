@@ -19,7 +19,7 @@ from trident.coordinators.records import Decision, GroupRecord, Marker, TableMar
 from trident.coordinators.repairing import RepairStore
 from trident.coordinators.resetting import delete_topology
 from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.coordinators.zookeeper import VALUE_BYTES_MAX, Create, Delete, SetData
+from trident.coordinators.znodes import VALUE_BYTES_MAX, Create, Delete, SetData
 from trident.running.positions_check import misplaced_by_manifest
 
 GROUP, TX_IDS = "lines", ["lines", "words"]

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from trident import cli
+from trident.commands import exit_codes
 from trident.config import TridentConfig
 from trident.coordinators import stored_json
 from trident.coordinators.errors import ConfigError, CorruptZnode, TableError, TridentError
@@ -97,7 +98,7 @@ def test_a_status_that_cannot_be_read_is_said_with_its_name(what: str, tmp_path:
         read_status(tmp_path, "top")
     assert str(path) in str(caught.value) and "delete what is there" in str(caught.value)
     done = CliRunner().invoke(cli.main, ["status", "top", "--warehouse", str(tmp_path)])
-    assert done.exit_code == cli.EXIT_BAD_INPUT and str(path) in done.output
+    assert done.exit_code == exit_codes.EXIT_BAD_INPUT and str(path) in done.output
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 1.5, "x", [], {}, [1], {"a": {}}, 10**400])
@@ -282,7 +283,7 @@ def test_a_setting_that_no_file_system_takes_is_refused(number: int) -> None:
 def test_the_command_line_refuses_a_nul(tmp_path: Path) -> None:
     for options in (["--set", "warehouse=a\0b"], ["--warehouse", "a\0b"]):
         done = CliRunner().invoke(cli.main, ["status", "top", *options])
-        assert done.exit_code == cli.EXIT_BAD_INPUT and "warehouse" in done.output
+        assert done.exit_code == exit_codes.EXIT_BAD_INPUT and "warehouse" in done.output
 
 
 def test_a_manifest_with_many_receipts_is_read_without_a_look_at_each_of_them(monkeypatch) -> None:

@@ -19,17 +19,9 @@ from trident.coordinators.errors import (
     ZooKeeperUnreachable,
 )
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
-from trident.coordinators.zookeeper import (
-    VALUE_BYTES_MAX,
-    Check,
-    ConnectionState,
-    Create,
-    Delete,
-    MultiRefused,
-    SetData,
-    ZooKeeper,
-    ZooKeeperConfig,
-)
+from trident.coordinators.znodes import VALUE_BYTES_MAX, Check, Create, Delete, MultiRefused, SetData
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ConnectionState, ZooKeeperConfig
 
 # -- maps in ZooKeeper ------------------------------------------------------
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from tests.redis_fixtures import apt_install
 from tests.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, MapGet, MemoryMapState, Split, TridentTopology
-from trident.cli import EXIT_BAD_INPUT, main
+from trident.cli import main
+from trident.commands.exit_codes import EXIT_BAD_INPUT
 from trident.coordinators.errors import ConfigError, EnvironmentProblem
 from trident.planning.drawing import to_dot, write_svg
 

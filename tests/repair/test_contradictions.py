@@ -24,12 +24,13 @@ from tests.repair_helpers import BATCHES, LIMIT, WAIT_SECS, World, fold, topolog
 from tests.repair_sources import Sources
 from tests.zk_fixtures import connected
 from trident import cli
-from trident.commands import admin
+from trident.commands import admin, exit_codes
 from trident.coordinators import faults
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.coordinators.errors import CoordinationError, ForeignTable, Halted
 from trident.coordinators.leadership import Fence
-from trident.coordinators.zookeeper import Delete, SetData, ZooKeeper
+from trident.coordinators.znodes import Delete, SetData
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.repair.apply import repair
 from trident.running.status import format_status, read_status
 
@@ -70,7 +71,7 @@ def older(base: World) -> World:
 
 def check_said(error: BaseException, *words: str) -> None:
     assert isinstance(error, Halted), repr(error)
-    assert cli.exit_code(error) == cli.EXIT_HALT
+    assert exit_codes.exit_code(error) == exit_codes.EXIT_HALT
     for word in ("trident repair top", "; found: ", "; expected: ", *words):
         assert word in str(error), str(error)
 
@@ -625,10 +626,10 @@ def test_the_command_line_says_what_it_would_do_and_does_it_with_apply(world: Wo
 
     before = world.seen()
     code, text = run()
-    assert code == cli.EXIT_HALT and "TABLE WRITTEN BY SOMEONE ELSE" in text and "dry run" in text
+    assert code == exit_codes.EXIT_HALT and "TABLE WRITTEN BY SOMEONE ELSE" in text and "dry run" in text
     assert "--undo-foreign words" in text and "1 rows in 1 files added" in text and world.seen() == before
     code, text = run("--undo-foreign", "nobody's")
-    assert code == cli.EXIT_BAD_INPUT and "has no state" in text
+    assert code == exit_codes.EXIT_BAD_INPUT and "has no state" in text
     code, text = run("--undo-foreign", "words", "--apply")
     assert code == 0 and "agree now: start the topology" in text
     assert run()[0] == 0

@@ -15,7 +15,8 @@ import pytest
 from tests.storage_helpers import small_disk
 from tests.zk_fixtures import connected, eventually
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.coordinators.zookeeper import Create, OutcomeUnknown, ZooKeeper
+from trident.coordinators.znodes import Create
+from trident.coordinators.zookeeper import OutcomeUnknown, ZooKeeper
 from trident.running.embedded_keeper import EmbeddedKeeper
 from trident.running.storage_failures import FailureExplainer
 

@@ -45,7 +45,7 @@ from trident.coordinators.errors import (
     UserFunctionError,
     ZooKeeperUnreachable,
 )
-from trident.coordinators.zookeeper import SetData
+from trident.coordinators.znodes import SetData
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 from trident.running.status import read_status

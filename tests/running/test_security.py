@@ -35,13 +35,15 @@ from tests.zk_security import (
 )
 from tests.zk_servers import ExtraServer
 from trident import cli
-from trident.cli import exit_code
+from trident.commands.exit_codes import exit_code
 from trident.config import TridentConfig
 from trident.coordinators.errors import ConfigError, CoordinationError, ZooKeeperRefused, ZooKeeperUnreachable
 from trident.coordinators.kazoo_errors import Problems
 from trident.coordinators.kazoo_tls import Handler
-from trident.coordinators.zookeeper import Create, MultiRefused, SetData, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.znodes import Create, MultiRefused, SetData
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.coordinators.zookeeper_acl import keep_for_creator
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.drpc.http import HttpServer
 from trident.running.connecting import open_zookeeper
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.repair_helpers import LIMIT, WAIT_SECS, World, fold
 from tests.zk_fixtures import eventually
-from trident import cli
+from trident.commands import exit_codes
 from trident.coordinators import faults
 from trident.coordinators.errors import Halted
 from trident.running.warehouse_place import WarehousePlace
@@ -41,7 +41,7 @@ def test_a_warehouse_that_is_renamed_halts_the_topology_and_goes_on_at_its_new_p
     faults.disarm()
     LIMIT["txid"] = 1000
     error = world.ends(query)
-    assert isinstance(error, Halted) and cli.exit_code(error) == cli.EXIT_HALT
+    assert isinstance(error, Halted) and exit_codes.exit_code(error) == exit_codes.EXIT_HALT
     assert "was moved or deleted while topology 'top' runs" in str(error) and "--warehouse" in str(error)
     assert not os.path.lexists(world.warehouse.parent), "made anew at the old place"
     world.warehouse = new / "warehouse"

@@ -28,7 +28,8 @@ from trident.coordinators.ports import GroupParts, StoredGroup, Term
 from trident.coordinators.records import Holder
 from trident.coordinators.recovery import RunningGroup, Settings, Supervised
 from trident.coordinators.supervisor import Supervisor
-from trident.coordinators.zookeeper import ConnectionState, ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ConnectionState, ZooKeeperConfig
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
 
 TOPOLOGY = "wc"

@@ -12,7 +12,7 @@ import pytest
 
 from trident.spark import jobs as job_watch
 from trident.tuples import round_resets
-from trident.tuples.bolts import BasicOutputCollector, OutputCollector, Report, Tuple
+from trident.tuples.collectors import BasicOutputCollector, OutputCollector, Report, Tuple
 from trident.tuples.round_resets import EXTENSIONS_MAX, ResetTeller, RoundResets, RoundWatch
 
 

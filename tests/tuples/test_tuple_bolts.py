@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from tests.tuple_helpers import Listed, Recorded, Write
 from trident.coordinators.acker import Ackers
 from trident.coordinators.errors import FieldError, SourceError, TopologyError
-from trident.tuples.bolts import BasicBolt, OutputCollector, Report, RichBolt, Tuple
+from trident.tuples.bolts import BasicBolt, RichBolt
+from trident.tuples.collectors import OutputCollector, Report, Tuple
 from trident.tuples.groupings import Grouping, Output, Route, Router, stable_hash
 from trident.tuples.spouts import Tracker, make_tasks
 from trident.tuples.tasks import ADDRESSED, LevelTask

@@ -40,8 +40,14 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "coordinators/embedded_server.py:_Supervisor._announce": (1, _SERVER),
     "coordinators/embedded_server.py:_Supervisor._stop_if_idle": (2, _SERVER),
     "coordinators/embedded_server.py:main": (1, _SERVER),
-    "coordinators/zookeeper.py:ZooKeeper._wait_first": (1, "the first connection; then it reads, which is zk.read"),
-    "coordinators/zookeeper.py:ZooKeeper._try_again": (2, "connects again where the client was refused; then it reads"),
+    "coordinators/zookeeper_connection.py:Connection._wait_first": (
+        1,
+        "the first connection; then zk.read",
+    ),
+    "coordinators/zookeeper_connection.py:Connection._try_again": (
+        2,
+        "after a refusal; then it reads",
+    ),
     "coordinators/zookeeper.py:ZooKeeper.get": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.exists": (1, _READ),
     "coordinators/zookeeper.py:ZooKeeper.children": (1, _READ),

@@ -88,6 +88,7 @@ ONLY_IN = {
     # coordinators/kazoo_tls.py, kazoo_errors.py: its TLS, its log, its errors.
     "kazoo": {
         "coordinators/zookeeper.py",
+        "coordinators/zookeeper_connection.py",
         "coordinators/kazoo_tls.py",
         "coordinators/kazoo_errors.py",
         "trident/config.py",

@@ -21,7 +21,8 @@ from tests.sweep.lives import Lives, all_deaths, deaths
 from tests.topology_helpers import IN_ONE_PROCESS
 from trident import TridentTopology
 from trident.coordinators import faults, leadership
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 

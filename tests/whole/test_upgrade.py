@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from tests.upgrade.job import PARTITIONS, WORDS, lines_of
 from tests.upgrade.make import FED, HERE, job
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.states.core.values import loads
+from trident.states.core.stored_values import loads
 
 FIXTURES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
 MORE = FED + 3

@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 
-from trident.coordinators.errors import (
-    ConfigError,
-    DrpcError,
-    DrpcTimeout,
-    NotLeading,
-    UnknownFunction,
-)
+from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
@@ -36,7 +30,7 @@ from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
 from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.keyed.compaction import SnapshotUnavailable
-from trident.states.keyed.frames import RequestFrames
+from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
 from trident.workers.reports import find_report
@@ -117,7 +111,7 @@ class DrpcRequests:
     ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
-        self._frames = RequestFrames(spark, engine, warehouse)
+        self._frames = StoredFrames(spark, engine, warehouse)
         self._threads = ThreadPoolExecutor(_AT_ONCE, f"trident-{topology}-drpc")
         self._running: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
@@ -196,7 +190,7 @@ class DrpcRequests:
         info = BatchInfo(request, self._incarnation, self._epoch, config, as_of)
 
         def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
-            return self._frames.stored(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
+            return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
         try:
             built = plan.build(asked, info, stored)

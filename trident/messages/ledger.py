@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +172,7 @@ def _failure(told: Mapping[str, Any] | None) -> Failure:
     return Failure("the ledger", "its sum", _LOST) if told is None else Failure(**told)
 
 
-def drop_old(folder: Path, kept: Iterable[str] = ()) -> None:
+def drop_old(folder: Path) -> None:
     """Removes ledgers that a process which is gone has left."""
     for name in storage.list_names(folder):
-        if str(folder / name) not in kept:
-            storage.try_delete(folder / name)
+        storage.try_delete(folder / name)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from trident.config import TridentConfig
 from trident.coordinators.embedded import EmbeddedZooKeeper
-from trident.coordinators.zookeeper import ZooKeeper, ZooKeeperConfig
+from trident.coordinators.zookeeper import ZooKeeper
+from trident.coordinators.zookeeper_connection import ZooKeeperConfig
 from trident.running.zookeeper_acl import warn_if_open
 
 

@@ -6,14 +6,8 @@ from typing import Any
 
 from trident.messages.executor import MessageSpoutExecutor
 from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
-from trident.spouts.executors import (
-    BatchSpoutExecutor,
-    OpaquePartitionedTridentSpoutExecutor,
-    PartitionedTridentSpoutExecutor,
-    SpoutExecutor,
-    TridentSpoutExecutor,
-    is_batch_spout,
-)
+from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
+from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
 from trident.spouts.rich import is_rich_spout
 
 

@@ -21,6 +21,7 @@ metadata, so none of this needs to be remembered over a restart.
 from __future__ import annotations
 
 from trident.coordinators.errors import TopologyError
+from trident.spouts.arguments import whole
 
 
 class AdaptiveBatchSize:
@@ -38,8 +39,7 @@ class AdaptiveBatchSize:
 
     def __init__(self, min_rows: int, max_rows: int, in_flight: int = 3, target_secs: float = 5.0) -> None:
         for name, value in (("min_rows", min_rows), ("max_rows", max_rows)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise TopologyError(f"{name} cannot be used", found=repr(value), expected="a whole number from 1 on")
+            whole(name, value, 1)
         if max_rows < min_rows:
             raise TopologyError(
                 "the bounds of the batch size are the wrong way round",

@@ -361,6 +361,3 @@ def _range(metadata: Json) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(metadata, dict) and isinstance(metadata.get("start"), dict) and isinstance(metadata.get("end"), dict):
         return metadata["start"], metadata["end"]
     raise foreign_metadata(metadata, "a DataSourceSpout", '{"start": offset, "end": offset}')
-
-
-__all__ = ["DataSourceSpout"]

@@ -263,6 +263,3 @@ class FeederCommitterEmitter(Intake[list[_Fed]]):
             for txid in [known for known in self._spout._committed if known <= attempt.txid]:
                 self._spout._succeeded(self._spout._committed.pop(txid))
         self.succeeded(attempt.txid)
-
-    def close(self) -> None:
-        self._live.close()

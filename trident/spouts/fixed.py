@@ -124,8 +124,6 @@ class FixedBatchCoordinator:
 
 
 class FixedBatchEmitter:
-    """Gives the batch of an index."""
-
     def __init__(self, batches: Sequence[Sequence[tuple[Any, ...]]]) -> None:
         self._batches = batches
 

@@ -68,9 +68,6 @@ class Handover:
             pin: which batch it is.
             frame: its rows.
             given_up: whether Spark does not wait any more; asked twice a second.
-
-        Raises:
-            HandoverClosed: it has not advanced, and will not in this process.
         """
         with self.changed:
             offer = self._offer = (pin, frame)

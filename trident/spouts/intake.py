@@ -42,8 +42,28 @@ class Intake(Generic[Taken]):
             taken = self._live.cancel(attempt)
             self._give_back([] if taken is None else [taken])
 
+    def close(self) -> None:
+        self._live.close()
+
     def _give_back(self, taken: Sequence[Taken]) -> None:
         """Makes it available again; called with the lock of the live attempts. By default it is, once it is unknown."""
+
+
+class TakingEmitter(Generic[Taken]):
+    """The emitter's part that is the same for every source that attempts take from."""
+
+    def __init__(self, intake: Intake[Taken]) -> None:
+        self._intake = intake
+
+    def success(self, attempt: TransactionAttempt) -> None:
+        self._intake.succeeded(attempt.txid)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """The attempt is given up; what it took goes back now and not only when its transaction begins again."""
+        self._intake.cancel(attempt)
+
+    def close(self) -> None:
+        self._intake.close()
 
 
 One = TypeVar("One", bound=Intake)  # type: ignore[type-arg]

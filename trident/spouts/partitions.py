@@ -48,15 +48,11 @@ class Emission:
 
     Attributes:
         metadata: partition → its new metadata, in the order of the partitions.
-        files: paths of the Parquet files, in the same order.
-        size: of the files, bytes.
-        parts: the files relative to the stream's folder, with their sizes.
+        parts: the Parquet files relative to the stream's folder, with their sizes, in the same order.
         folder: that holds them, relative to the stream's folder.
     """
 
     metadata: Mapping[str, Json]
-    files: Sequence[str] = ()
-    size: int = 0
     rows: int = 0
     folder: str = ""
     parts: Sequence[EmittedFile] = ()
@@ -113,8 +109,6 @@ class PartitionEmission:
         files = sorted((r for r in reports if r.path is not None), key=lambda r: (order[r.partition], r.path))
         return Emission(
             {request.partition: found[request.partition] for request in requests},
-            tuple(str(self._root / report.path) for report in files),
-            sum(report.size for report in files),
             sum(report.num_records for report in files),
             folder,
             tuple(EmittedFile(report.path, report.size) for report in files),
@@ -163,12 +157,13 @@ class PartitionEmission:
     def emitted(self, emission: Emission) -> Emitted:
         """The rows as a batch."""
         spark, schema = self.context.spark, spout_schema(self.spout)
-        if not emission.files:
+        if not emission.parts:
             return Emitted([], partitions=1)
         what = f"an emitted batch of stream {self.context.tx_id}"
         require_whole(what, str(self._root), emission.parts, "the batch is emitted again; check the disk")
-        frame = parquet_reader(spark, schema).parquet(*emission.files)
-        return Emitted(frame, partitions=1 if emission.size <= _SMALL_BYTES else None)
+        frame = parquet_reader(spark, schema).parquet(*(str(self._root / part.path) for part in emission.parts))
+        small = sum(part.size for part in emission.parts) <= _SMALL_BYTES
+        return Emitted(frame, partitions=1 if small else None)
 
     def drop(self, emission: Emission) -> None:
         """The files are no longer needed."""

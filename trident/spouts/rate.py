@@ -329,6 +329,3 @@ class GeneratorEmitter:
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None: ...
-
-
-__all__ = ["GeneratorSpout", "RateSpout"]

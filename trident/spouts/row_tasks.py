@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from trident.coordinators.causes import first_line
 from trident.spouts.files.tasks import SourceFailure
 
 if TYPE_CHECKING:
@@ -56,9 +57,6 @@ def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> I
     Args:
         make: gives the rows: tuples, Rows, or Arrow record batches.
         what: the source, for messages.
-
-    Raises:
-        SourceFailure: make raised, or the rows do not fit.
     """
     from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches  # time: 30 ms, in tasks only
 
@@ -69,7 +67,7 @@ def arrow_batches(make: Callable[[], Any], schema: "StructType", what: str) -> I
         raise
     except Exception as error:  # PySpark's and Arrow's, of many types
         raise SourceFailure(
-            f"the rows of {what} do not fit its schema: {_first_line(error)}", expected=schema.simpleString()[:500]
+            f"the rows of {what} do not fit its schema: {first_line(error)}", expected=schema.simpleString()[:500]
         ) from error
 
 
@@ -87,11 +85,7 @@ def _read(make: Callable[[], Any], what: str) -> Iterator[Any]:
     except GeneratorExit:
         raise
     except Exception as error:
-        raise SourceFailure(f"{what} raised {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+        raise SourceFailure(f"{what} raised {type(error).__name__}: {first_line(error)}") from error
 
 
 class _Named:

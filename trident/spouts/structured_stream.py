@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from trident.coordinators import faults
+from trident.coordinators.causes import first_line
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
@@ -167,7 +168,7 @@ class StreamingRun:
         try:
             self._query = writer.start()
         except Exception as error:  # PySpark's, and py4j's where PySpark does not know the Java exception
-            raise SourceError(f"the streaming query cannot be started: {_first_line(error)}") from error
+            raise SourceError(f"the streaming query cannot be started: {first_line(error)}") from error
 
     def _take(self, frame: "DataFrame", batch_id: int) -> None:
         """The foreachBatch function, in Spark's thread."""
@@ -342,11 +343,7 @@ class StreamEmitter:
         self._run, self._handover, self._spark = run, run.handover, spark
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
-        """The rows of the pinned batch.
-
-        Raises:
-            SourceError: Spark gives another batch, or none.
-        """
+        """The rows of the pinned batch."""
         pin = Pin.read(metadata)
         if not pin.new:
             return Emitted([], partitions=1)
@@ -386,11 +383,4 @@ def _cause(error: BaseException) -> str:
     """Returns what a failed query says: its first line, and what a Python traceback in it ends with."""
     _, traceback, rest = str(error).partition("Traceback (most recent call last):\n")
     ends = [line for line in rest.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    return _first_line(error) + (f" … {ends[0][:500]}" if traceback and ends else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
-
-
-__all__ = ["StructuredStreamSpout"]
+    return first_line(error) + (f" … {ends[0][:500]}" if traceback and ends else "")

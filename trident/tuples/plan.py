@@ -162,7 +162,6 @@ def _check_input(bolt: Declared, known: Mapping[str, Declared]) -> None:
 
 
 def _levels(spouts: Mapping[str, Declared], bolts: Mapping[str, Declared]) -> dict[str, int]:
-    """Bolt → its level."""
     levels: dict[str, int] = dict.fromkeys(spouts, 0)
     below = {name: {edge.source for edge in bolt.edges} for name, bolt in bolts.items()}
     while below:
@@ -216,11 +215,7 @@ def streams_of(fields: Any, what: str) -> dict[str, tuple[str, ...]]:
 
 
 def is_basic(bolt: Any) -> bool:
-    """Tells whether ``execute`` takes a collector; a class of its own needs no base.
-
-    Raises:
-        TopologyError: ``execute`` can be called neither way.
-    """
+    """Tells whether ``execute`` takes a collector; a class of its own needs no base."""
     if isinstance(bolt, BasicBolt):
         return True
     signature = inspect.signature(bolt.execute)

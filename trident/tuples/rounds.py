@@ -29,7 +29,7 @@ from pyspark.util import PythonEvalType
 
 from trident.coordinators.errors import BatchError, BatchTimeout, TridentError
 from trident.spark.jobs import JobWatch, cancel_group
-from trident.tuples.bolts import Report
+from trident.tuples.collectors import Report
 from trident.tuples.plan import TuplePlan
 from trident.tuples.round_resets import EXTENSIONS_MAX, RoundResets, RoundWatch
 from trident.tuples.tasks import ADDRESSED, REPORTS, LevelTask

@@ -21,7 +21,7 @@ from typing import Any
 from trident.coordinators.acker import Ackers, Ended, Verdict
 from trident.coordinators.errors import SourceError, TopologyError, TridentError
 from trident.spouts.rich import Message, SpoutCollector
-from trident.tuples.bolts import Copy, Report, describe_error, pickled
+from trident.tuples.collectors import Copy, Report, describe_error, pickled
 from trident.tuples.groupings import Router
 from trident.tuples.plan import PlannedSpout
 
@@ -84,11 +84,6 @@ class SpoutTask:
         user.collector, user.context = self.collector, context
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls the spout.
-
-        Raises:
-            SourceError: it raised; a TridentError of its own comes as it is.
-        """
         try:
             getattr(self.user, method)(*args)
         except TridentError:

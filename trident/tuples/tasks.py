@@ -16,14 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trident.tuples.bolts import (
-    BasicOutputCollector,
-    BoltContext,
-    Copy,
-    OutputCollector,
-    Report,
-    Tuple,
-)
+from trident.tuples.bolts import BoltContext
+from trident.tuples.collectors import BasicOutputCollector, Copy, OutputCollector, Report, Tuple
 from trident.tuples.groupings import Output
 from trident.tuples.round_resets import ResetTeller
 from trident.workers.failures import Label, fail

@@ -50,10 +50,11 @@ from trident.coordinators.errors import (
 from trident.coordinators.opaque_metadata import partition_znode
 from trident.coordinators.records import RESERVED_NAMES, Decision, decode, encode
 from trident.coordinators.transactions import TransactionAttempt
-from trident.coordinators.zookeeper import Create, Delete, ZooKeeper
-from trident.coordinators.zookeeper import check_name as check_znode_name
+from trident.coordinators.znodes import Create, Delete
+from trident.coordinators.znodes import check_name as check_znode_name
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.planning.groups import plan
-from trident.spouts.executors import OpaquePartitionedTridentSpoutExecutor, _usable
+from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, _usable
 from trident.states.core.control import ControlRecord
 from trident.states.core.descriptor import StateDescriptor, load_descriptor
 from trident.states.core.names import check_inside, check_name

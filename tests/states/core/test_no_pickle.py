@@ -29,7 +29,8 @@ from trident.coordinators.records import (
     decode_value,
 )
 from trident.coordinators.registration import Registration
-from trident.coordinators.zookeeper import Create, ZooKeeper
+from trident.coordinators.znodes import Create
+from trident.coordinators.zookeeper import ZooKeeper
 from trident.messages.replays import ReplayRequests
 from trident.running.status import read_status
 from trident.states.core.control import decode_control

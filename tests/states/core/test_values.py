@@ -14,18 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, TridentError
-from trident.states.core.values import (
-    UNCHANGED,
-    OpaqueValue,
-    Semantics,
-    TransactionalValue,
-    base_of,
-    dumps,
-    loads,
-    undone,
-    updated,
-    visible,
-)
+from trident.states.core.stored_values import OpaqueValue, TransactionalValue, dumps, loads
+from trident.states.core.values import UNCHANGED, Semantics, base_of, stored_after, undone, visible
 
 NON, TX, OPAQUE = Semantics.NON_TRANSACTIONAL, Semantics.TRANSACTIONAL, Semantics.OPAQUE
 T, O = TransactionalValue, OpaqueValue  # noqa: E741
@@ -50,6 +40,11 @@ TABLE = [
     (OPAQUE, O(7, "tried", None), "tried", None, O(7, "new", None), None),
     (OPAQUE, O(7, None, None), None, None, O(7, "new", None), None),
 ]
+
+
+def updated(semantics, stored, txid, update):
+    base = base_of(semantics, stored, txid)
+    return UNCHANGED if base.applied else stored_after(semantics, stored, txid, update(base.value))
 
 
 @pytest.mark.parametrize(("semantics", "stored", "seen", "base", "after_new", "after_none"), TABLE)

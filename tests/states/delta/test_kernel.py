@@ -272,15 +272,6 @@ def test_dropping_nothing_commits_nothing(engine, table):
     assert engine.load(table.path).version == 1
 
 
-def test_files_are_rewritten_without_a_moment_in_which_rows_are_missing(spark, engine, table):
-    snapshot = commit(engine, commit(engine, table, 1, [1]), 2, [2])
-    both = stage(table.path, "both", [1, 2])
-    after = engine.rewrite_files(snapshot, engine.live_files(snapshot), [both], {}, "trident/tests")
-    assert ids_by_spark(spark, table.path) == [1, 2]
-    assert [file.num_records for file in engine.live_files(after)] == [2]
-    assert read_commit(table.path, after.version).data_change is False
-
-
 def test_nullable_columns_are_added_and_commits_go_on(spark, engine, table):
     wider = json.loads(SCHEMA)
     wider["fields"].append({"name": "extra", "type": "double", "nullable": True, "metadata": {}})
@@ -319,7 +310,7 @@ def test_a_table_made_by_spark_is_adopted(spark, engine, tmp_path):
     plain = engine.load(path)
     with pytest.raises(TableError):
         engine.commit_files(plain, [], None, {"trident": record(1)}, "trident/tests")
-    able = engine.enable_control(plain, "trident/tests")
+    able = engine.enable_control(plain)
     assert able.version == 1
     assert engine.enable_control(able) is able
     commit(engine, able, 1, [100])

@@ -429,7 +429,7 @@ def test_an_error_in_the_background_is_told_and_tried_again(counts):
     wait_for(lambda: counts.engine.load(str(counts.warehouse / "counts")).version == 1)
     assert background.stop(compact=False)
     assert told == [("counts", faults.InjectedFault)]
-    assert background.fatal is None
+    assert background._fatal is None
     assert plain(counts) == counts.expected("counts", 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trident.coordinators.errors import ConfigError, Halted, IdentityMismatch, StaleEpoch, TridentError
-from trident.states.core.values import OpaqueValue, TransactionalValue
+from trident.states.core.stored_values import OpaqueValue, TransactionalValue
 from trident.states.maps.backing_maps import MemoryBackingMap, StaticMap
 from trident.states.maps.map_states import (
     BufferedMap,

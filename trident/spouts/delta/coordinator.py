@@ -327,11 +327,7 @@ def check_same(found: str, expected: str, table: str) -> None:
 
 
 def added_files(change: Change, ignore_changes: bool, table: str) -> tuple[AddedFile, ...]:
-    """The files with rows that a version adds and that are to be read.
-
-    Raises:
-        SourceError: it removes or rewrites rows, and ignore_changes is False.
-    """
+    """The files with rows that a version adds and that are to be read."""
     if change.removed is None:
         return change.added
     if ignore_changes:

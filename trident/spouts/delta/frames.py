@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+from trident.coordinators.causes import first_line
 from trident.coordinators.errors import SourceError, TableError
 from trident.states.delta.whole_files import require_whole_log
 
@@ -128,7 +129,7 @@ class DeltaFrames:
             except Exception as error:  # Delta's, of many types
                 raise SourceError(
                     f"version {version} of the Delta table {self._table} cannot be read",
-                    found=(str(error).strip() or type(error).__name__).splitlines()[0][:300],
+                    found=first_line(error),
                     action="its log may have been cleaned up: begin again with `trident reset NAME`",
                 ) from error
             # Two: the one that a table begins with, and the one of the last change of its schema.

@@ -153,11 +153,7 @@ class DeltaChanges:
         return change
 
     def info(self, version: int | None = None) -> TableInfo:
-        """The table as of a version, by default the newest.
-
-        Raises:
-            SourceError: there is no table, or its log cannot be read.
-        """
+        """The table as of a version, by default the newest."""
         if version is None:
             version = self.newest()
         try:

@@ -167,6 +167,3 @@ class DeltaEmitter:
     def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None: ...
-
-
-__all__ = ["DeltaSpout"]

@@ -31,11 +31,7 @@ class ChangePolicy:
         self._ledger, self._on_changed = ledger, on_changed
 
     def intact(self, entry: LedgerEntry) -> bool:
-        """True when a file can be read and is as discovered, False when it is skipped (recorded by now).
-
-        Raises:
-            SourceError: it cannot be read, or it has changed and that is to fail.
-        """
+        """True when a file can be read and is as discovered, False when it is skipped (recorded by now)."""
         if entry.number in self._ledger.book.skipped:
             return False
         found = _found(entry)

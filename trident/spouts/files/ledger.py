@@ -339,11 +339,7 @@ class FileLedger:
                 lines.append({"skip": number, "found": found})
 
     def move(self, old: str, new: str) -> None:
-        """The files of a folder are in another one now, with the same numbers; durable when it returns.
-
-        Raises:
-            SourceError: files of the new folder have numbers of their own.
-        """
+        """The files of a folder are in another one now, with the same numbers; durable when it returns."""
         with self._appending() as lines:
             known = [entry.path for entry in self.book.entries]
             after = [moved_path(path, old, new) for path in known]

@@ -24,11 +24,7 @@ _said: set[str] = set()
 
 
 def as_paths(path: Any) -> tuple[str, ...]:
-    """The absolute paths or globs that a user gave.
-
-    Raises:
-        TopologyError: it is no path, or one of a file system that is not mounted.
-    """
+    """The absolute paths or globs that a user gave."""
     given = list(path) if isinstance(path, (list, tuple, set, frozenset)) else [path]
     if not given:
         raise TopologyError("FileSpout needs a path", found=repr(path), expected="a folder, a file or a glob")

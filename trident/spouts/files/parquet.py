@@ -32,11 +32,7 @@ _BATCH_ROWS = 64 << 10
 
 
 def count_rows(path: str) -> int:
-    """The rows of a file, from its footer.
-
-    Raises:
-        SourceError: it is not a Parquet file, or cannot be read.
-    """
+    """The rows of a file, from its footer."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException) as error:

@@ -41,11 +41,7 @@ _LINE = """CASE WHEN endswith(value, char(13))
 
 
 def check_readable(path: str, format: RowFormat) -> None:
-    """For when a file is discovered: one that nothing here can read is named before it is part of a batch.
-
-    Raises:
-        SourceError: neither Spark nor Python can read it, because of its name or the format's options.
-    """
+    """For when a file is discovered: one that nothing here can read is named before it is part of a batch."""
     if format.name == "parquet":
         bad = not is_name_for_spark(path) and not (shown(path) == path and is_exact(path, format.schema))
         expected = "a name in UTF-8 without a colon"

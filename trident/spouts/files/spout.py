@@ -20,7 +20,7 @@ from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, Spout
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
-from trident.spouts.files.ledger import FileLedger, FoundFile, LedgerEntry
+from trident.spouts.files.ledger import FileLedger, LedgerEntry
 from trident.spouts.files.listing import FileListing, as_paths
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
@@ -345,11 +345,7 @@ class FileEmitter:
         return Emitted(data, partitions=partitions)
 
     def prepare(self, attempt: TransactionAttempt) -> None:
-        """Looks again, once the rows are staged, whether the files are still those that were to be read.
-
-        Raises:
-            SourceError: one has changed: the staged rows may be of its new content.
-        """
+        """Looks again, once the rows are staged, whether the files are still those that were to be read."""
         metadata = self._emitted.get(attempt)
         if metadata is None:
             return
@@ -387,6 +383,3 @@ def _check_known(ledger: FileLedger, metadata: Json) -> None:
 def _last_file(position: Position) -> int:
     """The number of the last file of which something is before a position; 0 at the beginning."""
     return position.number if position.offset else position.number - 1
-
-
-__all__ = ["FileCoordinator", "FileEmitter", "FileSpout", "FoundFile"]

@@ -114,11 +114,7 @@ class DirectoryQueue:
         return False
 
     def take_away(self, attempt: TransactionAttempt, messages: Sequence[FileMessage], id: str) -> None:
-        """Deletes consumed files or moves them to done/; a file that is another message by now stays. May be repeated.
-
-        Raises:
-            SourceError: this is not the directory, or a file cannot be moved.
-        """
+        """Deletes consumed files or moves them to done/; another message of that name stays. May be repeated."""
         try:
             found = (self.folder / HIDDEN / "id").read_text()
         except OSError as error:

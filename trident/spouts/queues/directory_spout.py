@@ -53,7 +53,7 @@ from trident.spouts.files.format import FORMATS, RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.parquet import count_rows
 from trident.spouts.files.reading import FileReader, check_readable
-from trident.spouts.intake import Intake, SharedIntake
+from trident.spouts.intake import Intake, SharedIntake, TakingEmitter
 from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.spouts.metadata import read_commit_data
 from trident.spouts.queues.directory import DONE, DirectoryQueue, FileMessage, wait_for_clock
@@ -246,11 +246,14 @@ class _TakenFiles:
     files: list[FileMessage]
 
 
-class DirectoryEmitter:
+class DirectoryEmitter(TakingEmitter[_Taken]):
     """Emits copies of files; commit_data: as :class:`_TakenFiles`."""
 
+    _intake: _Intake
+
     def __init__(self, spout: DirectoryQueueSpout, intake: _Intake) -> None:
-        self._spout, self._intake = spout, intake
+        super().__init__(intake)
+        self._spout = spout
         self._reader = FileReader(intake.context.spark, spout.row_format) if intake.context.spark is not None else None
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
@@ -274,13 +277,3 @@ class DirectoryEmitter:
         self._intake.directory.take_away(attempt, taken.files, taken.directory)
         # Only now: a file that is still there must not be emitted again.
         self._intake.committed(attempt)
-
-    def success(self, attempt: TransactionAttempt) -> None:
-        self._intake.succeeded(attempt.txid)
-
-    def cancel(self, attempt: TransactionAttempt) -> None:
-        """The attempt is given up; its files are free now and not only when its transaction begins again."""
-        self._intake.cancel(attempt)
-
-    def close(self) -> None:
-        self._intake.close()

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trident.coordinators.errors import ConfigError, SourceError, TridentError
@@ -228,6 +228,3 @@ class InProcessQueueSpout(RichSpout):
 
     def fail(self, message_id: Any) -> None:
         self.queue.fail(message_id)
-
-
-__all__: Sequence[str] = ["Delivery", "InProcessQueue", "InProcessQueueSpout"]

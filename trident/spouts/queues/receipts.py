@@ -61,7 +61,7 @@ from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
-from trident.spouts.intake import Intake, SharedIntake
+from trident.spouts.intake import Intake, SharedIntake, TakingEmitter
 from trident.spouts.live_attempts import TakingCoordinator, given_up, limit_of
 from trident.spouts.metadata import read_commit_data
 from trident.states.delta.append import DeltaAppend
@@ -288,11 +288,14 @@ class _TakenIds:
     ids: list[Any]
 
 
-class QueueEmitter:
+class QueueEmitter(TakingEmitter[_Taken]):
     """Emits messages; commit_data: as :class:`_TakenIds`."""
 
+    _intake: _Intake
+
     def __init__(self, spout: QueueSpout, intake: _Intake) -> None:
-        self._spout, self._intake = spout, intake
+        super().__init__(intake)
+        self._spout = spout
 
     def emit_batch(self, attempt: TransactionAttempt, metadata: Json) -> Emitted:
         most = limit_of(metadata, MAX_MESSAGES, self._spout.max_messages)
@@ -339,13 +342,3 @@ class QueueEmitter:
         self._spout.queue.acknowledge(taken.ids)
         # Only now: until here a redelivered one would be recognised.
         self._intake.committed(attempt)
-
-    def success(self, attempt: TransactionAttempt) -> None:
-        self._intake.succeeded(attempt.txid)
-
-    def cancel(self, attempt: TransactionAttempt) -> None:
-        """The attempt is given up; its messages go back now and not only when its transaction begins again."""
-        self._intake.cancel(attempt)
-
-    def close(self) -> None:
-        self._intake.close()

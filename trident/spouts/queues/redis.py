@@ -23,13 +23,12 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from trident.coordinators.errors import ConfigError, SourceError
 from trident.coordinators.stored_json import Unreadable, parse_stored
 from trident.states.maps.redis_server import (
-    SCHEMES,
     check_durable,
+    check_url,
     client_of,
     redis_errors,
     without_credentials,
@@ -173,14 +172,7 @@ class RedisListQueue:
     durable: bool = True
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            usable = parts.scheme in SCHEMES and (parts.port or 1) > 0
-        except (ValueError, TypeError, AttributeError):
-            usable = False
-        if not usable:
-            # Not even `found`: a mistyped url may have its password anywhere.
-            raise ConfigError("the url of a Redis queue cannot be used", expected="redis://host:port/db") from None
+        check_url(self.url, _USER)
         if not isinstance(self.key, str) or not self.key or _keys(self.key) is None:
             raise ConfigError(
                 "the key of a Redis queue cannot be used",
@@ -364,6 +356,3 @@ def _id_bytes(id: str) -> bytes:
     if not isinstance(id, str):
         raise SourceError("this is no id of a message of a Redis queue", found=repr(id)[:200], expected="text")
     return id.encode("utf-8", "surrogateescape")
-
-
-__all__: Sequence[str] = ["RedisListQueue", "Taken", "new_owner"]

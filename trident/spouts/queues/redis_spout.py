@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trident.coordinators.errors import ConfigError, SourceError, TopologyError
@@ -217,6 +217,3 @@ class RedisListSpout(RichSpout):
 def _check(value: Any, usable: bool, name: str, expected: str) -> None:
     if not usable or isinstance(value, bool):
         raise ConfigError(f"{name} of a RedisListSpout is impossible", found=repr(value)[:200], expected=expected)
-
-
-__all__: Sequence[str] = ["RedisListSpout"]

@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -392,6 +392,3 @@ def _make_tables(connection: sqlite3.Connection, path: str) -> None:
         (schema,) = connection.execute("SELECT schema FROM queue").fetchone()
         if schema != _SCHEMA:
             raise ForeignTable(f"the queue {path} is of another version", found=schema, expected=_SCHEMA)
-
-
-__all__: Sequence[str] = ["QueueMessage", "SqliteConsumer", "SqliteQueue"]

@@ -1,0 +1,129 @@
+"""The MERGE of a keyed state's log into its plain table: the statement, its guard, and the meaning of its errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import functions as F
+
+from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.names import backquoted
+from trident.states.core.native import NativeMerge
+from trident.states.core.tables import UPTO_COLUMN
+from trident.states.delta.kernel_errors import java_causes
+from trident.states.keyed.compaction import MergePlan, guard_condition
+from trident.states.keyed.log_merge import deleted, keeps_last, quoted, same_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# Two compactors that both read P and want (P, a] and (P, b], a < b, may both merge, one after the other: Delta's
+# SetTransaction is monotone, not a compare-and-set. A row that the first one wrote carries its _upto, and stops the
+# second. A row that the first one *deleted* is gone and stops none. That is no harm where rows can be deleted: there
+# a log row is a whole value, and the second MERGE sets each key of (P, a] again, since b > a, to its newest value of
+# (P, b], which is its value as of b whatever the table holds: a key deleted and never written again has no row and gets
+# none, one written again after a is inserted as what it is. (With partial values it would be an error, and there
+# nothing is deleted.) The other order, b before a, Delta passes over; and of two that overlap in time Delta rejects
+# one, since both write the same SetTransaction.
+_GUARD = "trident: another compactor merged this row"
+
+
+def merge_into(
+    session: "SparkSession",
+    path: str,
+    state: StateDescriptor,
+    plan: MergePlan,
+    source: "DataFrame",
+    native: NativeMerge | None,
+) -> None:
+    """Merges new rows, one per key, into the plain table at ``path``; its Delta settings are the session's.
+
+    Raises:
+        CommitConflict: another compactor merged meanwhile; nothing was changed.
+        TableError: it failed; nothing was changed.
+    """
+    merge = DeltaTable.forPath(session, path).alias("t").merge(source.alias("s"), same_key(state.keys, "t", "s"))
+    added: dict[str, "str | Column"] = {
+        backquoted(field.name): quoted(field.name, "s") for field in state.schema.fields
+    }
+    added[backquoted(UPTO_COLUMN)] = _txid(plan.upto)
+    changed = _changed(state, plan, native)
+    if keeps_last(state):
+        # Delta computes conditions for rows without a match too, so that nothing may raise here: a deleted row
+        # that does not pass is left to the update, which raises.
+        merge = merge.whenMatchedDelete(deleted("s") & _passes(plan)).whenMatchedUpdate(set=changed)
+        merge = merge.whenNotMatchedInsert(~deleted("s"), added)
+    else:
+        merge = merge.whenMatchedUpdate(set=changed).whenNotMatchedInsert(values=added)
+    try:
+        merge.execute()
+    except Exception as error:
+        raise _meaning(error, path, plan) from error
+
+
+def _changed(state: StateDescriptor, plan: MergePlan, native: NativeMerge | None) -> dict[str, "str | Column"]:
+    """Returns what a MERGE sets in a row that is there."""
+    kinds = {field.name: field.dataType for field in state.schema.fields}
+    raises = F.raise_error(F.lit(_GUARD)).cast("bigint")
+    changed: dict[str, "str | Column"] = {
+        backquoted(UPTO_COLUMN): F.when(_passes(plan), _txid(plan.upto)).otherwise(raises)
+    }
+    for name in state.value_fields:
+        new = quoted(name, "s")
+        if native is not None:
+            new = native.combine_columns(quoted(name, "t"), new).cast(kinds[name])
+        changed[backquoted(name)] = new
+    return changed
+
+
+def _passes(plan: MergePlan) -> "Column":
+    """True of a matched row that holds nothing of this MERGE; null of one that we did not write."""
+    return ~F.expr(guard_condition(plan, f"t.{UPTO_COLUMN}"))
+
+
+def _txid(txid: int) -> "Column":
+    return F.lit(txid).cast("bigint")
+
+
+_CONFLICTS = (
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentTransaction",
+    "ConcurrentWrite",
+    "DELTA_CONCURRENT_",
+    "MetadataChanged",
+    "DELTA_METADATA_CHANGED",
+)
+
+
+def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
+    """Returns what an exception of a MERGE says, as one of ours."""
+    causes = _causes(error)
+    if any(word in cause for cause in causes for word in (_GUARD, *_CONFLICTS)):
+        return CommitConflict(
+            f"another compactor merged into {path} meanwhile",
+            found=_first_line(causes[-1]),
+            expected=f"a table merged up to {plan.after}",
+            action="nothing was changed; the MERGE is planned anew",
+        )
+    return TableError(
+        f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
+        found=_first_line(causes[-1]),
+        action="nothing is lost: the log has the rows, and the MERGE is tried again",
+    )
+
+
+def _causes(error: Exception) -> list[str]:
+    """Returns what an exception and its causes in the JVM say; the last is where it began."""
+    java = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    return [str(error), *(str(one.toString()) for one in java_causes(java))]
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    # Of an error in a Python worker the first line only says that there is one.
+    raised = [line for line in lines if line.startswith(("trident.", "coordinators.", "states."))]
+    return [*raised, *lines, "no message"][0][:500]

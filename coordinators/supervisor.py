@@ -183,6 +183,7 @@ class Supervisor:
 
     def _hold(self, lease: Lease) -> None:
         """Leads until the lease is lost or a group has ended; then gives it back."""
+        self._successor = None
         try:
             self._lead(lease)
         except _DEPOSING as lost:
@@ -193,6 +194,7 @@ class Supervisor:
                 raise
         finally:
             lease.release()
+            self._successor = Successor(self._zk, self.topology.name, self._threads)
 
     def _lead(self, lease: Lease) -> None:
         lost = self._site.lost_place(sure=True)
@@ -324,9 +326,9 @@ class Supervisor:
         A hand-over must not wait for a MERGE. Two that merge at once can neither lose nor double a row
         (docs/semantics.md 11), so all that matters here is not to be in the successor's way.
         """
-        if not self._to_merge:
+        successor = self._successor
+        if not self._to_merge or successor is None:
             return
-        successor = self._successor = Successor(self._zk, self.topology.name, self._threads)
         self.mode = "merging"
         until = self._threads.monotonic() + self._settings.merge_at_stop_secs
         while self._to_merge:

@@ -8,10 +8,12 @@ from typing import Any
 
 from tests.zk_fixtures import eventually
 from trident.coordinators.errors import SessionEnded, TableError
+from trident.coordinators.leadership import Leadership
 from trident.coordinators.master import Limits, Mode
 from trident.coordinators.ports import GroupParts
 from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.supervisor import Supervisor
+from trident.coordinators.znodes import Delete
 
 TOPOLOGY = Supervised(
     "supervised",
@@ -52,6 +54,24 @@ def test_drivers_are_abandoned_before_requests_are_ended_where_the_lease_is_lost
     answers.set()
     thread.join(10)
     assert not thread.is_alive() and supervisor.error is None
+
+
+def test_a_process_that_was_deposed_and_then_stopped_knows_its_successor(zk: Any, zk_connect: Any) -> None:
+    """It leaves the status to the successor, though it has nothing to merge and has waited for no other leader."""
+    taken = threading.Event()
+    listener = Around(stops_serving=lambda: taken.wait(30))
+    supervisor = Supervisor(zk, TOPOLOGY, site_of(Around(), lambda error: error), listener, Settings(Limits()))
+    thread = threading.Thread(target=supervisor.run, daemon=True)
+    thread.start()
+    assert supervisor.leading.wait(10) and not supervisor.successor_leads
+    zk.multi([Delete(zk.path("supervised", "live"))])
+    lease = Leadership(zk_connect(), "supervised", ["lines"]).acquire()
+    supervisor.request_stop()
+    taken.set()
+    thread.join(10)
+    assert not thread.is_alive() and supervisor.error is None and supervisor.successor_leads
+    assert lease is not None
+    lease.release()
 
 
 def test_a_recovery_is_not_tried_again_without_a_session(zk: Any) -> None:

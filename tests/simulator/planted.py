@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "    if state.live or state.mode.ended:",
         ),
     ),
-    "a refused multi is not noticed": (Edit(ZOOKEEPER + "multi", "_raise_refusal(ops, results)", "pass"),),
+    "a refused multi is not noticed": (Edit(ZOOKEEPER + "multi", "raise_refusal(ops, results)", "pass"),),
     "a write is repeated after a lost connection": (
         Edit(
             ZOOKEEPER + "multi",

@@ -10,10 +10,8 @@ is made from it (``python -m trident.config``).
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from trident.config_kinds import (
@@ -32,11 +30,8 @@ from trident.config_kinds import (
     whole,
 )
 from trident.coordinators.errors import ConfigError, described
+from trident.settings import Settings
 
-ENVIRONMENT_PREFIX = "TRIDENT_"
-# Variables of this framework that are not settings of a topology.
-_NOT_SETTINGS = frozenset({"TRIDENT_FAULTS"})
-_HIDDEN = "***"
 # Spark settings that have a setting of ours.
 _OWN_SETTINGS = {"spark.master": "spark_master", "spark.driver.memory": "driver_memory"}
 
@@ -58,7 +53,7 @@ _SECTIONS = {
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class TridentConfig:
+class TridentConfig(Settings):
     """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
     A setting that is not given is taken from the environment
@@ -243,19 +238,7 @@ class TridentConfig:
     progress_interval_secs: float = _setting(5.0, seconds(zero=True), "Least time between two plain progress lines.")
     status_interval_secs: float = _setting(1.0, seconds(zero=True), "Least time between two writings of `status.json`.")
 
-    def __init__(self, **settings: Any) -> None:
-        self._fill({**_from_environment(os.environ), **_named(settings, "TridentConfig")})
-
-    def _fill(self, given: Mapping[str, tuple[Any, str]]) -> None:
-        origins = {}
-        for name, setting in _FIELDS.items():
-            value, origin = given.get(name, (setting.default, "default"))
-            object.__setattr__(self, name, _accept(setting, value, origin) if name in given else value)
-            origins[name] = origin
-        object.__setattr__(self, "_origins", origins)
-        self._check_pairs()
-
-    def _check_pairs(self) -> None:
+    def _check(self) -> None:
         if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
             raise ConfigError(
                 "a SASL user is given without zookeeper_sasl_mechanism",
@@ -287,36 +270,6 @@ class TridentConfig:
                 found=f"http={self.http!r}",
                 expected="a loopback address such as 127.0.0.1:3774, or http_token as well",
             )
-
-    def replace(self, **settings: Any) -> TridentConfig:
-        """A copy with these settings instead; the environment is not read again."""
-        return self._with(_named(settings, "TridentConfig"))
-
-    def with_overrides(self, assignments: Iterable[str]) -> TridentConfig:
-        """A copy with ``key=value`` texts on top, as ``--set`` gives them.
-
-        Raises:
-            ConfigError: a text is not of the form, or as in the constructor.
-        """
-        given: dict[str, Any] = {}
-        if isinstance(assignments, (str, bytes)) or not isinstance(assignments, Iterable):
-            raise ConfigError("overrides are several texts", found=described(assignments), expected='["key=value", …]')
-        for assignment in assignments:
-            if not isinstance(assignment, str):
-                raise ConfigError("--set cannot be read", found=described(assignment), expected="the text key=value")
-            key, equals, value = assignment.partition("=")
-            if not equals or not key.strip():
-                sounds_secret = any(word in assignment.lower() for word in ("auth", "password", "token"))
-                found = _HIDDEN if sounds_secret else repr(assignment)
-                raise ConfigError("--set cannot be read", found=found, expected="key=value")
-            given[key.strip()] = value.strip()
-        return self._with(_named(given, "--set"))
-
-    def _with(self, given: Mapping[str, tuple[Any, str]]) -> TridentConfig:
-        own = {name: (getattr(self, name), self.origin(name)) for name in _FIELDS}
-        copy = object.__new__(TridentConfig)
-        copy._fill({**own, **given})
-        return copy
 
     def with_spark_conf(self, assignments: Iterable[str]) -> TridentConfig:
         """A copy with ``spark.key=value`` texts beside the Spark settings that there are, as ``--conf`` gives them.
@@ -370,85 +323,13 @@ class TridentConfig:
             }
         return options
 
-    def origin(self, name: str) -> str:
-        """Where the value of a setting comes from: "default", "TRIDENT_…", "TridentConfig" or "--set"."""
-        origins: dict[str, str] = vars(self)["_origins"]
-        return origins[name]
 
-    def shown(self) -> dict[str, Any]:
-        """Every setting as it may be shown: a secret that is given reads ``***``."""
-        found = {name: getattr(self, name) for name in _FIELDS}
-        return {
-            name: _HIDDEN if _FIELDS[name].metadata["secret"] and value not in (None, ()) else value
-            for name, value in found.items()
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickled, it has no secrets: a function that names its config takes it along to the executors."""
-        hidden = {name: setting.default for name, setting in _FIELDS.items() if setting.metadata["secret"]}
-        return {**vars(self), **hidden}
-
-    def __copy__(self) -> TridentConfig:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TridentConfig:
-        return self
-
-    def __repr__(self) -> str:
-        given = {name: value for name, value in self.shown().items() if self.origin(name) != "default"}
-        return "TridentConfig(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
-
-
-def _settings_of(config_type: type) -> dict[str, Field[Any]]:
-    return {setting.name: setting for setting in fields(config_type)}
-
-
-_FIELDS: dict[str, Field[Any]] = _settings_of(TridentConfig)
+_FIELDS = TridentConfig._fields()
 
 
 def is_secret_setting(name: str) -> bool:
     """Tells whether the value of a setting is never shown."""
     return name in _FIELDS and bool(_FIELDS[name].metadata["secret"])
-
-
-def _accept(setting: Field[Any], value: Any, origin: str) -> Any:
-    try:
-        return setting.metadata["kind"].accept(value)
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(
-            f"{origin}: {setting.name} has an impossible value",
-            found=_HIDDEN if setting.metadata["secret"] else described(value),
-            expected=setting.metadata["kind"].expected,
-        ) from None
-
-
-def _named(settings: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
-    for name in settings:
-        if name not in _FIELDS:
-            raise _unknown(name, f"{origin}: there is no setting {name!r}", name)
-    return {name: (value, origin) for name, value in settings.items()}
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    given = {}
-    for variable, value in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
-            continue
-        name = variable[len(ENVIRONMENT_PREFIX) :].lower()
-        if name in _FIELDS:
-            given[name] = (value, variable)
-        elif difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.85):
-            # Passed over, a misspelt setting would be lost silently.
-            raise _unknown(name, f"the environment variable {variable} is no setting", variable)
-    return given
-
-
-def _unknown(name: str, message: str, found: str) -> ConfigError:
-    near = difflib.get_close_matches(name.lower(), _FIELDS, n=3, cutoff=0.5)
-    if found.startswith(ENVIRONMENT_PREFIX):
-        near = [ENVIRONMENT_PREFIX + one.upper() for one in near]
-    action = f"did you mean {' or '.join(near)}?" if near else "docs/configuration.md lists the settings"
-    return ConfigError(message, action=action)
 
 
 def markdown_table() -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from trident.config import ENVIRONMENT_PREFIX, is_secret_setting
+from trident.config import is_secret_setting
 from trident.repair.apply import Repaired
 from trident.repair.facts import GroupFacts, TableFacts
 from trident.repair.steps import Finding
+from trident.settings import ENVIRONMENT_PREFIX
 
 _HIDDEN = "***"
 

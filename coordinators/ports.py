@@ -107,8 +107,6 @@ class SpoutHost(Protocol):
 
     def success(self, attempt: TransactionAttempt) -> None: ...
 
-    def backlog(self) -> Mapping[str, Any]: ...
-
 
 class BatchRunner(Protocol):
     """Runs attempts on Spark."""
@@ -137,6 +135,14 @@ class BatchRunner(Protocol):
 
 class Committer(Protocol):
     """Writes manifests and publishes them."""
+
+    def open(self, record: GroupRecord) -> None:
+        """Makes or checks the group's tables, once no decision is pending.
+
+        Raises:
+            Halted: a table is not as this group left it.
+            Deposed: another coordinator leads.
+        """
 
     def prepare(
         self,
@@ -217,6 +223,8 @@ class GroupSpouts(SpoutHost, Protocol):
     def messages(self) -> tuple[int, int]:
         """Counts how many single messages were handed out so far, and how many of them are not settled."""
 
+    def backlog(self) -> Mapping[str, Any]: ...
+
     def ask_backlog(self) -> list[str]:
         """Asks the spouts how much waits, which may hang; gives what failed and had not failed before."""
 
@@ -235,16 +243,6 @@ class RecoveryHost(SpoutHost, Protocol):
 class GroupRunner(BatchRunner, Protocol):
     def close(self) -> None:
         """Cancels what runs; nothing starts any more."""
-
-
-class GroupCommitter(Committer, Protocol):
-    def open(self, record: GroupRecord) -> None:
-        """Makes or checks the group's tables, once no decision is pending.
-
-        Raises:
-            Halted: a table is not as this group left it.
-            Deposed: another coordinator leads.
-        """
 
 
 class Upkeep(Protocol):
@@ -275,7 +273,7 @@ class GroupOpening(Protocol):
     """Opens one batch group under one lease."""
 
     @property
-    def committer(self) -> GroupCommitter:
+    def committer(self) -> Committer:
         """The same each time."""
 
     def check_new(self) -> None:

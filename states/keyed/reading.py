@@ -153,12 +153,7 @@ def _pin(
     txid: int | None,
     advanced_txid: int | None,
 ) -> tuple[dict[str, _Pinned], int]:
-    """Pins the states' tables at versions that can be read as of one transaction; and which one.
-
-    Raises:
-        SnapshotUnavailable: the transaction is not in all tables yet, or not kept any more.
-        TableError: the tables never fitted together.
-    """
+    """Pins the states' tables at versions that can be read as of one transaction; and which one."""
     for attempt in range(_TRIES):
         controls, pinned = _look(engine, Path(warehouse), states)
         # A merged transaction had advanced before any log was looked at; an empty one leaves no other trace.

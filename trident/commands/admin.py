@@ -218,9 +218,6 @@ class _Pinned:
     def success(self, attempt: TransactionAttempt) -> None:
         """The topology tells its spouts at its next start."""
 
-    def backlog(self) -> dict[str, Any]:
-        return {}
-
 
 class _SkipRunner:
     """Stages nothing but one dead letter."""

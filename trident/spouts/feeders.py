@@ -38,14 +38,7 @@ class _Fed:
 
 
 class _Feeder:
-    """The common part of the two feeders: the schema, the numbers of the feeds, and waiting.
-
-    Args:
-        schema: a StructType or DDL text such as "word string, n long".
-
-    Raises:
-        TopologyError: the schema cannot be used.
-    """
+    """The common part of the two feeders: the schema, the numbers of the feeds, and waiting."""
 
     def __init__(self, schema: Union[str, "StructType"]) -> None:
         self._schema = as_schema(schema, type(self).__name__)

@@ -203,9 +203,6 @@ class RecoverySpouts:
                 self._executors[tx_id] = executor
             return self._executors[tx_id]
 
-    def backlog(self) -> dict[str, Any]:
-        return {}
-
     def close(self) -> None:
         with self._lock:
             executors = dict(self._executors)

@@ -129,11 +129,7 @@ class DeltaCoordinator:
                 return True  # it is raised again when the transaction begins, where it counts
 
     def _look(self) -> None:
-        """Looks for new versions, at most every poll_interval_secs.
-
-        Raises:
-            SourceError: the table is not the one that it was.
-        """
+        """Looks for new versions, at most every poll_interval_secs."""
         if time.monotonic() < self._next_look and not self._look_again:
             return
         self._look_again = False  # before the look: a refresh() during it asks for another
@@ -181,11 +177,7 @@ class DeltaCoordinator:
         return added_files(self._log.read(version), self._spout.ignore_changes, self._spout.table)
 
     def _waiting(self, after: Range) -> Iterator[AddedFile]:
-        """The files after a range, up to _AHEAD_VERSIONS versions on.
-
-        Raises:
-            SourceError: the first version that cannot be read, once those before it are through.
-        """
+        """The files after a range, up to _AHEAD_VERSIONS versions on."""
         version, file = after.end
         start = self._barren[1] if self._barren[0] == after.end else version
         for each in range(start, min(self._newest, start + _AHEAD_VERSIONS) + 1):
@@ -240,11 +232,7 @@ class DeltaCoordinator:
         return max(1, count)
 
     def _cut(self, before: Range, files: int) -> Range:
-        """The range after another: about this many files, or up to a version that cannot go with them.
-
-        Raises:
-            SourceError: not even the first version can be read.
-        """
+        """The range after another: about this many files, or up to a version that cannot go with them."""
         version, file = before.end
         read_at, full = max(before.read_at, self._read_at), False
         taken: list[AddedFile] = []

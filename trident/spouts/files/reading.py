@@ -1,7 +1,7 @@
 """Turns ranges of files into rows, the same rows each time (docs/semantics.md 3).
 
 Whole files are read by Spark itself. Parts of files, and more files than Spark
-lists quickly, are read by Python in the tasks (`file_tasks`). Both give
+lists quickly, are read by Python in the tasks (`tasks.py`). Both give
 lines as bytes, and everything after that is one native expression: bytes that
 are not UTF-8 become U+FFFD, one carriage return at the end is cut off, CSV and
 JSON are parsed. Which way was taken therefore never shows in the rows.

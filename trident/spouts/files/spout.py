@@ -1,8 +1,8 @@
 """A transactional source of files: text, CSV, JSON lines or Parquet, in a folder that grows (docs/semantics.md 3).
 
-Discovered files get running numbers in a ledger (`file_ledger`); a batch is a
-range of positions over them (`file_cuts`), which is all its metadata holds; a
-range is turned into rows by `file_reading`; how long it is, `batch_size` says.
+Discovered files get running numbers in a ledger (`ledger.py`); a batch is a
+range of positions over them (`cuts.py`), which is all its metadata holds; a
+range is turned into rows by `reading.py`; how long it is, `batch_size.py` says.
 """
 
 from __future__ import annotations

@@ -103,8 +103,10 @@ class BatchCoordinator(Protocol):
 
     def success(self, txid: int) -> None:
         """txid is durable. May be told again after a restart, never early."""
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 @runtime_checkable
@@ -186,9 +188,11 @@ class Emitter(Protocol):
         May be called from several threads at once, for different attempts.
         """
 
-    def success(self, attempt: TransactionAttempt) -> None: ...
+    def success(self, attempt: TransactionAttempt) -> None:
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 class HasSchema(Protocol):

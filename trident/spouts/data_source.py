@@ -23,7 +23,7 @@ from pyspark.sql.datasource import InputPartition
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
-from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.data_source_protocol import ReadLimits, as_source, copy_of, overrides, schema_of
 from trident.spouts.metadata import foreign_metadata
 from trident.spouts.row_tasks import arrow_batches, read_partitions
@@ -295,7 +295,7 @@ class DataSourceCoordinator:
             _stop(self._reader)
 
 
-class DataSourceEmitter:
+class DataSourceEmitter(Emitter):
     """Reads between two offsets."""
 
     def __init__(self, spout: DataSourceSpout, prefetched: Prefetched, context: SpoutContext) -> None:
@@ -338,8 +338,6 @@ class DataSourceEmitter:
         schema, count = self._spout.output_schema, len(partitions)
         task = functools.partial(read_partitions, self._read, pickled, schema, self._what)
         return Emitted(self._spark.range(0, count, 1, count).mapInArrow(task, schema))
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
 
     def close(self) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import SourceError, TopologyError, described
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.metadata import BatchIndex, read_metadata
 from trident.udf.schemas import as_schema
 
@@ -78,7 +78,7 @@ def _listed(what: str, values: Any) -> list[Any]:
     )
 
 
-class FixedBatchCoordinator:
+class FixedBatchCoordinator(BatchCoordinator):
     """Counts through the batches. Metadata: {"batch": index, "rows": n}, and "empty": true where there was none."""
 
     def __init__(self, rows: Sequence[int], cycle: bool) -> None:
@@ -112,18 +112,14 @@ class FixedBatchCoordinator:
         # Unknown after a restart: the metadata of txid - 1 comes with initialize_transaction.
         return self._next.get(txid - 1, 0) < len(self._rows)
 
-    def success(self, txid: int) -> None: ...
-
     def backlog(self) -> Backlog:
         if self._cycle:
             return Backlog()
         begun = self._next[max(self._next)] if self._next else 0
         return Backlog(rows=sum(self._rows[begun:]))
 
-    def close(self) -> None: ...
 
-
-class FixedBatchEmitter:
+class FixedBatchEmitter(Emitter):
     def __init__(self, batches: Sequence[Sequence[tuple[Any, ...]]]) -> None:
         self._batches = batches
 
@@ -139,7 +135,3 @@ class FixedBatchEmitter:
             )
         rows = [] if found.empty else self._batches[index]
         return Emitted(rows, partitions=1)
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
-
-    def close(self) -> None: ...

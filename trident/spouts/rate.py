@@ -21,7 +21,7 @@ from trident.coordinators.errors import TopologyError
 from trident.coordinators.stored_json import Unreadable, as_record
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.metadata import BatchIndex, foreign_metadata, is_whole, read_metadata
 from trident.spouts.row_tasks import arrow_batches, generated
 from trident.udf.schemas import as_schema
@@ -126,7 +126,7 @@ class RateRange:
             raise foreign_metadata(metadata, "a RateSpout", expected) from None
 
 
-class RateCoordinator:
+class RateCoordinator(BatchCoordinator):
     """Plans by the clock. Metadata: as :class:`RateRange`, with the number of rows."""
 
     def __init__(self, spout: RateSpout, in_flight: int, clock_us: Callable[[], int] = lambda: time.time_ns() // 1000):
@@ -192,10 +192,8 @@ class RateCoordinator:
         if planned is not None:
             self._adaptive.succeeded(time.monotonic() - planned)
 
-    def close(self) -> None: ...
 
-
-class RateEmitter:
+class RateEmitter(Emitter):
     """Makes the rows by native expressions."""
 
     def __init__(self, spark: Any) -> None:
@@ -212,10 +210,6 @@ class RateEmitter:
         return Emitted(
             numbers.selectExpr(f"timestamp_micros({micros}) AS timestamp", "id AS value"), partitions=partitions
         )
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class GeneratorSpout:
@@ -265,7 +259,7 @@ class GeneratorSpout:
         return GeneratorEmitter(self, context)
 
 
-class GeneratorCoordinator:
+class GeneratorCoordinator(BatchCoordinator):
     """Counts. Metadata: {"batch": index}, or {"batch": index, "empty": true}: no rows, and index comes later."""
 
     def __init__(self, max_batches: int | None) -> None:
@@ -294,12 +288,8 @@ class GeneratorCoordinator:
         self._next[txid] = read_metadata(metadata, BatchIndex, _GENERATOR).next
         return metadata
 
-    def success(self, txid: int) -> None: ...
 
-    def close(self) -> None: ...
-
-
-class GeneratorEmitter:
+class GeneratorEmitter(Emitter):
     """Calls the function, where it can be called."""
 
     def __init__(self, spout: GeneratorSpout, context: SpoutContext) -> None:
@@ -325,7 +315,3 @@ class GeneratorEmitter:
         with self._lock:
             batches = list(arrow_batches(lambda: self._spout.generate(index), schema, self._what))
         return Emitted(pa.Table.from_batches(batches) if batches else [], partitions=1)
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
-
-    def close(self) -> None: ...

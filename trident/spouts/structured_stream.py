@@ -28,7 +28,7 @@ from trident.coordinators import faults
 from trident.coordinators.causes import first_line
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
-from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.handover import Handover, HandoverClosed, Pin, following, other_batch
 from trident.states.core.storage import local_path
 
@@ -336,7 +336,7 @@ class StreamCoordinator:
         self._run.close()
 
 
-class StreamEmitter:
+class StreamEmitter(Emitter):
     """Gives the DataFrame that waits."""
 
     def __init__(self, run: StreamingRun, spark: Any) -> None:
@@ -366,10 +366,6 @@ class StreamEmitter:
         return ClassicDataFrame(
             datasets.ofRows(self._spark._jsparkSession, frame._jdf.queryExecution().logical()), self._spark
         )
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _stop(query: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from trident.coordinators.errors import SourceError
 from trident.coordinators.stored_json import MAY_BE_MISSING
 from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, Json
+from trident.spouts.contracts import Backlog, BatchCoordinator, Json
 from trident.spouts.delta.log import AddedFile, Change, DeltaChanges, schema_of
 from trident.spouts.metadata import read_metadata
 
@@ -85,7 +85,7 @@ class Range:
         return read_metadata(metadata, cls, "a DeltaSpout")
 
 
-class DeltaCoordinator:
+class DeltaCoordinator(BatchCoordinator):
     """Looks at the log and decides where each batch ends. Metadata: as :class:`Range`."""
 
     def __init__(self, spout: DeltaSettings, frames: "DeltaFrames", in_flight: int) -> None:
@@ -299,8 +299,6 @@ class DeltaCoordinator:
             planned = self._planned_at.pop(txid, None)
             if planned is not None:
                 self._adaptive.succeeded(time.monotonic() - planned)
-
-    def close(self) -> None: ...
 
 
 def check_same(found: str, expected: str, table: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
-from trident.spouts.contracts import Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.delta.coordinator import DeltaCoordinator, Range, added_files, check_same
 from trident.spouts.delta.frames import DeltaFrames
 from trident.spouts.delta.log import DeltaChanges, differences
@@ -117,7 +117,7 @@ class DeltaSpout:
             )
 
 
-class DeltaEmitter:
+class DeltaEmitter(Emitter):
     """Turns ranges of files into DataFrames."""
 
     def __init__(self, spout: DeltaSpout, context: SpoutContext) -> None:
@@ -163,7 +163,3 @@ class DeltaEmitter:
                 action="bring back its log, or begin again with `trident reset NAME`",
             )
         return self._frames.parsed(actions)
-
-    def success(self, attempt: TransactionAttempt) -> None: ...
-
-    def close(self) -> None: ...

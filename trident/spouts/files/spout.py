@@ -16,7 +16,7 @@ from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spouts import arguments as spout_arguments
 from trident.spouts.batch_size import AdaptiveBatchSize
-from trident.spouts.contracts import Backlog, Emitted, Json, SpoutContext, SpoutKind
+from trident.spouts.contracts import Backlog, BatchCoordinator, Emitted, Emitter, Json, SpoutContext, SpoutKind
 from trident.spouts.files.changes import ON_CHANGED, ChangePolicy, unreadable
 from trident.spouts.files.cuts import START, FileRange, Position, cut, length_after, ranges, read_position
 from trident.spouts.files.format import FORMATS, RowFormat, is_compressed
@@ -145,7 +145,7 @@ class FileSpout:
         return FileEmitter(self, context)
 
 
-class FileCoordinator:
+class FileCoordinator(BatchCoordinator):
     """Discovers files and decides where each batch ends.
 
     Metadata: ``{"from": [file number, offset], "to": [file number, offset], "rows_estimate": n,
@@ -321,10 +321,8 @@ class FileCoordinator:
         if planned is not None:
             self._adaptive.succeeded(time.monotonic() - planned)
 
-    def close(self) -> None: ...
 
-
-class FileEmitter:
+class FileEmitter(Emitter):
     """Turns ranges of the ledger into DataFrames."""
 
     def __init__(self, spout: FileSpout, context: SpoutContext) -> None:
@@ -366,8 +364,6 @@ class FileEmitter:
     def success(self, attempt: TransactionAttempt) -> None:
         for earlier in [one for one in list(self._emitted) if one.txid <= attempt.txid]:
             self._emitted.pop(earlier, None)
-
-    def close(self) -> None: ...
 
 
 class _Skipped(Exception):

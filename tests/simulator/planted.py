@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a published table is not recognised": (
         Edit(
             "trident.states.publishing.publishing:Publisher._publish_table",
-            "if control.same_batch(TableMark(0, decision.txid, decision.attempt_id, decision.sha256)):",
+            "if control.is_of(decision):",
             "if False:",
         ),
     ),

@@ -8,11 +8,12 @@ TYPE_CHECKING count as all others do.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -105,7 +106,7 @@ class Rooms:
 
     def first_line(self, module: str) -> str:
         """The first line of the module's docstring; empty without one."""
-        return (ast.get_docstring(ast.parse(self.path(module).read_bytes())) or "").partition("\n")[0]
+        return _first_line(self.path(module))
 
     def _rank(self, module: str) -> int:
         ranks = self.ranks["trident"]
@@ -117,6 +118,11 @@ class Rooms:
         states = self.ranks["trident.states"]
         place = _below(module, states)
         return (self._rank(module), -1 if place is None else states[place])
+
+
+@cache
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0]
 
 
 def _below(module: str, packages: Iterable[str]) -> str | None:
@@ -164,6 +170,8 @@ class LateImport:
 def late_imports(files: Iterable[Path]) -> Iterator[LateImport]:
     for path in files:
         source = path.read_text(encoding="utf-8")
+        if not re.search(r"^[ \t]+(import|from) ", source, re.MULTILINE):
+            continue
         lines = source.splitlines()
         of_all = next((line.removeprefix(OF_ALL) for line in lines if line.startswith(OF_ALL)), "")
         nodes = {

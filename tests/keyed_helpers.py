@@ -190,10 +190,23 @@ class Group:
                 found[key] = value if old is None else tuple(fold(a, b) for a, b in zip(old, value))
         return found
 
-    def copy_of_table(self, relative: str, to: Path) -> Path:
-        """A copy of a table's folder, to look at or to bring back later."""
-        shutil.copytree(self.warehouse / relative, to)
-        return to
+    def copied_to(self, warehouse: Path) -> Group:
+        """The same group over a copy of its tables: a MERGE costs more than anything else here."""
+        shutil.copytree(self.warehouse, warehouse)
+        copied = Group(
+            self.spark,
+            self.engine,
+            warehouse,
+            topology=self.topology,
+            group=self.group,
+            incarnation=self.incarnation,
+        )
+        copied.bindings = dict(self.bindings)
+        copied.rows = {name: list(rows) for name, rows in self.rows.items()}
+        for name, snapshot in self.snapshots.items():
+            relative = Path(snapshot.path).relative_to(self.warehouse)
+            copied.snapshots[name] = self.engine.load(str(copied.warehouse / relative))
+        return copied
 
 
 def as_map(binding: StateBinding, frame: Any) -> dict[tuple, tuple]:

@@ -229,7 +229,8 @@ PLANTED: dict[str, Caught] = {
         "reading.py::test_a_transaction_and_its_merge_between_two_looks_at_tables_are_not_half_seen",
     ),
     "39-merge-without-its-txn-ids": spark(
-        "was told as done and is not in the table", "compactor.py::test_the_commit_carries_p_and_says_whose_it_is"
+        "was told as done and is not in the table",
+        "compactor.py::test_merges_exactly_the_advanced_transactions_and_no_published_one_above",
     ),
     "40-no-set-transaction": spark(
         "assert None == 1",

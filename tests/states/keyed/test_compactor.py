@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import deltalake
 import pytest
 
-from tests.keyed_helpers import Concat, Group, Longest, append, keyed
+from tests.keyed_helpers import Concat, Group, Longest, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, ConfigError, Halted, TableError
 from trident.states.core.control import DOMAIN, decode_control
@@ -84,42 +84,17 @@ def test_merges_exactly_the_advanced_transactions_and_no_published_one_above(cou
     first = merging.merge_once(3, force=True)
     assert (first.p_old, first.p_new) == (0, 3)
     assert plain(counts) == counts.expected("counts", 3)
+    # The commit carries P and says whose it is.
+    table = str(counts.warehouse / "counts")
+    assert counts.engine.load(table).txn_version("trident/top/g/merge") == 3
+    last = deltalake.DeltaTable(table).history(1)[0]
+    assert (last["operation"], last["version"]) == ("MERGE", 1)
+    assert '"incarnation": "inc1"' in last["userMetadata"] and '"upto": 3' in last["userMetadata"]
+    assert {row["_upto"] for row in rows_of(counts, "counts")} == {3}
     second = merging.merge_once(5, force=True)
     assert (second.p_old, second.p_new) == (3, 5)
     assert plain(counts) == counts.expected("counts", 5)
     assert merging.merge_once(5, force=True) is None
-
-
-def test_the_commit_carries_p_and_says_whose_it_is(counts):
-    publish_words(counts, [1, 2])
-    compactor_of(counts).merge_once(2, force=True)
-    table = str(counts.warehouse / "counts")
-    assert counts.engine.load(table).txn_version("trident/top/g/merge") == 2
-    last = counts.spark.sql(f"describe history delta.`{table}`").first()
-    assert (last.operation, last.version) == ("MERGE", 1)
-    assert '"incarnation": "inc1"' in last.userMetadata and '"upto": 2' in last.userMetadata
-    assert {row["_upto"] for row in rows_of(counts, "counts")} == {2}
-
-
-def test_an_advanced_transaction_that_left_no_trace_is_waited_for_no_longer(counts):
-    publish_words(counts, [1])
-    counts.publish(2, {})
-    merging = compactor_of(counts)
-    assert merging.merge_once(4, force=True).p_new == 2  # 3 and 4 committed nothing
-    assert plain(counts) == counts.expected("counts", 2)
-    assert merging.merge_once(4, force=True) is None
-
-
-def test_a_python_combiner_folds_in_the_order_of_transactions(spark, engine, tmp_path):
-    binding = keyed("counts", "k string, v string", ("k",), Concat())
-    group = Group(spark, engine, tmp_path, binding)
-    for txid in range(1, 6):
-        group.publish(txid, {"counts": [("a", f"{txid}"), (None, f"<{txid}>")] + [(f"k{txid}", "x")]})
-    merging = compactor_of(group)
-    for advanced in (2, 5):
-        merging.merge_once(advanced, force=True)
-        assert plain(group) == group.expected("counts", advanced, Concat().combine)
-    assert plain(group)[("a",)] == ("12345",)
 
 
 @pytest.mark.parametrize("aggregator", [None, Longest()], ids=["none", "another"])
@@ -129,116 +104,97 @@ def test_a_python_combiner_must_be_the_states_own(spark, engine, tmp_path, aggre
         Compactor(spark, engine, tmp_path, group.descriptor("counts"), None, aggregator)
 
 
-def test_merging_waits_until_enough_transactions_or_time(counts):
-    publish_words(counts, range(1, 4))
-    assert compactor_of(counts, merge_every_txids=4).merge_once(3) is None
-    assert compactor_of(counts, merge_every_txids=3).merge_once(3).p_new == 3
-    publish_words(counts, [4])
-    patient = compactor_of(counts, merge_every_txids=50, merge_interval_secs=0.3)
-    assert patient.merge_once(4) is None
+def test_merging_waits_until_enough_transactions_or_time_and_for_none_that_left_no_trace(merged):
+    merged.publish(7, {})
+    assert compactor_of(merged, merge_every_txids=3).merge_once(7) is None
+    assert compactor_of(merged, merge_every_txids=2).plan(7, force=False) is not None
+    patient = compactor_of(merged, merge_every_txids=50, merge_interval_secs=0.3)
+    assert patient.merge_once(9) is None
     time.sleep(0.3)
-    assert patient.merge_once(4).p_new == 4
+    assert patient.merge_once(9).p_new == 7  # 8 and 9 committed nothing
+    assert plain(merged) == merged.expected("counts", 7)
+    assert patient.merge_once(9, force=True) is None
 
 
 # --- two compactors ----------------------------------------------------------------------------------
 
 
-def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard(counts):
-    publish_words(counts, range(1, 4))
-    first, second = compactor_of(counts), compactor_of(counts)
-    plan_of_first, plan_of_second = first.plan(2), second.plan(3)
+def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard_and_a_stale_plan_changes_nothing(merged):
+    publish_words(merged, [7])
+    first, second = compactor_of(merged), compactor_of(merged)
+    plan_of_first, plan_of_second = first.plan(6), second.plan(7)
     first.merge(*plan_of_first)
-    before = counts.engine.load(str(counts.warehouse / "counts")).version
+    before = merged.engine.load(str(merged.warehouse / "counts")).version
     with pytest.raises(CommitConflict, match="another compactor"):
         second.merge(*plan_of_second)
-    assert counts.engine.load(str(counts.warehouse / "counts")).version == before
-    assert plain(counts) == counts.expected("counts", 2)
-    assert second.merge_once(3, force=True).p_old == 2
-    assert plain(counts) == counts.expected("counts", 3)
+    assert merged.engine.load(str(merged.warehouse / "counts")).version == before
+    assert plain(merged) == merged.expected("counts", 6)
+    assert second.merge_once(7, force=True).p_old == 6
+    for stale in (plan_of_first, plan_of_second):  # up to an older transaction, and up to the same
+        assert second.merge(*stale).p_new == stale[0].upto
+    assert plain(merged) == merged.expected("counts", 7)
+    assert merged.engine.load(str(merged.warehouse / "counts")).version == before + 1
 
 
-def test_a_stale_plan_up_to_the_same_or_an_older_transaction_changes_nothing(counts):
-    publish_words(counts, range(1, 4))
-    first, second = compactor_of(counts), compactor_of(counts)
-    stale = [second.plan(2), second.plan(3)]
-    first.merge_once(3, force=True)
-    for plan in stale:
-        assert second.merge(*plan).p_new == plan[0].upto
-    assert plain(counts) == counts.expected("counts", 3)
-    assert counts.engine.load(str(counts.warehouse / "counts")).version == 1
-
-
-def test_a_row_that_is_not_ours_stops_the_merge(counts):
-    publish_words(counts, [1])
-    counts.spark.sql(f"insert into delta.`{counts.warehouse}/counts` values ('the', 1000, null)")
+def test_a_row_that_is_not_ours_stops_the_merge(merged):
+    merged.spark.sql(f"insert into delta.`{merged.warehouse}/counts` values ('w6', 1000, null)")
     with pytest.raises(CommitConflict):
-        compactor_of(counts).merge_once(1, force=True)
+        compactor_of(merged).merge_once(6, force=True)
 
 
-@pytest.mark.parametrize("rounds", [2])
-def test_two_compactors_racing_never_count_twice(counts, rounds):
+def test_two_compactors_racing_never_count_twice(counts):
     """Nothing but Delta's conflict detection, the guard in the MERGE and the look at P behind it keeps them apart."""
     racers = [compactor_of(counts, session=counts.spark.newSession()) for _ in range(2)]
     merged: list[object] = []
-    for round_ in range(rounds):
-        txids = range(3 * round_ + 1, 3 * round_ + 4)
-        publish_words(counts, txids)
-        start = threading.Barrier(2)
+    start = threading.Barrier(2)
+    publish_words(counts, range(1, 4))
 
-        def race(racer: Compactor, advanced: int, start: threading.Barrier = start) -> None:
-            planned = racer.plan(advanced)
-            start.wait()  # both have read the same P
-            try:
-                merged.append(racer.merge(*planned))
-            except CommitConflict as error:
-                merged.append(error)
-            except BaseException as error:
-                merged.append(error)
-                raise
+    def race(racer: Compactor, advanced: int) -> None:
+        planned = racer.plan(advanced)
+        start.wait()  # both have read the same P
+        try:
+            merged.append(racer.merge(*planned))
+        except BaseException as error:
+            merged.append(error)
 
-        # One wants fewer transactions than the other: SetTransaction alone would let both in.
-        threads = [threading.Thread(target=race, args=pair) for pair in zip(racers, (txids[-1] - 1, txids[-1]))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for racer in racers:
-            racer.merge_once(txids[-1], force=True)
-        assert plain(counts) == counts.expected("counts", txids[-1])
-    assert len(merged) == 2 * rounds
+    # One wants fewer transactions than the other: SetTransaction alone would let both in.
+    threads = [threading.Thread(target=race, args=pair) for pair in zip(racers, (2, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for racer in racers:
+        racer.merge_once(3, force=True)
+    assert plain(counts) == counts.expected("counts", 3)
+    assert len(merged) == 2
     assert all(isinstance(one, (CommitConflict, compactor_module.MergeReport)) for one in merged)
 
 
 # --- failures -----------------------------------------------------------------------------------------
 
 
-def test_a_merge_whose_answer_is_lost_is_not_done_again(counts):
-    publish_words(counts, [1, 2])
+def test_a_merge_whose_answer_is_lost_is_not_done_again(merged):
     faults.arm("compact.merge:do_then_fail")
     with pytest.raises(faults.InjectedFault):
-        compactor_of(counts).merge_once(2, force=True)
-    assert compactor_of(counts).merge_once(2, force=True) is None
-    assert plain(counts) == counts.expected("counts", 2)
+        compactor_of(merged).merge_once(6, force=True)
+    assert compactor_of(merged).merge_once(6, force=True) is None
+    assert plain(merged) == merged.expected("counts", 6)
 
 
-def test_a_crash_between_merge_and_drop_costs_only_space(counts):
-    publish_words(counts, range(1, 4))
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(3, force=True)
+def test_a_crash_between_merge_and_drop_costs_only_space(merged):
     faults.arm("compact.drop:fail_before")
     with pytest.raises(faults.InjectedFault):
-        merging.drop_once(3)
-    assert log_txids(counts) == [1, 2, 3]
-    after = compactor_of(counts, snapshot_retention_txids=0)
-    assert after.merge_once(3, force=True) is None
-    assert after.drop_once(3) == 3
-    assert log_txids(counts) == []
-    publish_words(counts, [4])
-    after.merge_once(4, force=True)
-    assert plain(counts) == counts.expected("counts", 4)
+        compactor_of(merged, snapshot_retention_txids=0).drop_once(6)
+    assert log_txids(merged) == [1, 2, 3, 4, 5, 6]
+    after = compactor_of(merged, snapshot_retention_txids=0)
+    assert after.merge_once(5, force=True) is None
+    assert after.drop_once(6) == 5
+    assert log_txids(merged) == [6]
+    after.merge_once(6, force=True)
+    assert plain(merged) == merged.expected("counts", 6)
 
 
-def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(counts, monkeypatch):
+def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(merged, monkeypatch):
     """Spark flushes nothing, the drop is flushed: a power cut in between would lose what only the log had."""
     flushed, at_the_drop = [], []
     fsync = os.fsync
@@ -247,51 +203,39 @@ def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(counts, monkeypat
         flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
         fsync(handle)
 
-    publish_words(counts, range(1, 4))
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(3, force=True)
-    table = counts.warehouse / "counts"
+    merging = compactor_of(merged, snapshot_retention_txids=0)
+    table = merged.warehouse / "counts"
     wanted = {str(path) for path in [*table.glob("*.parquet"), *table.glob("_delta_log/*.json")]}
     drop = merging._engine.drop_files
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(merging._engine, "drop_files", lambda *args: (at_the_drop.extend(flushed), drop(*args))[1])
-    assert merging.drop_once(3) == 3
+    assert merging.drop_once(6) == 5
     assert len(wanted) >= 3 and wanted <= set(at_the_drop)
 
 
-def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(counts):
-    counts.publish(1, {"counts": [("a", 2**62), ("b", 1)]})
-    merging = compactor_of(counts)
-    merging.merge_once(1, force=True)
-    counts.publish(2, {"counts": [("a", 2**62), ("b", 1)]})  # the sum does not fit a bigint
+def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(merged):
+    merged.publish(7, {"counts": [("the", 2**63 - 1), ("b", 1)]})  # the sum does not fit a bigint
     with pytest.raises(TableError, match="(?i)overflow"):
-        merging.merge_once(2, force=True)
-    assert plain(counts) == counts.expected("counts", 1)
-    assert log_txids(counts) == [1, 2]
+        compactor_of(merged).merge_once(7, force=True)
+    assert plain(merged) == merged.expected("counts", 5)
+    assert log_txids(merged) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_merge_that_was_stopped_inside_its_commit_cannot_replace_the_one_that_rows_were_dropped_for(counts):
+def test_a_merge_that_was_stopped_inside_its_commit_cannot_replace_the_one_that_rows_were_dropped_for(merged):
     """Delta's log store looks, and renames its draft over the entry; without the draft it cannot."""
-    publish_words(counts, range(1, 4))
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(3, force=True)
-    draft = counts.warehouse / "counts" / "_delta_log" / f".{1:020d}.json.{'0' * 8}.tmp"
+    draft = merged.warehouse / "counts" / "_delta_log" / f".{2:020d}.json.{'0' * 8}.tmp"
     draft.write_text("of a compactor that merged less")
-    assert compactor_of(counts, snapshot_retention_txids=0).drop_once(3) == 3
+    assert compactor_of(merged, snapshot_retention_txids=0).drop_once(6) == 5
     assert not draft.exists()
 
 
-def test_a_table_restored_to_before_what_the_log_dropped_halts(counts, tmp_path):
-    publish_words(counts, [1, 2])
-    copy = counts.copy_of_table("counts", tmp_path / "copy")
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(2, force=True)
-    assert merging.drop_once(2) == 2
-    shutil.rmtree(counts.warehouse / "counts")
-    shutil.copytree(copy, counts.warehouse / "counts")
-    publish_words(counts, [3])
+def test_a_table_restored_to_before_what_the_log_dropped_halts(merged):
+    assert compactor_of(merged, snapshot_retention_txids=0).drop_once(6) == 5
+    for version in (1, 2):  # put back from a copy of before the MERGEs
+        (merged.warehouse / "counts" / "_delta_log" / f"{version:020d}.json").unlink()
+    publish_words(merged, [7])
     with pytest.raises(Halted, match="restored"):
-        compactor_of(counts).merge_once(3, force=True)
+        compactor_of(merged).merge_once(7, force=True)
 
 
 def test_a_missing_plain_table_is_made_again_only_while_the_log_has_everything(counts):
@@ -309,25 +253,33 @@ def test_a_missing_plain_table_is_made_again_only_while_the_log_has_everything(c
 # --- dropping -------------------------------------------------------------------------------------------
 
 
-def test_drops_what_is_merged_and_out_of_retention_and_keeps_the_control_record(counts):
-    publish_words(counts, range(1, 7))
-    merging = compactor_of(counts, snapshot_retention_txids=3)
-    assert merging.drop_once(6) is None  # nothing is merged
-    merging.merge_once(2, force=True)
-    merging.merge_once(5, force=True)
-    before = control(counts)
+def test_drops_what_is_merged_and_out_of_retention_and_keeps_the_control_record(merged):
+    merging = compactor_of(merged, snapshot_retention_txids=3)
+    before = control(merged)
     assert merging.drop_once(4) is None  # 1 is not the P of any table version
     assert merging.drop_once(6) == 2  # the P at or below 6 - 3
-    assert log_txids(counts) == [3, 4, 5, 6]
-    after = control(counts)
+    assert log_txids(merged) == [3, 4, 5, 6]
+    after = control(merged)
     assert after.floor == 2
     assert {**after.__dict__, "floor": before.floor} == before.__dict__
+    # Any Delta reader reads the table and the log: delta-rs here, as in every other test of this file.
+    assert plain(merged) == merged.expected("counts", 5)
+    log = rows_of(merged, "counts__log")
+    assert sorted((row["_txid"], row["count"]) for row in log if row["word"] == "the") == [
+        (3, 2),
+        (4, 2),
+        (5, 2),
+        (6, 2),
+    ]
 
 
-def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(counts):
-    publish_words(counts, [1, 2])
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(2, force=True)
+def test_nothing_is_dropped_that_is_not_merged(counts):
+    publish_words(counts, range(1, 7))
+    assert compactor_of(counts, snapshot_retention_txids=0).drop_once(6) is None
+
+
+def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(merged):
+    merging = compactor_of(merged, snapshot_retention_txids=0)
     published = []
 
     class Busy(KernelEngine):
@@ -335,55 +287,38 @@ def test_a_drop_that_loses_against_a_publish_is_done_on_top_of_it(counts):
 
         def drop_files(self, *args, **more):
             if not published:
-                published.append(3)
-                publish_words(counts, [3])
+                published.append(7)
+                publish_words(merged, [7])
             return super().drop_files(*args, **more)
 
-    merging._engine = Busy(counts.spark)
-    assert merging.drop_once(2) == 2
-    assert log_txids(counts) == [3]
-    assert (control(counts).txid, control(counts).floor) == (3, 2)
+    merging._engine = Busy(merged.spark)
+    assert merging.drop_once(6) == 5
+    assert log_txids(merged) == [6, 7]
+    assert (control(merged).txid, control(merged).floor) == (7, 5)
 
 
-def test_publishing_and_dropping_at_once_loses_nothing(counts):
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    publish_words(counts, range(1, 4))
-    merging.merge_once(3, force=True)
+def test_publishing_and_dropping_at_once_loses_nothing(merged):
+    merging = compactor_of(merged, snapshot_retention_txids=0)
     errors: list[BaseException] = []
 
     def drop() -> None:
         try:
-            assert merging.drop_once(3) == 3
+            assert merging.drop_once(6) == 5
         except BaseException as error:
             errors.append(error)
 
     dropper = threading.Thread(target=drop)
     dropper.start()
-    for txid in range(4, 12):
+    for txid in range(7, 15):
         while True:
             try:
-                publish_words(counts, [txid])
+                publish_words(merged, [txid])
                 break
             except CommitConflict:
                 pass
     dropper.join()
     assert not errors
-    assert log_txids(counts) == list(range(4, 12))
-
-
-# --- any reader -----------------------------------------------------------------------------------------
-
-
-def test_any_delta_reader_reads_the_table_and_the_log(counts):
-    """delta-rs here; it is also what every other test in this file reads with."""
-    publish_words(counts, range(1, 5))
-    merging = compactor_of(counts, snapshot_retention_txids=0)
-    merging.merge_once(2, force=True)
-    merging.drop_once(2)
-    merging.merge_once(4, force=True)
-    assert plain(counts) == counts.expected("counts", 4)
-    log = rows_of(counts, "counts__log")
-    assert sorted((row["_txid"], row["count"]) for row in log if row["word"] == "the") == [(3, 2), (4, 2)]
+    assert log_txids(merged) == list(range(6, 15))
 
 
 # --- in the background ------------------------------------------------------------------------------------
@@ -396,41 +331,28 @@ def wait_for(condition, secs=30.0):
         time.sleep(0.02)
 
 
-def test_the_background_merges_when_due_and_stopping_brings_the_table_up_to_the_last(spark, engine, tmp_path):
-    group = Group(spark, engine, tmp_path, keyed(), append())
-    publish_words(group, range(1, 6))
-    merges = []
+def test_the_background_merges_when_due_tries_again_and_stopping_brings_the_table_up_to_the_last(merged):
+    publish_words(merged, [7, 8, 9])
+    merges, told = [], []
     background = BackgroundCompactor(
-        [compactor_of(group, merge_every_txids=4, merge_interval_secs=3600.0)],
+        [compactor_of(merged, merge_every_txids=3, merge_interval_secs=3600.0)],
         on_merge=lambda name, report: merges.append((name, report.p_new)),
-        poll_secs=0.05,
-    )
-    background.start(advanced=3)
-    time.sleep(0.3)
-    assert merges == []
-    background.advanced(4)
-    wait_for(lambda: merges == [("counts", 4)])
-    background.advanced(5)
-    assert background.stop(compact=True, timeout_secs=30.0)
-    assert merges == [("counts", 4), ("counts", 5)]
-    assert plain(group) == group.expected("counts", 5)
-
-
-def test_an_error_in_the_background_is_told_and_tried_again(counts):
-    publish_words(counts, [1])
-    told = []
-    background = BackgroundCompactor(
-        [compactor_of(counts, merge_every_txids=1)],
         on_error=lambda name, error: told.append((name, type(error))),
         poll_secs=0.05,
     )
+    background.start(advanced=7)
+    time.sleep(0.3)
+    assert merges == told == []
     faults.arm("compact.merge:fail_before")
-    background.start(advanced=1)
-    wait_for(lambda: counts.engine.load(str(counts.warehouse / "counts")).version == 1)
-    assert background.stop(compact=False)
+    background.advanced(8)
+    wait_for(lambda: merges == [("counts", 8)])
     assert told == [("counts", faults.InjectedFault)]
     assert background._fatal is None
-    assert plain(counts) == counts.expected("counts", 1)
+    assert plain(merged) == merged.expected("counts", 8)
+    background.advanced(9)
+    assert background.stop(compact=True, timeout_secs=30.0)
+    assert merges == [("counts", 8), ("counts", 9)]
+    assert plain(merged) == merged.expected("counts", 9)
 
 
 @pytest.mark.parametrize("given_up", [False, True])

@@ -65,18 +65,15 @@ def expected_lines(txid):
 # --- as of a transaction --------------------------------------------------------------------------------
 
 
-def test_every_transaction_reads_exactly_before_and_after_merges(group):
-    merging = compactor_of(group)
+def test_every_transaction_reads_exactly_before_and_after_merges(group, merged_tables):
     publish(group, range(1, 7))
     assert counts(group) == group.expected("counts", 6)
-    for advanced in (2, 5):
-        merging.merge_once(advanced, force=True)
     for txid in (0, 1, 2, 4, 6):  # before, between and after the two MERGEs
-        assert counts(group, txid) == group.expected("counts", txid), txid
+        assert counts(merged_tables, txid) == group.expected("counts", txid), txid
     for txid in (0, 4):
-        assert lines(group, txid) == expected_lines(txid), txid
-    merging.merge_once(6, force=True)
-    assert counts(group) == group.expected("counts", 6)
+        assert lines(merged_tables, txid) == expected_lines(txid), txid
+    opened = [path for path in read(merged_tables).inputFiles() if "__log" in path]
+    assert [path.split("/")[-2] for path in opened] == ["6-0-x"], "only files of the log that are not merged"
 
 
 def test_what_only_some_tables_have_is_not_read(group):
@@ -109,16 +106,16 @@ def test_a_transaction_that_committed_nothing_reads_as_the_one_before(group):
         read(group, "lines", 7, advanced_txid=6)
 
 
-def test_a_frame_stays_what_it_was(group):
-    publish(group, [1, 2])
-    merging = compactor_of(group, snapshot_retention_txids=0)
-    keyed_frame, append_frame = read(group), read(group, "lines")
-    publish(group, [3])
-    merging.merge_once(3, force=True)
-    assert merging.drop_once(3) == 3
+def test_a_frame_stays_what_it_was(merged):
+    merging = compactor_of(merged, snapshot_retention_txids=0)
+    keyed_frame, append_frame = read(merged), read(merged, "lines")
+    publish(merged, [7])
+    merging.merge_once(7, force=True)
+    assert merging.drop_once(7) == 7
     for _ in range(2):
-        assert as_map(group.bindings["counts"], keyed_frame) == group.expected("counts", 2)
-        assert append_frame.count() == 2
+        assert as_map(merged.bindings["counts"], keyed_frame) == merged.expected("counts", 6)
+        assert append_frame.count() == 6
+    assert counts(merged) == merged.expected("counts", 7)
 
 
 def test_before_the_first_transaction_everything_is_empty(spark, engine, tmp_path):
@@ -142,28 +139,20 @@ def test_a_global_aggregate_has_one_row(spark, engine, tmp_path):
 # --- retention ----------------------------------------------------------------------------------------
 
 
-def test_kept_transactions_read_and_older_ones_name_the_oldest(group):
-    merging = compactor_of(group, snapshot_retention_txids=3)
-    for advanced in (2, 5, 8):
-        publish(group, range(advanced - 2 if advanced > 2 else 1, advanced + 1))
-        merging.merge_once(advanced, force=True)
-    assert merging.drop_once(8) == 5
-    for txid in (5, 7):
-        assert counts(group, txid) == group.expected("counts", txid), txid
-    for txid in (1, 4):
-        with pytest.raises(SnapshotUnavailable, match="oldest that can be read is 5") as raised:
-            read(group, "counts", txid)
-        assert raised.value.available == 5
-
-
-def test_a_transaction_between_two_merges_is_kept_as_long_as_promised(group):
-    publish(group, range(1, 9))
-    merging = compactor_of(group, snapshot_retention_txids=3)
-    for advanced in (4, 7):
-        merging.merge_once(advanced, force=True)
-    merging.drop_once(8)
-    for txid in (5, 7):  # 8 - 3 = 5 lies between the two MERGEs
-        assert counts(group, txid) == group.expected("counts", txid), txid
+def test_kept_transactions_read_and_older_ones_name_the_oldest(merged):
+    merging = compactor_of(merged, snapshot_retention_txids=3)
+    for advanced, dropped, kept, gone in (
+        (6, 2, (3, 6), (1,)),  # 6 - 3 = 3 lies between the two MERGEs, and is kept as long as promised
+        (8, 5, (5, 7), (1, 4)),
+    ):
+        publish(merged, range(7, advanced + 1))
+        assert merging.drop_once(advanced) == dropped
+        for txid in kept:
+            assert counts(merged, txid) == merged.expected("counts", txid), txid
+        for txid in gone:
+            with pytest.raises(SnapshotUnavailable, match=f"oldest that can be read is {dropped}") as raised:
+                read(merged, "counts", txid)
+            assert raised.value.available == dropped
 
 
 # --- states that come and go -------------------------------------------------------------------------------
@@ -199,18 +188,23 @@ def test_a_keyed_state_whose_plain_table_was_not_made_yet_reads_from_its_log(gro
 # --- Python combiners ---------------------------------------------------------------------------------------
 
 
-def test_a_python_combiner_reads_in_order_and_needs_its_aggregator(spark, engine, tmp_path):
+def test_a_python_combiner_merges_and_reads_in_order_and_needs_its_aggregator(spark, engine, tmp_path):
     group = Group(spark, engine, tmp_path, keyed("texts", "k string, v string", ("k",), Concat()))
     for txid in range(1, 5):
         group.publish(txid, {"texts": [("a", f"{txid}"), (None, f"<{txid}>"), (f"k{txid}", "x")]})
-    compactor_of(group, "texts").merge_once(2, force=True)
+    merging = compactor_of(group, "texts")
+    merging.merge_once(2, force=True)
     for txid in (1, 4):
         frame = read(group, "texts", txid, aggregator=Concat())
         assert as_map(group.bindings["texts"], frame) == group.expected("texts", txid, Concat().combine)
     for wrong in (None, Longest()):
         with pytest.raises(ConfigError, match=r"Concat"):
             read(group, "texts", aggregator=wrong)
-    assert read(group, "texts", 2).count() == 4  # all of it is merged: nothing to combine
+    merging.merge_once(4, force=True)
+    for txid in (2, 4):  # all of it is merged: nothing to combine
+        found = as_map(group.bindings["texts"], read(group, "texts", txid))
+        assert found == group.expected("texts", txid, Concat().combine), txid
+    assert found[("a",)] == ("1234",)
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------
@@ -242,13 +236,6 @@ def test_states_of_two_groups_are_not_one_snapshot(group):
 
 
 # --- cost and concurrency ------------------------------------------------------------------------------------------
-
-
-def test_only_the_log_files_that_are_not_merged_are_opened(group):
-    publish(group, range(1, 7))
-    compactor_of(group).merge_once(4, force=True)
-    opened = [path for path in read(group).inputFiles() if "__log" in path]
-    assert sorted(path.split("/")[-2] for path in opened) == ["5-0-x", "6-0-x"]
 
 
 class Between:
@@ -319,7 +306,7 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
             else:
                 return
         last[0] = txid
-        time.sleep(0.05)  # faster than a MERGE all the same; without it the log is too busy to be dropped from
+        time.sleep(0.2)  # faster than a MERGE all the same; without it the log is too busy to be dropped from
 
     merging = compactor_of(group, snapshot_retention_txids=0)
 
@@ -328,6 +315,7 @@ def test_reads_are_exact_while_others_publish_merge_and_drop(spark, engine, tmp_
     def compact():
         if merging.merge_once(last[0], force=True):
             drops.append(merging.drop_once(last[0]))
+        time.sleep(0.05)
 
     threads = [guarded(publish_next), guarded(compact)]
     for thread in threads:

@@ -181,8 +181,8 @@ def test_a_key_has_one_row_in_log_table_and_lookups_whatever_combines_it(spark, 
     for txid in range(1, TXIDS + 1):
         rows = [(*ways[txid % len(ways)], 1) for ways in KEYS]
         group.publish(txid, {"py": rows, "native": rows})
-        if txid in (2, 4):  # the second one meets what the first one has written
-            for name in ("py", "native"):
+        if txid in (2, 4):  # the second one meets what the first one has written, by one condition for both states
+            for name in ("py", "native") if txid == 4 else ("py",):
                 compactor = Compactor(spark, engine, tmp_path, group.descriptor(name), None, PyCount())
                 assert compactor.merge_once(txid, force=True).p_new == txid
     asked = spark.createDataFrame([ways[-1] for ways in KEYS], KEY)

@@ -278,7 +278,7 @@ def test_a_memory_map_keeps_two_transactions() -> None:
 
 # --- a topology that runs ---------------------------------------------------------------------
 
-BATCHES = 4
+BATCHES = 3
 BATCH = [("a",), ("a",), ("b",)]
 
 
@@ -288,7 +288,7 @@ def served_topology(folder: Path) -> TridentTopology:
     memory = f"memory_{abs(hash(str(folder)))}"
     words = topology.new_stream("words", FixedBatchSpout("word string", [BATCH] * BATCHES))
     by_word = words.group_by("word")
-    counts = by_word.persistent_aggregate(DeltaMapState("counts", merge_every_txids=3), Count(), "n")
+    counts = by_word.persistent_aggregate(DeltaMapState("counts", merge_every_txids=2), Count(), "n")
     in_memory = words.persistent_aggregate(MemoryMapState(memory), Count(), "n")
     store = str(folder / "maps.db")
     in_map = by_word.persistent_aggregate(opaque("in_map", SqliteMap(store, "a"), cache_size=10), Count(), "n")
@@ -370,7 +370,7 @@ def test_it_sees_nothing_of_a_transaction_that_is_published_and_has_not_advanced
     faults.disarm()
     hanging.process_all_available(WAIT_SECS)
     assert [row.n for row in hanging.execute("once", "a")] == [4]
-    hanging.stop(WAIT_SECS)
+    hanging.stop(WAIT_SECS, compact=False)
 
 
 def tree(zk: ZooKeeper, path: str) -> dict[str, Any]:

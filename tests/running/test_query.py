@@ -6,18 +6,20 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from tests.sweep.oracle import Table
 from tests.topology_helpers import IN_ONE_PROCESS
 from tests.zk_fixtures import eventually
 from trident import (
@@ -55,6 +57,8 @@ from trident.udf.schemas import as_schema
 WAIT_SECS = 90.0
 SENTENCES = [[("a b a",), ("b",)], [("c a",)], [], [("b b",)], [("d",), ("a d",)]]
 EXPECTED = {"a": 4, "b": 4, "c": 1, "d": 2}
+# Of a topology that is there already: its identity, lease and fence; telling its spout the last success.
+MULTIS_OF_A_START = 3
 
 
 def split(sentence: str) -> Iterator[str]:
@@ -75,6 +79,22 @@ def counts(query: TopologyQuery, txid: int | None = None) -> dict[str, int]:
 
 def appended(query: TopologyQuery, txid: int | None = None) -> Counter:
     return Counter(row.word for row in query.snapshot("words", txid).collect())
+
+
+def stored(folder: Path) -> Counter:
+    """The words that both tables of a word count hold, which must be the same; read without the framework and Spark."""
+    logged: Counter = Counter()  # nothing is dropped from the log of so short a run
+    for row in Table.read(folder / "warehouse" / "counts__log").rows():
+        logged[row["word"]] += row["count"]
+    kept = Counter(row["word"] for row in Table.read(folder / "warehouse" / "words").rows())
+    assert logged == kept, "the states of a topology agree"
+    return kept
+
+
+def merges(folder: Path) -> int:
+    """How many MERGEs the plain table has had."""
+    entries = (folder / "warehouse" / "counts" / "_delta_log").glob("*.json")
+    return sum('"operation":"MERGE"' in entry.read_text() for entry in entries)
 
 
 @pytest.fixture(autouse=True)
@@ -113,26 +133,39 @@ def run_to_end(start, topology: TridentTopology, **settings) -> TopologyQuery:
     return query
 
 
-def test_a_word_count_is_exact_and_earlier_transactions_can_be_read(start) -> None:
-    query = run_to_end(start, word_count(), max_spout_pending=3)
-    assert counts(query) == EXPECTED
-    running = Counter()
-    for txid, batch in enumerate(SENTENCES, 1):
-        running.update(word for (line,) in batch for word in line.split())
-        if txid in (1, 3):
-            assert counts(query, txid) == running == appended(query, txid), f"as of transaction {txid}"
+def test_a_word_count_is_exact_and_earlier_transactions_can_be_read(start, tmp_path: Path) -> None:
+    """Its query is used from several threads; and at its end the status says where it stands."""
+    query = start(word_count(), max_spout_pending=3)
+    with ThreadPoolExecutor(3) as pool:
+        for waiting in [pool.submit(query.process_all_available, WAIT_SECS) for _ in range(3)]:
+            waiting.result()
+        for found in [pool.submit(read, query) for read in (counts, appended)]:
+            assert found.result() == EXPECTED
+    assert stored(tmp_path) == EXPECTED
+    running = Counter(word for batch in SENTENCES[:3] for (line,) in batch for word in line.split())
+    assert counts(query, 3) == running == appended(query, 3)
+    assert counts(query, 1) == {"a": 2, "b": 2}
+    with pytest.raises(TopologyError, match="'nothing'.*counts.*words"):
+        query.snapshot("nothing")
     progress = query.last_progress
     assert (progress["batch_id"], progress["attempt"], progress["states"]) == (5, 0, {"counts": 2, "words": 3})
     assert query.recent_progress[0]["batch_id"] == 1
+    query.stop(compact=False)
+    status = read_status(tmp_path / "warehouse", "words")
+    assert (status.role, status.groups[0].current_txid) == ("stopped", 6)
 
 
-def test_a_restart_goes_on_where_it_was_and_keeps_its_id(start) -> None:
+def test_a_restart_goes_on_where_it_was_keeps_its_id_and_writes_little_to_zookeeper(start) -> None:
     first = run_to_end(start, word_count(batches=SENTENCES[:2]))
-    first.stop()
+    first.stop()  # with its MERGE: the second reads what that has made
     second = run_to_end(start, word_count())
     assert counts(second) == EXPECTED and appended(second) == EXPECTED
     assert (first.id, first.run_id) != (second.id, second.run_id) and first.id == second.id
     assert [record["batch_id"] for record in second.recent_progress] == [3, 4, 5]
+    multis = second._zk.counters.multis
+    assert multis <= 3 * 3 + MULTIS_OF_A_START, "three for each transaction"
+    time.sleep(1)
+    assert second._zk.counters.multis == multis, "none when idle"
 
 
 def test_files_that_appear_later_are_counted_once(start, tmp_path: Path) -> None:
@@ -143,7 +176,6 @@ def test_files_that_appear_later_are_counted_once(start, tmp_path: Path) -> None
     stream = topology.new_stream("lines", FileSpout(folder)).flat_map(F.explode(F.split("value", " ")), "word")
     stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
     query = run_to_end(start, topology)
-    assert counts(query) == {"a": 2, "b": 1}
     (folder / "_2.txt").write_text("b\n")
     (folder / "_2.txt").rename(folder / "2.txt")
     query.process_all_available(WAIT_SECS)
@@ -177,19 +209,19 @@ def test_a_function_that_raises_at_first_is_tried_again_and_nothing_is_lost(star
             raise ValueError("not yet")
         yield from sentence.split()
 
-    query = run_to_end(start, word_count(function=moody))
-    assert counts(query) == EXPECTED == appended(query)
+    query = run_to_end(start, word_count(function=moody, batches=SENTENCES[:3]))
+    assert stored(tmp_path) == {"a": 3, "b": 2, "c": 1}
     by_txid = {record["batch_id"]: record["attempt"] for record in query.recent_progress}
     assert by_txid[1] == 0 and by_txid[2] == 1, "only the second transaction needed another attempt"
 
 
-def test_at_the_cap_it_stops_with_the_function_the_line_and_the_batch(start) -> None:
+def test_at_the_cap_it_stops_with_the_function_the_line_and_the_batch(start, tmp_path: Path) -> None:
     def broken(sentence: str) -> Iterator[str]:
         if "c" in sentence:
             raise ValueError("never")
         yield from sentence.split()
 
-    query = start(word_count(function=broken))
+    query = start(word_count(function=broken, batches=SENTENCES[:2]))
     with pytest.raises(AttemptCapReached, match=r"transaction 2 .* fails the same way each time \(3 times") as caught:
         query.await_termination(WAIT_SECS)
     cause = caught.value.__cause__
@@ -200,9 +232,9 @@ def test_at_the_cap_it_stops_with_the_function_the_line_and_the_batch(start) -> 
     assert isinstance(cause, UserFunctionError) and "ValueError: never" in str(cause)
     assert "test_query.py:" in cause.location and caught.value.txid == 2
     assert query.exception() is caught.value and not query.is_active
-    assert counts(query) == {"a": 2, "b": 2}, "what came before it is committed"
-    mended = run_to_end(start, word_count())
-    assert counts(mended) == EXPECTED == appended(mended)
+    assert stored(tmp_path) == {"a": 2, "b": 2}, "the transaction before it is committed"
+    mended = run_to_end(start, word_count(batches=SENTENCES[:2]))
+    assert stored(tmp_path) == {"a": 3, "b": 2, "c": 1}
     assert mended.recent_progress[0]["attempt"] == 3, "attempt ids go on after a restart"
 
 
@@ -215,10 +247,10 @@ def test_a_batch_that_takes_too_long_is_cancelled_and_has_twice_the_time(start, 
             time.sleep(60)
         yield from sentence.split()
 
-    query = start(word_count(function=slow), message_timeout_secs=2)
+    query = start(word_count(function=slow, batches=SENTENCES[:1]), message_timeout_secs=2)
     began = time.monotonic()
     query.process_all_available(WAIT_SECS)
-    assert counts(query) == EXPECTED and time.monotonic() - began < 55
+    assert stored(tmp_path) == {"a": 2, "b": 2} and time.monotonic() - began < 55
     assert "message_timeout_secs" in query.status["groups"][0]["last_error"]
 
 
@@ -226,86 +258,67 @@ def test_a_batch_that_takes_too_long_is_cancelled_and_has_twice_the_time(start, 
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "each",
     [
-        "zk.begin:do_then_fail:2",
-        "zk.decide:fail_before:2",
-        "zk.decide:do_then_fail:2",
-        "zk.advance:do_then_fail:2",
-        "publish.table:fail_before:2",
-        "publish.table:do_then_fail:2",
-        "publish.table:do_then_fail:3",
-        "stage.write:do_then_fail:2",
-        "manifest.write:fail_before:2",
-        "manifest.write:do_then_fail:2",
-        "spout.success:fail_before:2",
+        "zk.begin:do_then_fail:2,stage.write:do_then_fail:2,manifest.write:fail_before:2,manifest.write:do_then_fail:4",
+        "zk.decide:fail_before:2,zk.advance:do_then_fail:2,zk.decide:do_then_fail:5,spout.success:fail_before:4",
+        "publish.table:fail_before:2,publish.table:do_then_fail:5,publish.table:do_then_fail:8",
     ],
+    ids=["before the decision", "in ZooKeeper", "in a table"],
 )
-def test_every_fault_on_the_way_is_survived_in_the_same_process(start, fault: str) -> None:
+def test_faults_on_the_way_are_survived_in_the_same_process(start, tmp_path: Path, each: str) -> None:
+    """Some transactions of a run have one each; alone, and every outcome: ``make sweep``."""
+    faults.arm(each)
+    run_to_end(start, word_count(), max_spout_pending=1)
+    assert stored(tmp_path) == EXPECTED
+    assert faults.unfired() == []
+
+
+def hanging(start, fault: str) -> TopologyQuery:
+    """A leader that hangs at a fault point."""
     faults.arm(fault)
-    query = run_to_end(start, word_count())
-    assert counts(query) == EXPECTED == appended(query)
-    assert faults.unfired() == []
+    query = start(word_count(), max_attempts=1)
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS), f"never came to {fault}"
+    return query
 
 
-@pytest.mark.parametrize("point", ["zk.decide", "publish.table", "zk.advance"])
-def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refused(start, point: str) -> None:
-    """The first coordinator hangs at the point; its lease is taken away; then it wakes up."""
-    faults.arm(f"{point}:hang:2")
-    first = start(word_count(), max_attempts=1)
-    deadline = time.monotonic() + WAIT_SECS
-    while faults.unfired() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert faults.unfired() == []
+@pytest.mark.parametrize("point", ["zk.decide", "zk.advance"])
+def test_a_coordinator_that_gets_stuck_is_replaced_and_its_late_writes_are_refused(
+    start, tmp_path: Path, point: str
+) -> None:
+    """The first coordinator hangs at the point; its lease is taken away; then it wakes up.
+
+    At its end it merges nothing: that is for its successor to do, and two MERGEs at once are one for nothing.
+    """
+    first = hanging(start, f"{point}:hang:2")
     second = start(word_count())
     first._zk._client.stop()  # its session is gone; it does not know
     second.process_all_available(WAIT_SECS)
     faults.disarm()  # the first one wakes up and goes on with what it was doing
     first.stop(WAIT_SECS)
-    assert counts(second) == EXPECTED == appended(second)
+    assert first._supervisor.ended.is_set() and merges(tmp_path) == 0
+    assert stored(tmp_path) == EXPECTED
 
 
-def test_a_leader_that_has_lost_its_lease_merges_nothing_when_it_is_stopped(start, spark, tmp_path: Path) -> None:
-    """That is for its successor to do; two MERGEs at once are one for nothing."""
-
-    def merges() -> int:
-        return spark.sql(f"DESCRIBE HISTORY delta.`{tmp_path / 'warehouse' / 'counts'}`").count() - 1
-
-    faults.arm("zk.decide:hang:2")
-    query = start(word_count())
-    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+def test_a_leader_that_has_lost_its_lease_merges_nothing_when_it_is_stopped(start, tmp_path: Path) -> None:
+    """Also where no other leads, and its tables are as it left them."""
+    query = hanging(start, "zk.decide:hang:2")
     query._zk._client.stop()
     query.request_stop()
     assert eventually(lambda: not query.is_leader)
-    assert merges() == 0
+    assert merges(tmp_path) == 0
     faults.disarm()
     query.stop(WAIT_SECS)
-    assert query._supervisor.ended.is_set() and merges() == 0
+    assert query._supervisor.ended.is_set() and merges(tmp_path) == 0
 
 
-def test_a_recovery_whose_write_stays_unknown_is_begun_again(start) -> None:
+def test_a_recovery_that_loses_its_lease_again_and_again_is_begun_again_less_and_less_often(
+    start, tmp_path: Path, caplog
+) -> None:
     """ZooKeeper does not answer while the session lives: the decision is pending still, and no contradiction."""
-    faults.arm("publish.table:hang:2")
-    first = start(word_count(), max_attempts=1)
-    deadline = time.monotonic() + WAIT_SECS
-    while faults.unfired() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    faults.arm("zk.advance:fail_before>zk.sync:fail_before")
-    second = start(word_count())
-    first._zk._client.stop()
-    second.process_all_available(WAIT_SECS)
-    assert faults.unfired() == []
-    faults.disarm()
-    first.stop(WAIT_SECS, compact=False)
-    assert counts(second) == EXPECTED == appended(second)
-
-
-def test_a_lease_that_is_lost_in_each_recovery_is_contended_for_less_and_less_often(start, caplog) -> None:
     caplog.set_level(logging.INFO, logger="trident.query")
-    faults.arm("publish.table:hang:2")
-    first = start(word_count(), max_attempts=1)
-    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
-    lost = 4
+    first = hanging(start, "publish.table:hang:2")
+    lost = 3
     faults.arm(",".join(f"zk.advance:fail_before:{number}>zk.sync:fail_before" for number in range(1, lost + 1)))
     second = start(word_count())
     first._zk._client.stop()
@@ -317,13 +330,11 @@ def test_a_lease_that_is_lost_in_each_recovery_is_contended_for_less_and_less_of
     assert all(wait >= 0.2 * 2**number for number, wait in enumerate(waits)), waits
     faults.disarm()
     first.stop(WAIT_SECS, compact=False)
-    assert counts(second) == EXPECTED == appended(second)
+    assert stored(tmp_path) == EXPECTED
 
 
 def test_what_a_recovery_waits_for_is_in_the_status(start, tmp_path: Path) -> None:
-    faults.arm("publish.table:hang:2")
-    first = start(word_count(), max_attempts=1)
-    assert eventually(lambda: not faults.unfired(), WAIT_SECS)
+    first = hanging(start, "publish.table:hang:2")
     faults.arm("publish.table:fail_before>publish.table:hang")
     second = start(word_count())
     first._zk._client.stop()
@@ -334,17 +345,33 @@ def test_what_a_recovery_waits_for_is_in_the_status(start, tmp_path: Path) -> No
     second.process_all_available(WAIT_SECS)
     first.stop(WAIT_SECS, compact=False)
     assert second.status["groups"][0]["mode"] == "running"
-    assert counts(second) == EXPECTED == appended(second)
+    assert stored(tmp_path) == EXPECTED
 
 
-def test_a_standby_waits_while_the_first_leads_and_takes_over_when_it_stops(start) -> None:
+def test_a_lease_may_be_lost_while_a_decision_is_finished(start, tmp_path: Path) -> None:
+    """The first coordinator hangs behind its decision, the second while it finishes it; the third does the rest."""
+    first = hanging(start, "publish.table:hang:1")
+    faults.arm("publish.table:hang:1")
+    second = start(word_count())
+    first._zk._client.stop()
+    assert eventually(lambda: not faults.unfired(), WAIT_SECS), "never came to publish"
+    third = start(word_count())
+    second._zk._client.stop()
+    third.process_all_available(WAIT_SECS)
+    faults.disarm()  # they wake up
+    second.stop(WAIT_SECS)
+    assert second.exception() is None, "it is no leader any more, and nothing else is wrong"
+    assert stored(tmp_path) == EXPECTED and merges(tmp_path) == 0
+
+
+def test_a_standby_waits_while_the_first_leads_and_takes_over_when_it_stops(start, tmp_path: Path) -> None:
     first = run_to_end(start, word_count(batches=SENTENCES[:1]))
-    standby = start(word_count())
+    standby = start(word_count(batches=SENTENCES[:2]))
     time.sleep(1)
     assert first.is_leader and not standby.is_leader and standby.status["role"] == "standby"
-    first.stop()
+    first.stop(compact=False)
     standby.process_all_available(WAIT_SECS)
-    assert standby.is_leader and counts(standby) == EXPECTED == appended(standby)
+    assert standby.is_leader and stored(tmp_path) == {"a": 3, "b": 2, "c": 1}
 
 
 def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tmp_path: Path) -> None:
@@ -352,45 +379,41 @@ def test_a_standby_that_has_led_does_not_write_over_the_leaders_status(start, tm
         return read_status(tmp_path / "warehouse", "words").run_id
 
     first = run_to_end(start, word_count(batches=SENTENCES[:1]))
-    second = start(word_count())
+    second = start(word_count(batches=SENTENCES[:2]))
     assert eventually(lambda: second._supervisor.standby_of, WAIT_SECS)
     first._zk._client.delete(first._zk.path("words", "live"))
     assert eventually(lambda: second.is_leader and first._supervisor.standby_of, WAIT_SECS)
     second.process_all_available(WAIT_SECS)
     assert eventually(lambda: writer() == second.run_id, WAIT_SECS)
-    first.stop()
+    first.stop(compact=False)
     assert writer() == second.run_id
 
 
-def test_pause_starts_nothing_new_and_resume_goes_on(start) -> None:
-    query = start(word_count(batches=[[("a",)]] * 30), batch_emit_interval_secs=0.05)
+def test_pause_starts_nothing_new_and_resume_goes_on(start, tmp_path: Path) -> None:
+    query = start(word_count(batches=[[("a",)]] * 6), batch_emit_interval_secs=0.3, max_spout_pending=1)
     while not query.recent_progress:
         time.sleep(0.01)
     query.pause()
     time.sleep(1.5)
     so_far = query.last_progress["batch_id"]
     time.sleep(0.5)
-    assert query.last_progress["batch_id"] == so_far < 30
+    assert query.last_progress["batch_id"] == so_far < 6
     query.resume()
     query.process_all_available(WAIT_SECS)
-    assert counts(query) == {"a": 30}
+    assert stored(tmp_path) == {"a": 6}
 
 
 # --- refused early --------------------------------------------------------------------------------
 
 
-def test_another_topology_of_this_name_is_refused_with_the_difference(start) -> None:
-    run_to_end(start, word_count(batches=SENTENCES[:1])).stop()
+def test_another_topology_of_this_name_and_a_znode_that_holds_garbage_are_refused(start, zk) -> None:
+    run_to_end(start, word_count(batches=SENTENCES[:1])).stop(compact=False)
     other = TridentTopology("words")
     stream = other.new_stream("lines", FixedBatchSpout("line string", SENTENCES)).each("line", split, "word")
     stream.group_by("word").persistent_aggregate(DeltaMapState("counts"), "word", Max(), "count")
     stream.partition_persist(DeltaAppend("words"), "word")
     with pytest.raises(IdentityMismatch, match="counts.*aggregator"):
         start(other)
-
-
-def test_a_znode_that_holds_garbage_is_an_error_that_names_it(start, zk) -> None:
-    run_to_end(start, word_count(batches=SENTENCES[:1])).stop()
     path = zk.path("words", "lines", "coordinator")
     zk.multi([SetData(path, b"garbage", zk.exists(path).znode_version)])
     query = start(word_count())
@@ -410,12 +433,6 @@ def test_a_missing_input_is_an_error_at_the_start(start, tmp_path: Path) -> None
     topology.new_stream("lines", FileSpout(tmp_path / "nowhere")).partition_persist(DeltaAppend("lines"))
     with pytest.raises(SourceError, match="nowhere"):
         start(topology).await_termination(WAIT_SECS)
-
-
-def test_an_unknown_state_is_named_with_those_there_are(start) -> None:
-    query = run_to_end(start, word_count(batches=[]))
-    with pytest.raises(TopologyError, match="'nothing'.*counts.*words"):
-        query.snapshot("nothing")
 
 
 # --- from other processes, and the command line's functions ------------------------------------------
@@ -438,11 +455,12 @@ def test_a_map_that_skips_replays_has_each_row_at_most_once(start, tmp_path: Pat
 
 
 def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_path: Path) -> None:
-    query = run_to_end(start, word_count())
+    query = run_to_end(start, word_count(batches=SENTENCES[:3]))
     code = (
         "import sys, trident\n"
         "from pyspark.sql import SparkSession\n"
         "b = SparkSession.builder.master('local[1]').config('spark.driver.memory', '512m')\n"
+        "b = b.config('spark.sql.codegen.wholeStage', 'false').config('spark.sql.adaptive.enabled', 'false')\n"
         "spark = trident.configure_spark(b).getOrCreate()\n"
         "print(sorted(map(tuple, trident.read(spark, sys.argv[1], 'counts', txid=2).collect())))\n"
     )
@@ -453,7 +471,7 @@ def test_another_process_reads_the_tables_while_the_topology_runs(start, tmp_pat
     assert query.is_active
 
 
-def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_server, zk_root, tmp_path: Path) -> None:
+def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, zk_server, zk_root, tmp_path: Path) -> None:
     from trident import TridentConfig
     from trident.commands import admin
 
@@ -462,7 +480,8 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_serve
             raise ValueError("never")
         yield from sentence.split()
 
-    query = start(word_count(function=broken), max_attempts=1)
+    batches = [*SENTENCES[:2], SENTENCES[4]]
+    query = start(word_count(function=broken, batches=batches), max_attempts=1)
     with pytest.raises(AttemptCapReached):
         query.await_termination(WAIT_SECS)
     config = TridentConfig(
@@ -474,10 +493,10 @@ def test_skip_commits_a_batch_as_empty_with_a_dead_letter(start, spark, zk_serve
     with pytest.raises(Exception, match="transaction 3 .* cannot be skipped.*current transaction 2"):
         admin.skip("words", 3, config=config)
     assert "transaction 2 is committed as empty" in admin.skip("words", 2, config=config)
-    letters = spark.read.format("delta").load(str(tmp_path / "warehouse" / "words__lines__dead_letters")).collect()
-    assert [(row.txid, "ValueError: never" in row.error) for row in letters] == [(2, True)]
-    rest = run_to_end(start, word_count(function=broken))
-    assert counts(rest) == {"a": 3, "b": 4, "d": 2} == appended(rest)
+    letters = DeltaTable(str(tmp_path / "warehouse" / "words__lines__dead_letters")).to_pyarrow_table().to_pylist()
+    assert [(row["txid"], "ValueError: never" in row["error"]) for row in letters] == [(2, True)]
+    rest = run_to_end(start, word_count(function=broken, batches=batches))
+    assert stored(tmp_path) == {"a": 3, "b": 2, "d": 2}
     assert counts(rest, txid=2) == {"a": 2, "b": 2}
 
 
@@ -487,7 +506,7 @@ def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server
 
     def lines(prefix: str) -> TridentTopology:
         topology = TridentTopology("lines")
-        stream = topology.new_stream("s", FixedBatchSpout("line string", [[(f"{prefix}{n}",)] for n in range(3)]))
+        stream = topology.new_stream("s", FixedBatchSpout("line string", [[(f"{prefix}{n}",)] for n in range(2)]))
         stream.partition_persist(DeltaAppend("lines", adopt=True))
         return topology
 
@@ -498,8 +517,8 @@ def test_of_an_adopted_table_a_transaction_is_that_of_this_life(start, zk_server
     admin.reset("lines", config=config)
     query = start(lines("new"))
     query.process_all_available(WAIT_SECS)
-    kept = {"old0", "old1", "old2"}
-    for txid in (1, 2, 3):
+    kept = {"old0", "old1"}
+    for txid in (1, 2):
         found = {row.line for row in query.snapshot("lines", txid=txid).collect()}
         assert found == kept | {f"new{n}" for n in range(txid)}
 
@@ -508,7 +527,7 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     from trident import TridentConfig
     from trident.commands import admin
 
-    first = run_to_end(start, word_count())
+    first = run_to_end(start, word_count(batches=SENTENCES[:2]))
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     with pytest.raises(Exception, match="is running"):
         admin.reset("words", config=config)
@@ -518,52 +537,13 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     for command in (reset, partial(admin.skip, "words", 3), partial(admin.compact, "words")):
         with pytest.raises(CoordinationError, match="led by way of another ZooKeeper"):
             command(config=wrong)
-    assert counts(first) == EXPECTED and first.is_active
-    first.stop()
+    assert stored(tmp_path) == {"a": 3, "b": 2, "c": 1} and first.is_active
+    first.stop(compact=False)
     with pytest.raises(CoordinationError, match="nothing was changed.*table counts__log has transaction"):
         reset(config=wrong)
     admin.reset("words", drop_tables=True, config=config)
-    second = run_to_end(start, word_count())
-    assert second.id != first.id and counts(second) == EXPECTED == appended(second)
-
-
-def test_status_shows_the_transaction_and_the_last_error(start, tmp_path: Path) -> None:
-    from trident.running.status import read_status
-
-    query = run_to_end(start, word_count())
-    query.stop()
-    status = read_status(tmp_path / "warehouse", "words")
-    assert (status.role, status.groups[0].current_txid) == ("stopped", 6)
-
-
-def test_at_most_three_multis_a_transaction_and_none_when_idle(start) -> None:
-    query = run_to_end(start, word_count(batches=[[("a",)]] * 10))
-    before = query._zk.counters.multis
-    time.sleep(1)
-    assert query._zk.counters.multis == before, "idle"
-    first = before
-    query.stop()
-    again = run_to_end(start, word_count(batches=[[("a",)]] * 20))
-    assert again._zk.counters.multis <= 3 * 10 + 3, f"10 transactions and a takeover; {first} before"
-
-
-def test_queries_can_be_used_from_several_threads(start) -> None:
-    query = start(word_count())
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            query.process_all_available(WAIT_SECS)
-            assert counts(query) == EXPECTED
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    second = run_to_end(start, word_count(batches=SENTENCES[1:3]))
+    assert second.id != first.id and stored(tmp_path) == {"a": 1, "c": 1} == counts(second)
 
 
 class Frames:
@@ -611,27 +591,3 @@ def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(s
     with pytest.raises(AttemptCapReached, match="same way each time.*ValueError"):
         query.await_termination(WAIT_SECS)
     assert kept() == before
-
-
-def test_a_lease_may_be_lost_while_a_decision_is_finished(start) -> None:
-    """The first coordinator hangs behind its decision, the second while it finishes it; the third does the rest."""
-
-    def hang_behind(query: TopologyQuery | None) -> TopologyQuery:
-        faults.arm("publish.table:hang:1")
-        following = start(word_count())
-        if query is not None:
-            query._zk._client.stop()
-        end = time.monotonic() + WAIT_SECS
-        while faults.unfired():
-            assert time.monotonic() < end, "never came to publish"
-            time.sleep(0.05)
-        return following
-
-    second = hang_behind(hang_behind(None))
-    third = start(word_count())
-    second._zk._client.stop()
-    third.process_all_available(WAIT_SECS)
-    assert counts(third) == EXPECTED
-    faults.disarm()  # they wake up
-    second.stop(WAIT_SECS)
-    assert second.exception() is None, "it is no leader any more, and nothing else is wrong"

@@ -601,20 +601,19 @@ def test_a_hint_at_the_spout_holds_when_no_row_is_left(spark, rows: list) -> Non
 
 
 @pytest.mark.parametrize(
-    "gathered",
+    ("gathered", "rows"),
     [
-        lambda s: s.first_n(2, "n"),
-        lambda s: s.max_by("n", scope="batch"),
-        lambda s: s.aggregate(Count(), "c"),
-        lambda s: s.aggregate("n", Rows(), "c"),
-        lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(),
-        lambda s: s.agg(F.sum("n").alias("c")),
-        lambda s: topology_of(s).multi_reduce(s, s, reducer=Sides(), outputs="a"),
+        (lambda s: s.first_n(2, "n"), 2),
+        (lambda s: s.max_by("n", scope="batch"), 1),
+        (lambda s: s.aggregate(Count(), "c"), 1),
+        (lambda s: s.aggregate("n", Rows(), "c"), 1),
+        (lambda s: s.chained_agg().aggregate(Count(), "c").chain_end(), 1),
+        (lambda s: s.agg(F.sum("n").alias("c")), 1),
+        (lambda s: topology_of(s).multi_reduce(s, s, reducer=Sides(), outputs="a"), 1),
     ],
 )
-def test_what_is_one_for_the_batch_is_in_one_partition(spark, gathered: Placed) -> None:
+def test_what_is_one_for_the_batch_is_in_one_partition(spark, gathered: Placed, rows: int) -> None:
     behind = gathered(numbers()).partition_aggregate(Rows(), "rows")
-    rows = len(run_batch(gathered(numbers()), EIGHT, spark=spark, partitions=3))
     assert run_batch(behind, EIGHT, spark=spark, partitions=3) == [(rows,)]
 
 

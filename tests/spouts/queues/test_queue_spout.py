@@ -495,7 +495,7 @@ def test_a_topology_counts_each_message_once_over_faults_and_a_replaced_coordina
     queue.put(put)
     with starter(spark, zk_server, zk_root, tmp_path) as start:
         faults.arm(",".join(FAULTS))
-        start.run(word_count(queue)).stop()
+        start.run(word_count(queue)).stop(compact=False)
         assert faults.unfired() == [] and contents(queue) == []
         more = [f"n{n} w9" for n in range(8)]
         queue.put(more)

@@ -82,12 +82,11 @@ def test_states_keep_a_row_per_instant(berlin, spark, zk_server, zk_root, tmp_pa
     batches = [[(EARLIER, 1), (LATER, 2)], [(LATER, 4), (EARLIER, 8)]]
     topology = TridentTopology("instants")
     stream = topology.new_stream("s", FixedBatchSpout("at timestamp, n long", batches))
-    counts = DeltaMapState("sums", merge_every_txids=1)
-    stream.group_by("at").persistent_aggregate(counts, "n", Sum(), "n long")
+    stream.group_by("at").persistent_aggregate(DeltaMapState("sums"), "n", Sum(), "n long")
     stream.partition_persist(DeltaAppend("rows", partition_columns="at"))
     expected = [(int(EARLIER.timestamp()), 9), (int(LATER.timestamp()), 6)]
     with starter(spark, zk_server, zk_root, tmp_path) as start:
-        start.run(topology).stop()
+        start.run(topology).stop()  # with the one MERGE, which folds both transactions
     sums = read(spark, tmp_path / "warehouse", "sums").select(F.unix_timestamp("at"), "n")
     assert sorted(map(tuple, sums.collect())) == expected
     rows = read(spark, tmp_path / "warehouse", "rows").groupBy(F.unix_timestamp("at")).agg(F.sum("n"))

@@ -141,19 +141,10 @@ def test_our_commits_and_a_log_drop_are_ours(engine, table):
     assert reasons(table, 0) == [None] * 4
 
 
-def test_an_optimize_that_rewrote_files_may_stay(spark, table):
-    spark.sql(f"OPTIMIZE delta.`{table}`")
-    (commit,) = commits_since(table, 2)
-    assert (commit.operation, len(commit.removes), len(commit.adds)) == ("OPTIMIZE", 2, 1)
-    assert foreign(commit, is_ours) is None
-
-
 @pytest.mark.parametrize(
     ("operation", "statement"),
     [
-        ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 1"),
         ("TRUNCATE", "TRUNCATE TABLE delta.`{}`"),
-        ("DELETE", "DELETE FROM delta.`{}` WHERE id = 10"),
         ("UPDATE", "UPDATE delta.`{}` SET id = 99 WHERE id = 10"),
         ("MERGE", "MERGE INTO delta.`{}` t USING (SELECT 10L id) s ON t.id = s.id WHEN MATCHED THEN DELETE"),
         ("WRITE", "INSERT INTO delta.`{}` VALUES (5)"),

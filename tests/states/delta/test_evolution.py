@@ -111,49 +111,45 @@ def test_an_aggregate_keeps_its_columns(aggregator):
 # --- the tables -----------------------------------------------------------------------------------------
 
 
-def test_rows_of_before_are_null_there_in_both_kinds_of_state_and_every_transaction_reads(spark, engine, tmp_path):
-    group = Group(spark, engine, tmp_path, users(), append())
+def test_columns_that_are_added_and_left_out_again_are_null_where_they_were_not_known(spark, engine, tmp_path):
+    narrow, wide = users(), users("id bigint, name string, mail string, tags array<struct<t:string>>")
+    group = Group(spark, engine, tmp_path, narrow, append())
     old = Compactor(spark, engine, tmp_path, group.descriptor("users"))
     group.publish(1, {"users": [(1, "ann", False), (2, "bo", False)], "lines": [("one",)]})
     old.merge_once(1, force=True)
     group.publish(2, {"users": [(3, "cy", False)], "lines": []})
     before = {path: engine.load(str(tmp_path / path)) for path in ("users", "users__log", "lines")}
-    evolve(group, users("id bigint, name string, mail string, tags array<struct<t:string>>"))
+    evolve(group, wide)
     evolve(group, append(schema="line string, n decimal(38,10)"))
     for path, snapshot in before.items():
         now = engine.load(str(tmp_path / path))
         assert (now.version, now.table_id) == (snapshot.version + 1, snapshot.table_id)
         assert now.control(DOMAIN) == snapshot.control(DOMAIN), "nothing is committed but the columns"
     assert rows(group, "users") == [(1, "ann", None, None), (2, "bo", None, None), (3, "cy", None, None)]
-    group.publish(3, {"users": [(1, "ann", "a@x", [{"t": "t"}], False)], "lines": [("two", 7)]})
+    tagged = [(1, "ann", "a@x", [{"t": "t"}], False), (2, "bo", "b@x", None, False)]
+    group.publish(3, {"users": tagged, "lines": [("two", 7)]})
     assert rows(group, "lines", 2) == [("one", None)] and len(rows(group, "lines")) == 2
-    expected = [(1, "ann", "a@x", [(("t"),)]), (2, "bo", None, None), (3, "cy", None, None)]
+    expected = [(1, "ann", "a@x", [(("t"),)]), (2, "bo", "b@x", None), (3, "cy", None, None)]
     assert rows(group, "users")[1:] == expected[1:] and rows(group, "users")[0][2] == "a@x"
     # A compactor made before the columns were added must not leave their values behind.
     assert old.merge_once(3, force=True).p_new == 3
     assert rows(group, "users")[0][:3] == (1, "ann", "a@x") and rows(group, "users")[1:] == expected[1:]
     assert rows(group, "users", 1) == [(1, "ann", None, None), (2, "bo", None, None)]
 
-
-def test_after_a_roll_back_of_the_code_the_column_is_null_in_what_is_written(spark, engine, tmp_path):
-    wide, narrow = users("id bigint, name string, mail string"), users()
-    group = Group(spark, engine, tmp_path, wide, append(schema="line string, n int"))
-    group.publish(1, {"users": [(1, "ann", "a@x", False), (2, "bo", "b@x", False)], "lines": [("one", 1)]})
-    Compactor(spark, engine, tmp_path, group.descriptor("users")).merge_once(1, force=True)
+    # The code before it again: what it writes has null there, an earlier value keeps what it had.
     evolve(group, narrow)
     evolve(group, append())
-    group.publish(2, {"users": [(1, "ann2", False)], "lines": [("two",)]})
-    assert rows(group, "users") == [(1, "ann2"), (2, "bo")] and rows(group, "lines") == [("one",), ("two",)]
-    Compactor(spark, engine, tmp_path, group.descriptor("users")).merge_once(2, force=True)
-    group.publish(3, {"users": [(2, "bo3", False)], "lines": []})
-    evolve(group, wide)
-    evolve(group, append(schema="line string, n int"))
-    # An earlier value keeps what it had; one that was written without the column has null there.
-    expected = [(1, "ann2", None), (2, "bo3", None)]
-    assert rows(group, "users") == expected and rows(group, "lines") == [("one", 1), ("two", None)]
-    group.publish(4, {"users": [(3, "cy", "c@x", False)], "lines": [("four", 4)]})
+    group.publish(4, {"users": [(1, "ann4", False)], "lines": [("four",)]})
+    assert rows(group, "users") == [(1, "ann4"), (2, "bo"), (3, "cy")]
+    assert rows(group, "lines") == [("four",), ("one",), ("two",)]
     Compactor(spark, engine, tmp_path, group.descriptor("users")).merge_once(4, force=True)
-    assert rows(group, "users") == [*expected, (3, "cy", "c@x")] and rows(group, "users", 1)[1] == (2, "bo", "b@x")
+    group.publish(5, {"users": [(3, "cy5", False)], "lines": []})
+    evolve(group, wide)
+    evolve(group, append(schema="line string, n decimal(38,10)"))
+    assert rows(group, "users") == [(1, "ann4", None, None), (2, "bo", "b@x", None), (3, "cy5", None, None)]
+    assert [row[0] for row in rows(group, "lines") if row[1] is None] == ["four", "one"]
+    group.publish(6, {"users": [(4, "di", "d@x", None, False)], "lines": [("six", 6)]})
+    assert rows(group, "users")[3] == (4, "di", "d@x", None) and rows(group, "users", 3)[1:] == expected[1:]
 
 
 def test_adding_again_does_nothing_and_conflicts_are_tried_again(spark, engine, tmp_path):

@@ -203,8 +203,8 @@ def test_a_reducer_never_goes_on_from_a_value_that_was_lost(spark, zk_server, zk
 
     batches = [[("x", 100), ("y", 10)], [("x", 1)]]
     with starter(spark, zk_server, zk_root, tmp_path, max_attempts=1) as start:
-        start.run(sums(batches[:1])).stop()
-        whole = {file: file.read_bytes() for file in (tmp_path / "warehouse" / "sums").glob("**/*.parquet")}
+        start.run(sums(batches[:1])).stop(compact=False)
+        whole = {file: file.read_bytes() for file in (tmp_path / "warehouse" / "sums__log").glob("**/*.parquet")}
         for file in whole:
             emptied(file)
         query = start(sums(batches))

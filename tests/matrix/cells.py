@@ -27,8 +27,8 @@ from trident.states.maps.backed_map import non_transactional, opaque, transactio
 from trident.states.maps.sqlite_map import SqliteMap
 
 WAIT_SECS = 120.0
-WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b", "b", "e", "a"]
-TRANSACTIONS = 4
+WORDS = ["a", "b", "a", "c", "a", "b", "d", "a", "b"]
+TRANSACTIONS = 3  # one ahead of the one that meets the fault, and one behind it
 
 SPOUTS: dict[str, Callable[[Source], Any]] = {
     "batch": sources.PoppingSpout,

@@ -23,7 +23,7 @@ class Books:
     """
 
     def __init__(self, kind: str, folder: Path, znodes: Callable[[], list[str]], merging: bool = True) -> None:
-        self.kind, self._znodes, self._merging = kind, znodes, merging
+        self.kind, self._znodes, self.merging = kind, znodes, merging
         self._maps = folder / "maps.db"
         self.source = source_of(kind, folder)
         (folder / "source").mkdir(parents=True)
@@ -33,7 +33,7 @@ class Books:
 
     def topology(self) -> TridentTopology:
         """The topology, made anew as another process would."""
-        return topology_of(self.kind, self.source, self._maps, self._merging)
+        return topology_of(self.kind, self.source, self._maps, self.merging)
 
     def feed(self, txids: int) -> None:
         """More rows, and as many transactions for them."""

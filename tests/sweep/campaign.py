@@ -103,6 +103,13 @@ class Campaign:
             self._one_more()
         self.books.check_cleaned(files=not zombies)
 
+    def merge(self, merging: bool) -> None:
+        """From here on a table is merged all the time, or only now and then."""
+        if merging != self.books.merging and self._query is not None:
+            self._query.stop(WAIT_SECS, compact=False)
+            self._query = None
+        self.books.merging = merging
+
     def goes_on(self) -> None:
         """Behind the last case: whoever leads can make one transaction more."""
         self._one_more()

@@ -228,7 +228,7 @@ def test_a_round_that_hangs_is_cancelled_and_its_messages_come_again_in_smaller_
     topology = TupleTopology("hangs")
     topology.set_spout("texts", spout)
     topology.set_bolt("last", HangsOnce(tmp_path / "marker")).shuffle_grouping("texts")
-    query = start(topology, message_timeout_secs=2)
+    query = start(topology, message_timeout_secs=1)
     query.process_all_available(WAIT_SECS)
     assert spout.told[:8] == [("fail", number) for number in range(8)] and spout.acked() == list(range(8))
     assert "took longer than message_timeout_secs" in query.last_errors[0].error

@@ -27,7 +27,7 @@ from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
 
 WHOLE = os.environ.get("TRIDENT_SWEEP") == "all"
-SAMPLE = 32
+SAMPLE = 30  # as many as there are points
 CASES = every() if WHOLE else sample(every(), SAMPLE)
 PAIRS = 12
 # So many points are swept over one warehouse: making it takes as long as a case or two.
@@ -138,9 +138,12 @@ def test_after_pairs_of_faults(kind: str, campaign: Callable[..., Campaign], rng
 
 @pytest.mark.parametrize("cases", STEADY.values(), ids=list(STEADY))
 def test_after_each_fault_everything_is_there_once(cases: list[Case], campaign: Callable[..., Campaign]) -> None:
-    over = campaign(cases[0].kind, any(case.point in MERGES for case in cases))
-    for case in cases:
+    with_merges = any(case.point in MERGES for case in cases)
+    over = campaign(cases[0].kind, with_merges)
+    # MERGEs take most of the time: in the sample they begin with the first case that needs them.
+    for case in cases if WHOLE else sorted(cases, key=lambda case: case.point in MERGES):
         print(case)
+        over.merge(with_merges if WHOLE else case.point in MERGES)
         over.run(case)
     over.goes_on()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from tests.upgrade.job import PARTITIONS, WORDS, lines_of
+from tests.upgrade.job import PARTITIONS, WORDS, feed, lines_of
 from tests.upgrade.make import FED, HERE, job
 from trident.coordinators.embedded import EmbeddedZooKeeper
 from trident.states.core.stored_values import loads
@@ -36,8 +36,11 @@ def rows(folder: Path, table: str) -> list[dict]:
     return DeltaTable(str(folder / "warehouse" / table)).to_pyarrow_table().to_pylist()
 
 
-def test_an_older_versions_decision_is_finished_and_everything_counts_once(older: Path) -> None:
-    assert job(older, "feed", str(FED), str(MORE)).returncode == 0
+def test_an_older_versions_decision_is_finished_and_everything_counts_once(
+    older: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(older)
+    feed(FED, MORE)
     done = job(older, "run")
     assert done.returncode == 0 and "all advanced" in done.stdout, done.stderr
 

@@ -135,7 +135,7 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     cluster_probe._check_files(found, folder, nonce, tmp_path)
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (folder / found[0]["wrote"]).unlink()  # it wrote to another disk
-    with pytest.raises(ClusterProblem, match="what it wrote there is not here"):
+    with pytest.raises(ClusterProblem, match="a file that it wrote there is not here"):
         cluster_probe._check_files(found, folder, nonce, tmp_path)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 

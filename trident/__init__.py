@@ -20,7 +20,7 @@ _NAMES = {
     "coordinators.transactions": "TransactionAttempt",
     "errors": "FailedException TridentError",
     "operations.aggregators": "Aggregator Combiner Count Max Min Reducer Sum",
-    "operations.builtins": "Debug Equals FilterNull Negate Split TrueFilter",
+    "udf.builtins": "Debug Equals FilterNull Negate Split TrueFilter",
     "operations.guarantees": "NotExactlyOnceWarning",
     "operations.joins": "JoinOutFieldsMode JoinType",
     "operations.multi_reduce": "MultiReducer",

@@ -13,12 +13,6 @@ from trident.operations.aggregators import Max as Max
 from trident.operations.aggregators import Min as Min
 from trident.operations.aggregators import Reducer as Reducer
 from trident.operations.aggregators import Sum as Sum
-from trident.operations.builtins import Debug as Debug
-from trident.operations.builtins import Equals as Equals
-from trident.operations.builtins import FilterNull as FilterNull
-from trident.operations.builtins import Negate as Negate
-from trident.operations.builtins import Split as Split
-from trident.operations.builtins import TrueFilter as TrueFilter
 from trident.operations.guarantees import NotExactlyOnceWarning as NotExactlyOnceWarning
 from trident.operations.joins import JoinOutFieldsMode as JoinOutFieldsMode
 from trident.operations.joins import JoinType as JoinType
@@ -104,6 +98,12 @@ from trident.tuples.collectors import Tuple as Tuple
 from trident.tuples.query import TupleQuery as TupleQuery
 from trident.tuples.spouts import TupleFailure as TupleFailure
 from trident.tuples.topology import TupleTopology as TupleTopology
+from trident.udf.builtins import Debug as Debug
+from trident.udf.builtins import Equals as Equals
+from trident.udf.builtins import FilterNull as FilterNull
+from trident.udf.builtins import Negate as Negate
+from trident.udf.builtins import Split as Split
+from trident.udf.builtins import TrueFilter as TrueFilter
 from trident.udf.deferred import expr as expr
 from trident.udf.vectorised import arrow_function as arrow_function
 from trident.udf.vectorised import pandas_function as pandas_function

@@ -63,13 +63,13 @@ class AggregateNode(Node):
         lower_aggregation(builder, self.aggregation, self, (*fields, ANCHORS_FIELD) if ANCHORS in live else fields)
 
 
-def check_groupable(parent: Node, names: Sequence[str]) -> None:
+def check_groupable(parent: Node, names: Sequence[str], what: str) -> None:
     """Raises FieldError or TopologyError unless rows can be grouped by the fields."""
-    require_fields(names, parent.schema, "group_by")
+    require_fields(names, parent.schema, what)
     for name in names:
         if not is_groupable(parent.schema[name].dataType):
             raise TopologyError(
-                f"group_by cannot use field {name!r}",
+                f"{what} cannot use field {name!r}",
                 found=parent.schema[name].dataType.simpleString(),
                 expected="a type that can be compared",
             )
@@ -82,7 +82,6 @@ def aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggregator: Any,
         parents=(parent,),
         schema=StructType([*picked(parent.schema, keys).fields, *aggregation.outputs]),
         aggregation=aggregation,
-        location=call_site(),
         operation=f"aggregate({aggregator_class(aggregation.aggregator)})",
     )
 

@@ -12,15 +12,14 @@ from trident.operations.aggregators import aggregator_kind
 from trident.planning.nodes import field_names, require_fields
 from trident.udf.signatures import (
     check_arity,
-    check_lifecycle,
-    check_serialisable,
+    check_for_workers,
     describe,
     function_location,
     function_name,
     resolve_outputs,
     return_annotation,
 )
-from trident.udf.types import check_distinct, is_known, parse_outputs
+from trident.udf.types import check_distinct, check_given_type, is_known, parse_outputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -103,17 +102,10 @@ def _result(
     if kind == "native":
         output, type_ = given[0]
         actual = aggregator.result_type([schema[field].dataType for field in inputs])
-        if type_ is not None and type_ != actual:
-            raise OutputTypeError(
-                f"output {output!r} of {what}({name}) has another type",
-                found=actual.simpleString(),
-                expected=type_.simpleString(),
-                action="leave the type out",
-            )
+        check_given_type(output, type_, actual, f"{what}({name})")
         return [(output, actual)], False
     _check_methods(kind, aggregator, len(inputs), f"{what}({name})")
-    check_lifecycle(aggregator, f"{what}({name})")
-    check_serialisable(aggregator, f"{what}({name})")
+    check_for_workers(aggregator, f"{what}({name})")
     described = describe(_typed_method(kind, aggregator), what, site)
     return resolve_outputs("each" if kind == "aggregator" else "map", described, given, f"{what}({name})")
 

@@ -10,29 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NumericType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, DecimalType, DoubleType, LongType, MapType, NumericType, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.states.core.native import NATIVE
+from trident.udf.types import FRACTIONAL, PLAIN
 from trident.workers.order import less
 
 if TYPE_CHECKING:
@@ -193,7 +175,7 @@ class Sum(_Native):
         kind = self._one_input(input_types)
         if isinstance(kind, DecimalType):
             return DecimalType(min(kind.precision + 10, 38), kind.scale)
-        if isinstance(kind, (FloatType, DoubleType)):
+        if isinstance(kind, FRACTIONAL):
             return DoubleType()
         if isinstance(kind, NumericType):
             return LongType()
@@ -201,11 +183,21 @@ class Sum(_Native):
 
 
 class _Extreme(_Native):
+    greatest = False
+
     def init(self, value: Any) -> Any:
         return value
 
+    def combine(self, a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return b if a is None else a
+        return b if (less(a, b) if self.greatest else less(b, a)) else a
+
     def zero(self) -> None:
         return None
+
+    def partial(self, inputs: list["Column"]) -> "Column":
+        return (F.max if self.greatest else F.min)(inputs[0])
 
     def result_type(self, input_types: list[DataType]) -> DataType:
         kind = self._one_input(input_types)
@@ -221,44 +213,12 @@ class Min(_Extreme):
 
     native_name = "min"
 
-    def combine(self, a: Any, b: Any) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        return b if less(b, a) else a
-
-    def partial(self, inputs: list["Column"]) -> "Column":
-        return F.min(inputs[0])
-
 
 class Max(_Extreme):
     """The greatest value of one field; nulls are skipped, and no value gives null."""
 
     native_name = "max"
-
-    def combine(self, a: Any, b: Any) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        return b if less(a, b) else a
-
-    def partial(self, inputs: list["Column"]) -> "Column":
-        return F.max(inputs[0])
-
-
-_PLAIN = (
-    StringType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    ShortType,
-    IntegerType,
-    LongType,
-    FloatType,
-    DoubleType,
-    DecimalType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-)
+    greatest = True
 
 
 def is_ordered(kind: DataType) -> bool:
@@ -272,7 +232,7 @@ def is_ordered(kind: DataType) -> bool:
 
 def is_plain(kind: DataType) -> bool:
     """Tells whether it is one of the everyday types without parts, which Spark, Arrow and Python all can group by."""
-    return isinstance(kind, _PLAIN)
+    return isinstance(kind, PLAIN)
 
 
 def is_groupable(kind: DataType) -> bool:

@@ -1,237 +1,28 @@
-"""Trident's built-in functions and filters: FilterNull, Equals, Negate, TrueFilter, Split, Debug (docs/semantics.md 4).
-
-Each is a function as a user would write it, called row by row. Most know an
-expression of Spark that gives the same rows, too; it is used unless the
-operation stands right behind a Python operation, with which it is one pass.
-"""
+"""Decides where a built-in function, such as Split(), is an expression of Spark; else it is called row by row."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructField, StructType
 
-from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.row_nodes import ProjectNode, PythonNode
 from trident.planning.nodes import Node
-from trident.states.core.names import backquoted
+from trident.udf.builtins import NativeForm, form_of
 from trident.udf.deferred import Expr
 from trident.udf.expressions import Analysis, Expression
-from trident.udf.signatures import describe
-
-_INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
-# Types whose equality in Python is that of Spark's <=>.
-_COMPARED = (
-    StringType,
-    BooleanType,
-    BinaryType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-    DecimalType,
-    FloatType,
-    DoubleType,
-    *_INTEGRAL,
-)
-
-
-@dataclass(frozen=True)
-class NativeForm:
-    """The expression that gives the same rows as a built-in function.
-
-    Attributes:
-        expr: over the inputs alone, deterministic.
-        type: of what it gives.
-        generates: whether it makes any number of rows of one.
-    """
-
-    expr: Expr
-    type: DataType
-    generates: bool = False
-
-
-class FilterNull:
-    """A filter that keeps the rows in which no input is null: ``filter("word", FilterNull())``."""
-
-    def __call__(self, *values: Any) -> bool:
-        return all(value is not None for value in values)
-
-    def __repr__(self) -> str:
-        return "FilterNull()"
-
-    def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        return _condition([f"{backquoted(field.name)} IS NOT NULL" for field in fields])
-
-
-class TrueFilter:
-    """A filter that keeps every row."""
-
-    def __call__(self, *values: Any) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return "TrueFilter()"
-
-    def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        return _condition([])
-
-
-class Equals:
-    """A filter that keeps the rows in which all inputs are equal: ``filter("a, b", Equals())``.
-
-    Nulls are equal to nulls only, and so is NaN to NaN. Values of different
-    types are equal when Python says so: 1 and 1.0 are, 1 and "1" are not.
-    """
-
-    def __call__(self, first: Any, second: Any, *more: Any) -> bool:
-        return all(_same(first, other) for other in (second, *more))
-
-    def __repr__(self) -> str:
-        return "Equals()"
-
-    def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        kinds = [field.dataType for field in fields]
-        alike = all(kind == kinds[0] for kind in kinds) and isinstance(kinds[0], _COMPARED)
-        if not alike and not all(isinstance(kind, _INTEGRAL) for kind in kinds):
-            return None
-        if isinstance(kinds[0], StringType) and kinds[0] != StringType():  # with a collation
-            return None
-        return _condition([f"{backquoted(fields[0].name)} <=> {backquoted(other.name)}" for other in fields[1:]])
-
-
-class Negate:
-    """A filter that keeps what another filter drops: ``filter("word", Negate(FilterNull()))``.
-
-    Args:
-        inner: a built-in filter, or a function of yours that returns true or false.
-
-    Raises:
-        TopologyError: it is no function over rows.
-    """
-
-    def __init__(self, inner: Callable[..., Any]) -> None:
-        described = describe(inner, "Negate", "")
-        if described.vectors:
-            raise TopologyError(
-                "Negate takes a filter over rows",
-                found=f"{described.name}, which works on whole columns",
-                expected="a function that is called for each row",
-                action="negate the column in the function",
-            )
-        self._inner = inner
-        self.__qualname__ = f"Negate({described.name})"
-
-    @property
-    def __wrapped__(self) -> Any:
-        """For ``prepare`` and ``cleanup``."""
-        return self._inner
-
-    @property
-    def __signature__(self) -> inspect.Signature | None:
-        try:
-            return inspect.signature(self._inner)
-        except (ValueError, TypeError):  # written in C
-            return None
-
-    def __call__(self, *values: Any) -> bool:
-        return not self._inner(*values)
-
-    def __repr__(self) -> str:
-        return f"Negate({self._inner!r})"
-
-    def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        form = _form_of(self._inner, fields)
-        return None if form is None else NativeForm(Expr(f"NOT ({form.expr.text})"), BooleanType())
-
-
-class Split:
-    """A function that gives the parts of a text: ``each("sentence", Split(), "word")``.
-
-    Empty parts are left out, as in Trident; a null text has none.
-
-    Args:
-        separator: what stands between the parts, taken literally.
-
-    Raises:
-        TopologyError: the separator is empty or no text.
-    """
-
-    def __init__(self, separator: str = " ") -> None:
-        if not isinstance(separator, str) or not separator:
-            raise TopologyError("Split needs a separator", found=repr(separator), expected="text such as ' ' or ','")
-        self._separator = separator
-
-    def __call__(self, text: str) -> Iterator[str]:
-        if text is not None:
-            yield from filter(None, text.split(self._separator))
-
-    def __repr__(self) -> str:
-        return f"Split({self._separator!r})"
-
-    def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        (field,) = fields
-        if not isinstance(field.dataType, StringType):
-            raise OutputTypeError(
-                f"Split cannot split field {field.name!r}", found=field.dataType.simpleString(), expected="string"
-            )
-        parts = f"split({backquoted(field.name)}, {_pattern(self._separator)})"
-        return NativeForm(Expr(f"explode(filter({parts}, part -> part != ''))"), StringType(), generates=True)
-
-
-class Debug:
-    """Prints each row on the standard error of the Spark worker, and keeps it: ``peek(Debug("words"))``.
-
-    For ``filter`` and ``peek``. It prints ``words: 'a', 1``, one line a row.
-    The line is printed again when a batch or a Spark task is tried again.
-
-    Args:
-        name: stands in front.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self._name = "Debug" if name is None else name
-
-    def __call__(self, *values: Any) -> bool:
-        # One write: tasks print at the same time. A worker's standard output may belong to Spark.
-        sys.stderr.write(f"{self._name}: {', '.join(map(repr, values))}\n")
-        return True
-
-    def __repr__(self) -> str:
-        return f"Debug({self._name!r})"
-
-
-_BUILT_IN = (FilterNull, TrueFilter, Equals, Negate, Split)
 
 
 def native_form(function: Any, inputs: Sequence[str], parent: Node) -> NativeForm | None:
     """The expression to use instead of a function behind a node; None: it is to be called.
 
+    Right behind a Python operation it is called: with that it is one pass.
+
     Raises:
         OutputTypeError: a field is of a type that the function cannot take.
     """
-    form = _form_of(function, [parent.schema[name] for name in inputs])
+    form = form_of(function, [parent.schema[name] for name in inputs])
     while isinstance(parent, ProjectNode):
         parent = parent.parents[0]
     return None if isinstance(parent, PythonNode) else form
@@ -248,30 +39,4 @@ def as_expression(
         generates=form.generates,
         aggregates=False,
     )
-    return Expression(form.expr, schema, tuple(outputs), found, what)
-
-
-def _form_of(function: Any, fields: Sequence[StructField]) -> NativeForm | None:
-    # The classes themselves: one that is derived from them may mean something else.
-    return function.native_form(fields) if type(function) in _BUILT_IN else None
-
-
-def _condition(parts: Sequence[str]) -> NativeForm:
-    return NativeForm(Expr(" AND ".join(f"({part})" for part in parts) or "true"), BooleanType())
-
-
-def _same(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
-        return math.isnan(b)
-    return bool(a == b)
-
-
-def _pattern(text: str) -> str:
-    """A regular expression for exactly the text, in SQL."""
-    if text.isprintable() and not set(text) & set("\\^$.|?*+()[]{}'"):
-        return f"'{text}'"
-    # In hexadecimal: the meaning of a backslash in SQL depends on a setting of the session.
-    pattern = "".join(one if one.isalnum() else f"\\{one}" for one in text)
-    return f"decode(X'{pattern.encode().hex()}', 'UTF-8')"
+    return Expression(Expr(form.text), schema, tuple(outputs), found, what)

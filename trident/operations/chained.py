@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -23,11 +22,10 @@ from trident.planning.session_frames import SessionFrames, Transform, column_lis
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
-from trident.workers.groups import _NOTHING, Folds
-from trident.workers.lifecycle import Several
+from trident.workers.groups import MODES
+from trident.workers.user_objects import AnyChain, CombinerChain
 
 _CHAIN = "__trident_chain"
-_MODES = {"native": "combine", "combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}
 
 
 # --- per partition -----------------------------------------------------------------------
@@ -58,7 +56,7 @@ class PartitionAggregateNode(Node):
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         aggregation = self.aggregation
-        mode, takes = _MODES[aggregation.kind], (*aggregation.keys, *aggregation.inputs)
+        mode, takes = MODES[aggregation.kind], (*aggregation.keys, *aggregation.inputs)
         if not aggregation.keys:
             builder.narrow(builder.narrowed(takes))
             above = partitioner_of(self.parents[0])
@@ -72,10 +70,7 @@ class PartitionAggregateNode(Node):
                     builder.push(PlaceOp(marked, "shuffle", (), count, marked=True))
                 builder.drop_marker()
         # An empty partition gives the initial value too; a group that has no row is no group.
-        step = replace(
-            groups_step(aggregation, self, mode, aggregation.inputs),
-            always=not aggregation.keys,
-        )
+        step = replace(groups_step(aggregation, self, mode, aggregation.inputs), always=not aggregation.keys)
         builder.push_python(step, tuple(self.schema.fields), takes, batch_id=mode == "aggregate")
 
 
@@ -87,13 +82,8 @@ def partition_aggregate(parent: Node, keys: tuple[str, ...], inputs: Any, aggreg
 
 def _partition_aggregate(parent: Node, aggregation: Aggregation, name: str) -> Node:
     schema = StructType([*picked(parent.schema, aggregation.keys).fields, *aggregation.outputs])
-    return PartitionAggregateNode(
-        parents=(parent,),
-        schema=schema,
-        operation=f"partition_aggregate({name})",
-        location=call_site(),
-        aggregation=aggregation,
-    )
+    operation = f"partition_aggregate({name})"
+    return PartitionAggregateNode(parents=(parent,), schema=schema, operation=operation, aggregation=aggregation)
 
 
 # --- several side by side ------------------------------------------------------------------
@@ -148,38 +138,19 @@ def _chain(parent: Node, keys: tuple[str, ...], links: tuple[Aggregation, ...], 
     name = f"chained({', '.join(aggregator_class(link.aggregator) for link in links)})"
     outputs = tuple(field for link in links for field in link.outputs)
     schema = StructType([*picked(parent.schema, keys).fields, *outputs])
+    about: dict[str, Any] = {"parents": (parent,), "schema": schema, "operation": name, "keys": keys}
     kinds = {link.kind for link in links}
     inputs = tuple(dict.fromkeys(name for link in links for name in link.inputs))
-    location = links[0].location
+    asked: dict[str, Any] = {"keys": keys, "inputs": inputs, "location": links[0].location}
     if kinds == {"native"} and not per_partition:
-        return NativeChainNode(
-            parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, members=links
-        )
+        return NativeChainNode(**about, members=links)
     if kinds <= {"native", "combiner"} and not per_partition:
         parts = StructType([StructField(f"f{place}", field.dataType, True) for place, field in enumerate(outputs)])
-        whole = Aggregation(
-            aggregator=_CombinerChain(links, inputs),
-            kind="combiner",
-            keys=keys,
-            inputs=inputs,
-            outputs=(StructField(_CHAIN, parts, True),),
-            location=location,
-        )
-        return CombinerChainNode(
-            parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole
-        )
-    whole = Aggregation(
-        aggregator=_AnyChain(links, inputs),
-        kind="aggregator",
-        keys=keys,
-        inputs=inputs,
-        outputs=outputs,
-        location=location,
-        many=True,
-    )
-    if per_partition:
-        return _partition_aggregate(parent, whole, name)
-    return AnyChainNode(parents=(parent,), schema=schema, operation=name, location=call_site(), keys=keys, whole=whole)
+        made = (StructField(_CHAIN, parts, True),)
+        whole = Aggregation(aggregator=CombinerChain(links, inputs), kind="combiner", outputs=made, **asked)
+        return CombinerChainNode(**about, whole=whole)
+    whole = Aggregation(aggregator=AnyChain(links, inputs), kind="aggregator", outputs=outputs, many=True, **asked)
+    return _partition_aggregate(parent, whole, name) if per_partition else AnyChainNode(**about, whole=whole)
 
 
 # --- chains of native aggregates -----------------------------------------------------------
@@ -221,8 +192,8 @@ class NativeChainOp(GroupingOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CombinerChainNode(GroupingNode):
-    """Several combiners: one combiner whose value is a struct, combined in parts before the shuffle."""
+class AnyChainNode(GroupingNode):
+    """Several aggregates of any kind: one aggregator that sees all rows."""
 
     repeatable = False
     calls_user = True
@@ -231,6 +202,14 @@ class CombinerChainNode(GroupingNode):
 
     def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
         return self.whole.reads
+
+    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        lower_aggregation(builder, self.whole, self, tuple(self.schema.fields))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CombinerChainNode(AnyChainNode):
+    """Several combiners: one combiner whose value is a struct, combined in parts before the shuffle."""
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         keys = tuple(self.schema[name] for name in self.whole.keys)
@@ -257,90 +236,3 @@ class ExpandOp(Operation):
 
     def describe(self) -> str:
         return f"select {', '.join(field.name for field in self.fields)}"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AnyChainNode(GroupingNode):
-    """Several aggregates of any kind: one aggregator that sees all rows."""
-
-    repeatable = False
-    calls_user = True
-
-    whole: Aggregation
-
-    def reads(self, parent: Node, live: frozenset[str]) -> frozenset[str]:
-        return self.whole.reads
-
-    def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
-        lower_aggregation(builder, self.whole, self, tuple(self.schema.fields))
-
-
-class _Links(Several):
-    """The links with the places of their inputs among those of the chain."""
-
-    def __init__(self, links: Sequence[Aggregation], inputs: Sequence[str]) -> None:
-        self.users = self._aggregators = [link.aggregator for link in links]
-        self._places = [tuple(inputs.index(name) for name in link.inputs) for link in links]
-
-
-class _CombinerChain(_Links):
-    """Combiners side by side; the value is a dict, as Spark's structs are in Python."""
-
-    def init(self, *values: Any) -> dict[str, Any]:
-        pairs = zip(self._aggregators, self._places)
-        return _struct(aggregator.init(*[values[place] for place in places]) for aggregator, places in pairs)
-
-    def combine(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        parts = zip(self._aggregators, a.values(), b.values())
-        return _struct(aggregator.combine(one, other) for aggregator, one, other in parts)
-
-    def zero(self) -> dict[str, Any]:
-        return _struct(aggregator.zero() for aggregator in self._aggregators)
-
-
-def _struct(values: Iterable[Any]) -> dict[str, Any]:
-    return {f"f{place}": value for place, value in enumerate(values)}
-
-
-class _AnyChain(_Links):
-    """Aggregates of any kind side by side; their rows are combined in every way."""
-
-    def __init__(self, links: Sequence[Aggregation], inputs: Sequence[str]) -> None:
-        super().__init__(links, inputs)
-        self._modes = [_MODES[link.kind] for link in links]
-        self._several = [len(link.outputs) > 1 for link in links]
-        self._many = [link.many for link in links]
-        self._wide = sum(len(link.outputs) for link in links) > 1
-        self._at: Any = None
-
-    def init(self, batch_id: Any) -> list[Any]:
-        # One batch at a time: the folds that its first group makes serve the others.
-        if self._at is None or self._at[0] is not batch_id:
-            folds = [Folds(*one, batch_id) for one in zip(self._aggregators, self._modes)]
-            self._at = (batch_id, folds, [one.fold() for one in folds])
-        return [_NOTHING] * len(self._aggregators)
-
-    def aggregate(self, state: list[Any], *values: Any) -> None:
-        for number, (fold, places) in enumerate(zip(self._at[2], self._places)):
-            state[number] = fold(state[number], tuple(values[place] for place in places))
-
-    def complete(self, state: list[Any]) -> Iterator[Any]:
-        results = [self._rows(number, value) for number, value in enumerate(state)]
-        for rows in product(*results):
-            values = tuple(value for row in rows for value in row)
-            yield values if self._wide else values[0]
-
-    def _rows(self, number: int, value: Any) -> list[tuple[Any, ...]]:
-        if value is _NOTHING:
-            value = self._at[1][number].initial()
-        several = self._several[number]
-        if self._modes[number] != "aggregate":
-            return [(value,)]
-        found, many = self._aggregators[number].complete(value), self._many[number]
-        if found is None:
-            return []
-        one = many is False or isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__")
-        if many is None and several and isinstance(found, tuple):
-            one = True
-        rows = [found] if one else list(found)
-        return [tuple(row) if several else (row,) for row in rows]

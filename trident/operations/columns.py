@@ -14,7 +14,6 @@ from trident.planning.nodes import GroupingNode, Node, field_names, picked, requ
 from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
-from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
 
@@ -168,7 +167,6 @@ def _select(parent: Node, made: Sequence[Made], what: str) -> Node:
         parents=(parent,),
         schema=StructType(fields),
         operation=f"{what}({', '.join(o.name for o in made)})",
-        location=call_site(),
         made=tuple(made),
     )
 
@@ -255,7 +253,6 @@ def column_aggregate(parent: Node, keys: tuple[str, ...], columns: Sequence[Any]
         parents=(parent,),
         schema=schema,
         operation=f"agg({', '.join(f.name for f in found.fields)})",
-        location=call_site(),
         keys=keys,
         columns=tuple(columns),
         taken=found.reads,

@@ -7,10 +7,9 @@ the matrix test asserts each of its cells, the bad ones too.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trident.planning.nodes import SourceNode
+from trident.planning.nodes import SourceNode, above, sources
 from trident.spouts.contracts import SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.states.core.guarantee import Guarantee, GuaranteeRow
@@ -18,7 +17,6 @@ from trident.states.core.kinds import all_kinds
 
 if TYPE_CHECKING:
     from trident.operations.state_writes import PersistNode
-    from trident.planning.nodes import Node
 
 
 class NotExactlyOnceWarning(UserWarning):
@@ -51,16 +49,13 @@ def table() -> list[tuple[str, ...]]:
 def warn_if_not_exactly_once(node: "PersistNode", topology: str) -> None:
     """Warns, at the user's line, when a stream's spout and a state cannot give exactly-once together."""
     row = node.binding.state_kind.guarantee_row(node.binding.state)
-    for source in sources_of(node):
+    for source in sources(above(node)):
         found = guarantee(spout_kind(source.spout), row)
         if found is not Guarantee.EXACTLY_ONCE:
-            file, _, line = node.location.rpartition(":")
-            text = _text(topology, source, node, row, found)
-            # At the user's line, however deep in here it is found.
-            warnings.warn_explicit(text, NotExactlyOnceWarning, file or "topology", int(line) if line.isdigit() else 1)
+            warn_at(node.location, _text(topology, source, node, row, found), NotExactlyOnceWarning)
 
 
-def _text(topology: str, source: Any, node: "PersistNode", row: GuaranteeRow, found: Guarantee) -> str:
+def _text(topology: str, source: SourceNode, node: "PersistNode", row: GuaranteeRow, found: Guarantee) -> str:
     kind = spout_kind(source.spout)
     pair = f"stream {source.tx_id!r} ({type(source.spout).__name__}, {kind.value}) and state {node.binding.name!r}"
     if kind is SpoutKind.NON_TRANSACTIONAL:
@@ -74,15 +69,7 @@ def _text(topology: str, source: Any, node: "PersistNode", row: GuaranteeRow, fo
     return f"topology {topology!r}: {pair} together are {found.value}; exactly once would be {better}"
 
 
-def sources_of(node: "Node") -> Iterator[Any]:
-    """The SourceNodes above a node."""
-    seen: set[Any] = set()
-    waiting: list[Any] = [node]
-    while waiting:
-        current = waiting.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if isinstance(current, SourceNode):
-            yield current
-        waiting.extend(current.parents)
+def warn_at(location: str, text: str, category: type[Warning]) -> None:
+    """Warns at the user's line, "file:line", however deep in here it is found."""
+    file, _, line = location.rpartition(":")
+    warnings.warn_explicit(text, category, file or "topology", int(line) if line.isdigit() else 1)

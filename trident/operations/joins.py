@@ -20,9 +20,6 @@ from trident.operations.merging import named_outputs
 from trident.operations.same_batch import note_if_independent
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import MultiInputNode, Node, field_names, require_fields
-from trident.udf.signatures import (
-    call_site,
-)
 
 
 class JoinType(enum.Enum):
@@ -171,7 +168,6 @@ def join(
         parents=tuple(streams),
         schema=schema,
         operation=f"join({', '.join(compared[0])})",
-        location=call_site(),
         keys=compared,
         others=others,
         types=_join_types(type, len(streams)),

@@ -8,16 +8,13 @@ from typing import Any
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from trident.coordinators.errors import FieldError, OutputTypeError
+from trident.coordinators.errors import FieldError
 from trident.operations.join_ops import UnionOp
 from trident.planning.basic_operations import ONLY_BRANCH
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import MultiInputNode, Node
 from trident.planning.operation import ANCHORS_FIELD
-from trident.udf.signatures import (
-    call_site,
-)
-from trident.udf.types import parse_outputs
+from trident.udf.types import check_given_type, parse_outputs
 from trident.workers.anchors import ANCHORS
 
 
@@ -86,7 +83,6 @@ def merge(streams: Sequence[Node], outputs: Any = None) -> MergeNode:
         parents=tuple(streams),
         schema=StructType(fields),
         operation="merge",
-        location=call_site(),
         sides=tuple(sides),
     )
 
@@ -126,11 +122,5 @@ def named_outputs(outputs: Any, kinds: Sequence[DataType], given: Sequence[str],
             expected=f"{len(given)}, for {', '.join(given)}",
         )
     for (name, wanted), kind in zip(named, kinds):
-        if wanted is not None and wanted != kind:
-            raise OutputTypeError(
-                f"output {name!r} of {what} has another type",
-                found=kind.simpleString(),
-                expected=wanted.simpleString(),
-                action="leave the type out",
-            )
+        check_given_type(name, wanted, kind, what)
     return [name for name, _ in named]

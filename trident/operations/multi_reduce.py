@@ -15,15 +15,9 @@ from trident.operations.join_ops import TaggedUnionOp
 from trident.operations.same_batch import note_if_independent
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import MultiInputNode, Node, field_names, picked, require_fields
-from trident.udf.signatures import (
-    call_site,
-    check_arity,
-    check_lifecycle,
-    check_serialisable,
-    describe,
-    resolve_outputs,
-)
+from trident.udf.signatures import call_site, check_arity, check_for_workers, describe, resolve_outputs
 from trident.udf.types import check_distinct, parse_outputs
+from trident.workers.user_objects import AsAggregator
 
 _INDEX = "__trident_stream"
 _SIDE = "__trident_side"
@@ -47,26 +41,6 @@ class MultiReducer(Protocol):
 
     def complete(self, state: Any) -> Any:
         """The results: as what a function of ``each`` returns."""
-
-
-class _AsAggregator:
-    """A MultiReducer over rows that hold the values of one of the streams."""
-
-    def __init__(self, reducer: Any, names: Sequence[Sequence[str]]) -> None:
-        self._reducer, self._names = reducer, [tuple(side) for side in names]
-        for hook in ("prepare", "cleanup"):
-            if callable(getattr(reducer, hook, None)):
-                setattr(self, hook, getattr(reducer, hook))
-
-    def init(self, batch_id: Any) -> Any:
-        return self._reducer.init(batch_id)
-
-    def aggregate(self, state: Any, index: int, *sides: Any) -> Any:
-        values = sides[index]
-        return self._reducer.execute(state, index, *[values[name] for name in self._names[index]])
-
-    def complete(self, state: Any) -> Any:
-        return self._reducer.complete(state)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,7 +107,6 @@ def multi_reduce(
         parents=tuple(streams),
         schema=schema,
         operation=f"{what}({type(reducer).__name__})",
-        location=call_site(),
         keys=keys,
         inputs=taken,
         reduces=aggregation,
@@ -179,8 +152,7 @@ def _reduces(
     for names in taken:
         check_arity(reducer.execute, len(names), f"execute of {what}", ("the state", "the stream's index"))
     check_arity(reducer.complete, 0, f"complete of {what}", ("the state",))
-    check_serialisable(reducer, what)
-    check_lifecycle(reducer, what)
+    check_for_workers(reducer, what)
     described = describe(reducer.complete, what, call_site())
     found, many = resolve_outputs("each", described, parse_outputs(outputs), what)
     if not found:
@@ -188,7 +160,7 @@ def _reduces(
     fields = [StructField(name, kind, True) for name, kind in found]
     sides = tuple(f"{_SIDE}{number}" for number in range(len(taken)))
     aggregation = Aggregation(
-        aggregator=_AsAggregator(reducer, taken),
+        aggregator=AsAggregator(reducer, taken),
         kind="aggregator",
         keys=keys[0],
         inputs=(_INDEX, *sides),

@@ -54,7 +54,7 @@ def new_values(node: PersistNode) -> NewValuesNode:
     schema = node.new_values if isinstance(node, _UpdaterNode) else _values_schema(node)
     if not schema.names:
         raise TopologyError(f"the updater of state {name} emits nothing", expected="outputs given to partition_persist")
-    return NewValuesNode(parents=(node,), schema=schema, operation=f"new_values_stream({name})", location=call_site())
+    return NewValuesNode(parents=(node,), schema=schema, operation=f"new_values_stream({name})")
 
 
 def _values_schema(node: PersistNode) -> StructType:
@@ -175,7 +175,6 @@ def _upsert(parent: Node, state: Any, kind: StateKind, schema: StructType, upser
         parents=(parent,),
         schema=StructType([*stored.fields, StructField(DELETED_COLUMN, BooleanType(), True)]),
         operation=f"last({', '.join(keys)})",
-        location=call_site(),
         keys=keys,
         values=values,
         delete_when=upsert.delete_when,
@@ -220,7 +219,6 @@ def persistent_aggregate(
             parents=(parent,),
             schema=schema,
             aggregation=aggregation,
-            location=call_site(),
             operation=f"aggregate({aggregator_class(aggregator)})",
         )
         binding = StateBinding(state, kind, keys, schema, values, aggregator)
@@ -258,7 +256,6 @@ def _sink(
         parents=parents,
         schema=binding.schema,
         operation=operation,
-        location=call_site(),
         binding=binding,
         aggregation=aggregation,
         mode=mode,

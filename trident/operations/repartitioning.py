@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +10,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField
 
 from trident.coordinators.errors import TopologyError
-from trident.operations.aggregators import is_groupable
+from trident.operations.aggregates import check_groupable
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import MARKER, MARKER_FIELD, Operation
 from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list, rows_max
-from trident.udf.signatures import UserFunction, call_site, check_arity, check_lifecycle, check_serialisable, describe
+from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe
 from trident.workers.chain import Rows
 from trident.workers.failures import Label
+from trident.workers.user_objects import Targets
 
 _TARGET = "__trident_target"
 
@@ -98,7 +97,7 @@ class RepartitionNode(Node):
         assert self.function is not None
         step = Rows(
             Label(self.operation, self.function.location),
-            _Targets(self.function.call),
+            Targets(self.function.call),
             self.keys,
             (_TARGET,),
             (pa.int64(),),
@@ -108,21 +107,6 @@ class RepartitionNode(Node):
         )
         target = StructField(_TARGET, LongType(), True)
         builder.push_python(step, (*fields, target), tuple(field.name for field in fields))
-
-
-class _Targets:
-    """Returns the results of a function of ``partition``, as whole numbers."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = self.__wrapped__ = function  # its prepare and cleanup are called
-
-    def __call__(self, *values: Any) -> list[int]:
-        found = self._function(*values)
-        several = found if isinstance(found, (list, tuple, set, frozenset, range, Iterator)) else [found]
-        targets = [operator.index(one) for one in several]
-        if not targets or min(targets) < 0:
-            raise ValueError(f"a partition is a number from 0, and every row needs one; found {found!r}")
-        return targets
 
 
 # --- operations --------------------------------------------------------------------------
@@ -250,14 +234,10 @@ def keep_empty_partitions(session: Any) -> None:
 
 def repartition(parent: Node, kind: str, operation: str, keys: tuple[str, ...] = (), function: Any = None) -> Node:
     """Moves the rows; see the methods of Stream."""
-    require_fields(keys, parent.schema, operation)
-    for name in keys if kind == "partition_by" else ():
-        if not is_groupable(parent.schema[name].dataType):
-            raise TopologyError(
-                f"{operation} cannot use field {name!r}",
-                found=parent.schema[name].dataType.simpleString(),
-                expected="a type that can be compared",
-            )
+    if kind == "partition_by":
+        check_groupable(parent, keys, operation)
+    else:
+        require_fields(keys, parent.schema, operation)
     site, described = call_site(), None
     if function is not None:
         described = describe(function, operation, site)
@@ -268,8 +248,7 @@ def repartition(parent: Node, kind: str, operation: str, keys: tuple[str, ...] =
                 expected="a function of a row's values",
             )
         check_arity(function, len(keys), f"{operation}({described.name})")
-        check_serialisable(function, f"{operation}({described.name})")
-        check_lifecycle(function, f"{operation}({described.name})")
+        check_for_workers(function, f"{operation}({described.name})")
     label = described.name if described else ", ".join(keys)
     return RepartitionNode(
         parents=(parent,),
@@ -309,4 +288,4 @@ def unmoved(parent: Node, operation: str) -> Node:
 
 
 def _pass(parent: Node, operation: str, **more: Any) -> Node:
-    return PassNode(parents=(parent,), schema=parent.schema, operation=operation, location=call_site(), **more)
+    return PassNode(parents=(parent,), schema=parent.schema, operation=operation, **more)

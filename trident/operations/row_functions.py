@@ -12,15 +12,7 @@ from trident.operations.kept_fields import kept_fields
 from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.planning.nodes import Node, appended, field_names, picked, require_fields
 from trident.udf.expressions import resolve
-from trident.udf.signatures import (
-    UserFunction,
-    call_site,
-    check_arity,
-    check_lifecycle,
-    check_serialisable,
-    describe,
-    resolve_outputs,
-)
+from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe, resolve_outputs
 from trident.udf.types import parse_outputs
 from trident.udf.vectorised import vector_outputs
 
@@ -44,7 +36,6 @@ def by_function(parent: Node, kind: str, inputs: tuple[str, ...], function: Any,
             parents=(parent,),
             schema=schema,
             operation=what,
-            location=call_site(),
             kind=kind,
             expression=as_expression(form, inputs, parent.schema, made, what),
             outputs=(made[0].name,),
@@ -53,7 +44,6 @@ def by_function(parent: Node, kind: str, inputs: tuple[str, ...], function: Any,
         parents=(parent,),
         schema=appended(base, fields, what),
         operation=what,
-        location=call_site(),
         kind=kind,
         function=described,
         inputs=inputs,
@@ -71,7 +61,6 @@ def by_expression(parent: Node, kind: str, source: Any, outputs: Any) -> NativeN
         parents=(parent,),
         schema=appended(base, [(field.name, field.dataType) for field in expression.outputs], kind),
         operation=f"{kind}({expression})",
-        location=call_site(),
         kind=kind,
         expression=expression,
         outputs=tuple(field.name for field in expression.outputs),
@@ -107,7 +96,6 @@ def project(parent: Node, names: tuple[str, ...]) -> ProjectNode:
         parents=(parent,),
         schema=picked(parent.schema, names),
         operation=f"project({', '.join(names)})",
-        location=call_site(),
     )
 
 
@@ -121,7 +109,6 @@ def _calling(parent: Node, kind: str, function: UserFunction, inputs: tuple[str,
         parents=(parent,),
         schema=parent.schema,
         operation=f"{kind}({function.name})",
-        location=call_site(),
         kind=kind,
         function=function,
         inputs=inputs,
@@ -133,7 +120,6 @@ def _filter(parent: Node, operation: str, expression: Any) -> NativeNode:
         parents=(parent,),
         schema=parent.schema,
         operation=operation,
-        location=call_site(),
         kind="filter",
         expression=expression,
     )
@@ -147,6 +133,5 @@ def _checked(parent: Node, kind: str, function: Any, inputs: tuple[str, ...]) ->
     check_arity(function, 1 if described.table else len(inputs), what)
     if described.vectors and not inputs:
         raise FieldError(f"{what} works on columns and is given none", expected="at least one input field")
-    check_lifecycle(function, what)
-    check_serialisable(function, what)
+    check_for_workers(function, what)
     return described

@@ -7,14 +7,10 @@ branches of one spout it is not. An ``Upsert`` orders the rows of one batch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
-from trident.operations.guarantees import sources_of
-
-if TYPE_CHECKING:
-    from trident.planning.nodes import Node
+from trident.operations.guarantees import warn_at
+from trident.planning.nodes import Node, above, sources
 
 
 class SameBatchOnlyWarning(UserWarning):
@@ -30,25 +26,24 @@ class SameBatchOnlyWarning(UserWarning):
     """
 
 
-def warn_if_independent(node: "Node", what: str) -> None:
+def warn_if_independent(node: Node, what: str) -> None:
     """Warns, at the user's line, when the sides of a join or multi_reduce come from independent spouts."""
     pair = independent_sides(node)
     if pair is None:
         return
     one, other = pair
-    file, _, line = node.location.rpartition(":")
     text = (
         f"{what} of streams {one} and {other}: only rows of one transaction meet, and these are independent spouts, "
         "so a row whose partner comes in another batch finds none, and is not kept; to find all pairs, merge the "
         "streams, group_by the key, and keep both sides in a state: persistent_aggregate with an Aggregator that has "
         "resume, then new_values_stream (docs/stream-api.md, 'Joining over batches')"
     )
-    warnings.warn_explicit(text, SameBatchOnlyWarning, file or "topology", int(line) if line.isdigit() else 1)
+    warn_at(node.location, text, SameBatchOnlyWarning)
 
 
-def independent_sides(node: "Node") -> tuple[str, str] | None:
+def independent_sides(node: Node) -> tuple[str, str] | None:
     """The streams of the first two sides that have no spout in common; None when all have."""
-    sides = [frozenset(source.tx_id for source in sources_of(parent)) for parent in node.parents]
+    sides = [frozenset(source.tx_id for source in sources(above(parent))) for parent in node.parents]
     for number, one in enumerate(sides):
         for other in sides[number + 1 :]:
             if one and other and not one & other:
@@ -60,11 +55,8 @@ def _named(streams: frozenset[str]) -> str:
     return " and ".join(repr(name) for name in sorted(streams))
 
 
-def note_if_independent(node: "Node") -> Iterator[str]:
+def note_if_independent(node: Node) -> Iterator[str]:
     """For ``explain``: that rows of two batches never meet in the node, where its sides are of independent spouts."""
     pair = independent_sides(node)
     if pair is not None:
         yield f"only rows of one transaction meet: streams {pair[0]} and {pair[1]} are independent"
-
-
-__all__: list[Any] = ["SameBatchOnlyWarning", "independent_sides", "note_if_independent", "warn_if_independent"]

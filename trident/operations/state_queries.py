@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql.types import DataType, StructType
@@ -18,7 +18,7 @@ from trident.states.core.binding import StateBinding
 from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
-from trident.udf.types import parse_outputs
+from trident.udf.types import check_given_type, parse_outputs
 from trident.workers.failures import Label
 from trident.workers.states import QueryRows
 
@@ -96,18 +96,10 @@ class StateQueryNode(OutputsNode):
 
     def _ask_on_workers(self, builder: SegmentBuilder, live: frozenset[str], place: str = "") -> None:
         earlier = tuple(field for field in self.schema.fields if field.name in live and field.name not in self.outputs)
-        keep = names_of(earlier)
-        step = QueryRows(
-            Label(self.operation, self.location),
-            self.state,
-            self.query,
-            self.inputs,
-            self.outputs,
-            arrow_types(self._made),
-            self.many,
-            keep,
-            place,
-        )
+        keep, label, types = names_of(earlier), Label(self.operation, self.location), arrow_types(self._made)
+        # The aggregator has no part in it, and that of an upsert would load the planner on the workers.
+        state = self.state if self.asks is None else replace(self.asks, aggregator=None)
+        step = QueryRows(label, state, self.query, self.inputs, self.outputs, types, self.many, keep, place)
         takes = (*keep, *self.inputs, *filter(None, (place,)))
         builder.push_python(step, (*earlier, *self._made), takes, batch_id=True)
 
@@ -156,7 +148,6 @@ def state_query(parent: Node, state: AskedState, inputs: Any, query: Any, output
         parents=(parent,),
         schema=appended(parent.schema, fields, what),
         operation=f"{what}({state.name or 'static'}, {type(query).__name__})",
-        location=call_site(),
         state=state.binding or state.source,
         writer=state.writer,
         query=query,
@@ -174,8 +165,7 @@ def _built_in(
         own = binding is None or binding.state_kind.users_code
         if own and isinstance(query, TupleCollectionGet):
             _check_collection(state, inputs, query)
-            return _typed(outputs, f"{query!r} of a state of your own")
-        if own and isinstance(query, MapGet):
+        if own and isinstance(query, (TupleCollectionGet, MapGet)):
             return _typed(outputs, f"{query!r} of a state of your own")
         raise TopologyError(
             f"{query!r} cannot ask this state",
@@ -194,13 +184,7 @@ def _built_in(
             expected=", ".join(f"a name for {field.name}" for field in stored),
         )
     for (name, type_), field in zip(outputs, stored):
-        if type_ is not None and type_ != field.dataType:
-            raise OutputTypeError(
-                f"output {name!r} of {query!r} has another type",
-                found=field.dataType.simpleString(),
-                expected=type_.simpleString(),
-                action="leave the type out",
-            )
+        check_given_type(name, type_, field.dataType, repr(query))
     return [(name, field.dataType) for (name, _), field in zip(outputs, stored)]
 
 
@@ -272,11 +256,7 @@ def _own(
             action="follow it with each(...) for what execute would do",
         )
     if binding is not None and getattr(binding.state, "partitions", 1) > 1:
-        given, wanted = (
-            [schema[name].dataType for name in inputs],
-            [binding.schema[key].dataType for key in binding.keys],
-        )
-        if given != wanted:
+        if [schema[name].dataType for name in inputs] != [binding.schema[key].dataType for key in binding.keys]:
             raise TopologyError(
                 f"state {binding.name} has several partitions: which one has a row's answer is not known",
                 found=f"inputs {', '.join(inputs) or 'none'}",

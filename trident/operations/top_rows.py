@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cmp_to_key
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField
 
@@ -20,13 +17,9 @@ from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Operation
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
 from trident.states.core.names import backquoted
-from trident.udf.signatures import call_site, check_arity, check_lifecycle, check_serialisable, function_location
-from trident.workers.chain import Frame, Meter, Step
-from trident.workers.failures import Label, fail
-from trident.workers.order import Ordered
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from trident.udf.signatures import call_site, check_arity, check_for_workers, function_location
+from trident.workers.best_row import BestRow
+from trident.workers.failures import Label
 
 _PLACE = "__trident_place"
 _PART = StructField("__trident_part", IntegerType(), True)
@@ -121,68 +114,6 @@ class ExtremeOp(Operation):
         return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"
 
 
-@dataclass(frozen=True)
-class BestRow(Step):
-    """On a worker: the least or greatest row of the Spark partition, if there is one.
-
-    Attributes:
-        label: the operation.
-        by: the fields that are compared; a row with a null in one is skipped.
-        greatest: which.
-        comparator: (a, b) → below, at or above 0; of the values, or of tuples when several fields are compared.
-        keep: the fields of the row.
-        part: the field that is given the number of the Spark partition; none: not needed.
-        order: the field that says which of equal rows comes later; "": the later one wins.
-    """
-
-    label: Label
-    by: tuple[str, ...]
-    greatest: bool
-    comparator: Callable[..., Any] | None
-    keep: tuple[str, ...]
-    part: tuple[str, ...]
-    order: str = ""
-
-    @property
-    def user(self) -> Any:
-        return self.comparator
-
-    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        best: tuple[Any, dict[str, pa.Array]] | None = None
-        key_of = cmp_to_key(self.comparator) if self.comparator else Ordered
-        for frame in frames:
-            if not frame.length:
-                continue
-            columns = [frame.values(name) for name in self.by]
-            orders: Sequence[Any] = frame.values(self.order) if self.order else range(frame.length)
-            at, row = None, 0
-            try:
-                for row, (values, order) in enumerate(zip(zip(*columns), orders)):  # noqa: B007
-                    if any(value is None for value in values):
-                        continue
-                    key = key_of(values[0] if len(values) == 1 else values)
-                    if best is None or self._beats(key, order, best[0]):
-                        best, at = ((key, order), {}), row
-            except Exception as error:
-                fail(self.label, error, {name: frame.values(name)[row] for name in self.by})
-            if at is not None and best is not None:
-                best = (best[0], frame.only(self.keep, [at]))
-        if best is not None:
-            arrays = dict(best[1])
-            for name in self.part:
-                context = TaskContext.get()
-                arrays[name] = pa.array([context.partitionId() if context else 0], pa.int32())
-            yield Frame(arrays, 1, Meter())
-
-    def _beats(self, key: Any, order: Any, best: tuple[Any, Any]) -> bool:
-        than, before = best
-        better = than < key if self.greatest else key < than
-        if better or not self.order:
-            return better or not (key < than if self.greatest else than < key)
-        worse = key < than if self.greatest else than < key
-        return not worse and order >= before
-
-
 def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> Node:
     """See :meth:`trident.streams.stream.Stream.min_by` and the like."""
     if scope not in SCOPES:
@@ -197,8 +128,7 @@ def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, compar
                 expected="a function of two values: below 0, 0 or above 0",
             )
         check_arity(comparator, 0, f"the comparator of {what}", ("two values",) * 2)
-        check_serialisable(comparator, f"the comparator of {what}")
-        check_lifecycle(comparator, f"the comparator of {what}")
+        check_for_workers(comparator, f"the comparator of {what}")
         defined = function_location(comparator) or defined
     else:
         for name in by:
@@ -211,7 +141,6 @@ def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, compar
     return ExtremeNode(
         parents=(parent,),
         schema=parent.schema,
-        location=call_site(),
         by=by,
         greatest=greatest,
         operation=f"{what}({', '.join(by)})",
@@ -222,13 +151,6 @@ def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, compar
 
 
 # --- the first rows ------------------------------------------------------------------------
-
-
-class _GivesFirst(Protocol):
-    def first_n(self, n: int, by: str | None = None, reverse: bool = False) -> "Self": ...
-
-
-_S = TypeVar("_S", bound=_GivesFirst)
 
 
 class FirstN:
@@ -251,7 +173,7 @@ class FirstN:
     def __repr__(self) -> str:
         return f"FirstN({self.n}{f', {self.by!r}' if self.by else ''}{', reverse=True' if self.reverse else ''})"
 
-    def apply(self, stream: _S) -> _S:
+    def apply(self, stream: Any) -> Any:
         """Returns what ``apply_assembly`` calls."""
         return stream.first_n(self.n, self.by, self.reverse)
 
@@ -268,7 +190,6 @@ class FirstN:
             parents=(parent,),
             schema=parent.schema,
             operation=repr(self),
-            location=call_site(),
             n=self.n,
             by=self.by,
             reverse=self.reverse,

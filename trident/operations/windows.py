@@ -26,7 +26,6 @@ from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Fields
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
-from trident.udf.signatures import call_site
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -124,7 +123,6 @@ def window_rows(node: WindowNode, fired: bool) -> WindowRowsNode:
     return WindowRowsNode(
         parents=(node,),
         schema=StructType(fields),
-        location=call_site(),
         fired=fired,
         operation=f"{'rows' if fired else 'late_rows'}({node.binding.name})",
     )
@@ -151,7 +149,6 @@ def with_watermark(parent: Node, field: str, delay: str) -> WatermarkNode:
         parents=(parent,),
         schema=parent.schema,
         operation=f"{what}({field}, {duration_text(micros)})",
-        location=call_site(),
         field=field,
         delay=micros,
     )
@@ -192,7 +189,6 @@ def window(
         parents=(parent,),
         schema=schema,
         operation=f"{what}({spec})",
-        location=call_site(),
         binding=binding,
         mode="window",
         takes=parent.names,

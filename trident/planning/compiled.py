@@ -48,11 +48,8 @@ class _Compiled:
     transforms: list[Transform]
 
     def build(self, frames: Mapping[Node, "DataFrame"], batch: Batch) -> "DataFrame":
-        segment = self.segment
-        if self.join is not None:
-            frame = self.join([frames[anchor] for anchor in segment.anchors], batch)
-        else:
-            frame = frames[segment.anchor]
+        given = [frames[anchor] for anchor in self.segment.anchors]
+        frame = given[0] if self.join is None else self.join(given, batch)
         for transform in self.transforms:
             frame = transform(frame, batch)
         return frame
@@ -141,7 +138,7 @@ class CompiledGroup:
         alone: dict[Node, bool] = {}
         for segment in segments:
             join, ops = None, segment.ops
-            together = single and self._stays_single(segment.anchor, alone)
+            together = single and self._stays_single(segment.anchors[0], alone)
             if ops and isinstance(ops[0], MultiInputOp):
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
             kept = []

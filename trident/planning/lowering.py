@@ -163,12 +163,12 @@ class _SegmentLowering:
             node.lower(builder, self.live[node])
             self._follow_hint(builder, node)
         builder.narrow(wanted)
-        return Segment(begins[0], target, tuple(builder.ops), wanted, tuple(begins[1:]))
+        return Segment(begins, target, tuple(builder.ops), wanted)
 
-    def _path_to(self, target: Node) -> tuple[list[Node], Sequence[Node]]:
+    def _path_to(self, target: Node) -> tuple[list[Node], tuple[Node, ...]]:
         """The nodes behind the nearest anchor up to the target, and that anchor; several, where they are joined."""
         if not target.parents:  # a boundary right behind a spout
-            return [], [target]
+            return [], (target,)
         path = [target]
         while path[-1].parents[0] not in self.anchors:
             path.append(path[-1].parents[0])

@@ -9,7 +9,7 @@ of each family of operations stand in trident/operations/.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 from pyspark.sql.types import DataType, StructField, StructType
@@ -18,6 +18,7 @@ from trident.coordinators.errors import FieldError
 from trident.planning.builder import SegmentBuilder
 from trident.planning.operation import ANCHORS_FIELD, Fields
 from trident.states.core.binding import StateBinding
+from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct, did_you_mean
 from trident.workers.anchors import ANCHORS
 
@@ -43,7 +44,7 @@ class Node:
     parents: tuple["Node", ...]
     schema: StructType
     operation: str
-    location: str
+    location: str = field(default_factory=call_site)
 
     def __post_init__(self) -> None:
         # The columns that plans add beside the user's are named so.

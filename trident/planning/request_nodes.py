@@ -16,7 +16,6 @@ from pyspark.sql.types import StructField, StructType
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.planning.nodes import Node, SourceNode
 from trident.states.core.names import check_name
-from trident.udf.signatures import call_site
 from trident.udf.types import parse_outputs
 
 
@@ -62,7 +61,7 @@ def drpc_node(function: str, fields: Any, known: Mapping[str, DrpcNode]) -> Drpc
                 f"the type of argument {name!r} of function {function!r} is not known", expected=f"'{name} string', say"
             )
         schema.add(StructField(name, type_, True))
-    return DrpcNode(parents=(), schema=schema, operation=f"drpc {function}", location=call_site(), tx_id=function)
+    return DrpcNode(parents=(), schema=schema, operation=f"drpc {function}", tx_id=function)
 
 
 def origin_of(node: Node, origins: Origins) -> DrpcNode | None:

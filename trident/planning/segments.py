@@ -14,22 +14,16 @@ class Segment:
     """The operations from an anchor to a target.
 
     Attributes:
-        anchor: a source, a shared node or one that meets others.
+        anchors: a source, a shared node or one that meets others; several where the first operation joins them.
         target: a state's node, a shared node, one that meets others or a dangling end.
         ops: in order.
         fields: of the result.
-        others: further anchors, where the first operation makes one frame of several.
     """
 
-    anchor: Node
+    anchors: tuple[Node, ...]
     target: Node
     ops: tuple[Operation, ...]
     fields: Fields
-    others: tuple[Node, ...] = ()
-
-    @property
-    def anchors(self) -> tuple[Node, ...]:
-        return (self.anchor, *self.others)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Stream(StreamOperations, _Ends):
     def group_by(self, *fields: Names) -> "GroupedStream":
         """Groups by the named fields. Null is a group of its own."""
         names = flat(fields, "group_by")
-        check_groupable(self._node, names)
+        check_groupable(self._node, names, "group_by")
         return GroupedStream(self._graph, self._node, names)
 
     def partition_persist(

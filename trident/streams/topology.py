@@ -25,7 +25,7 @@ from trident.streams.shown import as_html, as_line, topology_facts
 from trident.streams.states import add_sink
 from trident.streams.stream import Stream, TridentState
 from trident.udf.schemas import spout_schema
-from trident.udf.signatures import call_site, check_serialisable
+from trident.udf.signatures import check_serialisable
 from trident.udf.types import check_distinct, nullable
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class TridentTopology(OtherNames):
             parents=(),
             schema=nullable(schema),
             operation=f"stream {tx_id}",
-            location=call_site(),
             tx_id=tx_id,
             spout=spout,
         )
@@ -123,7 +122,6 @@ class TridentTopology(OtherNames):
             parents=(source,),
             schema=schema,
             operation=f"table of spout {source.tx_id}",
-            location=call_site(),
             binding=StateBinding(state, kind, (), schema, tuple(schema.names)),
             tx_id=source.tx_id,
         )

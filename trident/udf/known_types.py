@@ -13,29 +13,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import (
-    BinaryType,
     BooleanType,
-    ByteType,
     DataType,
-    DateType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
-    ShortType,
+    NumericType,
     StringType,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
 from trident.coordinators.errors import FieldError, TridentError
 from trident.udf.deferred import DeferredColumn
-from trident.udf.types import did_you_mean, parse_type
+from trident.udf.types import FRACTIONAL, INTEGRAL, PLAIN, did_you_mean, parse_type
 
-_INTEGRAL = (ByteType(), ShortType(), IntegerType(), LongType())  # each fits into the next
-_NUMBERS = (*_INTEGRAL, FloatType(), DoubleType())
-_COMPARED = (StringType(), BooleanType(), DateType(), TimestampType(), TimestampNTZType(), BinaryType())
+_INTEGRAL = tuple(kind() for kind in INTEGRAL)
+_NUMBERS = (*_INTEGRAL, *(kind() for kind in FRACTIONAL))
+_COMPARED = tuple(kind() for kind in PLAIN if not issubclass(kind, NumericType))
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eqNullSafe")
 _SUMS = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
 _OF_TEXT = ("upper", "lower", "trim", "ltrim", "rtrim", "initcap")

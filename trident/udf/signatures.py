@@ -17,22 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql.types import (
-    ByteType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, DecimalType, TimestampNTZType, TimestampType
 
 from trident.coordinators.errors import FailedException, OutputTypeError, TopologyError, UserFunctionError
 from trident.udf.pickling import check_serialisable as check_serialisable
 from trident.udf.types import (
+    FRACTIONAL,
+    INTEGRAL,
     MISSING,
     Output,
     Returned,
@@ -184,6 +175,12 @@ def check_lifecycle(function: Any, what: str) -> None:
             continue
 
 
+def check_for_workers(function: Any, what: str) -> None:
+    """Raises TopologyError when a function, with its ``prepare`` and ``cleanup``, cannot be called on the workers."""
+    check_lifecycle(function, what)
+    check_serialisable(function, what)
+
+
 _CALLED = {
     "prepare": "it is called with an OperationContext before the first row of a Spark task",
     "cleanup": "it is called behind the last row of a Spark task",
@@ -200,8 +197,6 @@ def call_site() -> str:
 
 # --- output types ------------------------------------------------------------------------
 
-_INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
-_FRACTIONAL = (FloatType, DoubleType)
 _INSTANT = (TimestampType, TimestampNTZType)
 
 
@@ -312,10 +307,10 @@ def _fits(annotated: DataType, given: DataType) -> bool:
     """Tells whether values of the annotated type can be values of the given one."""
     if type(annotated) is type(given):
         return True
-    if isinstance(annotated, _INTEGRAL):
-        return isinstance(given, _INTEGRAL + _FRACTIONAL + (DecimalType,))
-    if isinstance(annotated, _FRACTIONAL):
-        return isinstance(given, _FRACTIONAL)
+    if isinstance(annotated, INTEGRAL):
+        return isinstance(given, INTEGRAL + FRACTIONAL + (DecimalType,))
+    if isinstance(annotated, FRACTIONAL):
+        return isinstance(given, FRACTIONAL)
     return isinstance(annotated, _INSTANT) and isinstance(given, _INSTANT)
 
 

@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 
 from trident.coordinators.errors import FieldError, OutputTypeError
 
+# The everyday types without parts by their names, which Spark, Arrow and Python all can group by and compare.
 _SIMPLE: dict[str, type[DataType]] = {
     "string": StringType,
     "boolean": BooleanType,
@@ -63,6 +64,9 @@ _SIMPLE: dict[str, type[DataType]] = {
     "timestamp_ltz": TimestampType,
     "timestamp_ntz": TimestampNTZType,
 }
+INTEGRAL = (ByteType, ShortType, IntegerType, LongType)  # each fits into the next
+FRACTIONAL = (FloatType, DoubleType)
+PLAIN: tuple[type[DataType], ...] = (*dict.fromkeys(_SIMPLE.values()), DecimalType)
 
 # Python's int has no bound and its float is a double: the widest types of Spark.
 _PYTHON: dict[Any, DataType] = {
@@ -179,6 +183,17 @@ def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Outpu
         raise FieldError("no output field is named", expected="at least one, such as 'word' or 'word string, n long'")
     check_distinct([name for name, _ in fields], "the outputs")
     return tuple(fields)
+
+
+def check_given_type(name: str, given: DataType | None, actual: DataType, what: str) -> None:
+    """Raises OutputTypeError when an output's type is given, and is not the one that is known."""
+    if given is not None and given != actual:
+        raise OutputTypeError(
+            f"output {name!r} of {what} has another type",
+            found=actual.simpleString(),
+            expected=given.simpleString(),
+            action="leave the type out",
+        )
 
 
 def loosened(kind: DataType) -> DataType:

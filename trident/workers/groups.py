@@ -20,6 +20,8 @@ from trident.workers.values import Values
 
 _GROUPS_PER_BATCH = 50_000
 _NOTHING: Any = object()
+# How an aggregator of a kind folds rows.
+MODES = {"native": "combine", "combiner": "combine", "reducer": "reduce", "aggregator": "aggregate"}
 
 Fold = Callable[[Any, Row], Any]
 

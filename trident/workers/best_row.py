@@ -1,0 +1,77 @@
+"""The least or greatest row of a Spark partition, on a worker. Imported by workers: keep its imports light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from trident.workers.chain import Frame, Meter, Step
+from trident.workers.failures import Label, fail
+from trident.workers.order import Ordered
+
+
+@dataclass(frozen=True)
+class BestRow(Step):
+    """On a worker: the least or greatest row of the Spark partition, if there is one.
+
+    Attributes:
+        label: the operation.
+        by: the fields that are compared; a row with a null in one is skipped.
+        greatest: which.
+        comparator: (a, b) → below, at or above 0; of the values, or of tuples when several fields are compared.
+        keep: the fields of the row.
+        part: the field that is given the number of the Spark partition; none: not needed.
+        order: the field that says which of equal rows comes later; "": the later one wins.
+    """
+
+    label: Label
+    by: tuple[str, ...]
+    greatest: bool
+    comparator: Callable[..., Any] | None
+    keep: tuple[str, ...]
+    part: tuple[str, ...]
+    order: str = ""
+
+    @property
+    def user(self) -> Any:
+        return self.comparator
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        best: tuple[Any, dict[str, pa.Array]] | None = None
+        key_of = cmp_to_key(self.comparator) if self.comparator else Ordered
+        for frame in frames:
+            if not frame.length:
+                continue
+            columns = [frame.values(name) for name in self.by]
+            orders: Sequence[Any] = frame.values(self.order) if self.order else range(frame.length)
+            at, row = None, 0
+            try:
+                for row, (values, order) in enumerate(zip(zip(*columns), orders)):  # noqa: B007
+                    if any(value is None for value in values):
+                        continue
+                    key = key_of(values[0] if len(values) == 1 else values)
+                    if best is None or self._beats(key, order, best[0]):
+                        best, at = ((key, order), {}), row
+            except Exception as error:
+                fail(self.label, error, {name: frame.values(name)[row] for name in self.by})
+            if at is not None and best is not None:
+                best = (best[0], frame.only(self.keep, [at]))
+        if best is not None:
+            arrays = dict(best[1])
+            for name in self.part:
+                context = TaskContext.get()
+                arrays[name] = pa.array([context.partitionId() if context else 0], pa.int32())
+            yield Frame(arrays, 1, Meter())
+
+    def _beats(self, key: Any, order: Any, best: tuple[Any, Any]) -> bool:
+        than, before = best
+        better = than < key if self.greatest else key < than
+        if better or not self.order:
+            return better or not (key < than if self.greatest else than < key)
+        worse = key < than if self.greatest else than < key
+        return not worse and order >= before

@@ -9,19 +9,20 @@ are not made. Imported by every worker: keep its imports light.
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, repeat, starmap
+from functools import partial
+from itertools import compress, repeat
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.workers.calls import Results, call_rows, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.ledger import Ledger, ledger_place
 from trident.workers.lifecycle import prepared
-from trident.workers.values import Values, WrongValue, cut_repr, python_values, to_arrow
+from trident.workers.values import Values, python_values
 
 # A batch is worked on in pieces that are expected to give about this many rows,
 # so that a function that makes a thousand rows of one does not fill the memory.
@@ -48,6 +49,14 @@ class Frame:
     def array(self, name: str) -> pa.Array:
         return self._columns[name]
 
+    def row(self, names: Sequence[str], at: int) -> dict[str, Any]:
+        """One row's values, for messages."""
+        return {name: self.values(name)[at] for name in names}
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """The named values row by row; as many empty tuples as there are rows where no name is given."""
+        return zip(*map(self.values, names)) if names else repeat((), self.length)
+
     def values(self, name: str) -> Values:
         if name not in self._values:
             self._values[name] = python_values(self._columns[name])
@@ -61,185 +70,6 @@ class Frame:
             return {}
         positions = pa.array(index, pa.int64())
         return {name: self._columns[name].take(positions) for name in names}
-
-
-# --- calling a function for every row ----------------------------------------------------
-
-_NOT_ROWS = frozenset({str, bytes, bytearray, dict})
-# Told apart without asking for __iter__, which costs more than the rest of a short function.
-_SINGLE = _NOT_ROWS | {int, float, bool}
-
-
-@dataclass(frozen=True)
-class Results:
-    """The results of calling a function once per row.
-
-    Attributes:
-        rows: the results of all calls.
-        ends: how many results there were after each call.
-    """
-
-    rows: list[Any]
-    ends: Sequence[int]
-
-    def one_each(self) -> bool:
-        """Tells whether each call gave exactly one result, however it was given: returned, yielded, or in a list."""
-        return all(end == row for row, end in enumerate(self.ends, 1))
-
-    def index(self) -> list[int] | None:
-        """The input row of each result; None when each row is known to have given exactly one.
-
-        Where a function's annotation does not say so there is an index, also when each gave one: see ``one_each``.
-        """
-        ends = self.ends
-        if isinstance(ends, range):
-            return None
-        index: list[int] = []
-        start = 0
-        for row, end in enumerate(ends):
-            if end == start + 1:
-                index.append(row)
-            elif end > start:
-                index.extend(repeat(row, end - start))
-            start = end
-        return index
-
-
-def call_rows(
-    label: Label,
-    function: Callable[..., Any],
-    columns: Sequence[Values],
-    names: Sequence[str],
-    length: int,
-    many: bool | None,
-    several: bool,
-    drop_none: bool,
-) -> Results:
-    """Calls the function for each row and gathers what it returns.
-
-    Args:
-        label: the operation.
-        function: takes one positional argument per column.
-        columns: its arguments, and their names.
-        names: of the columns.
-        length: rows.
-        many: True: each result is an iterable of rows; False: it is one; None: told by its type.
-        several: a row has several values, so a tuple is one row.
-        drop_none: None means no row (else it is a null value).
-    """
-    calls = map(function, *columns) if columns else starmap(function, repeat((), length))
-    rows: list[Any] = []
-    ends: list[int] = []
-    try:
-        if many is False:
-            rows.extend(calls)  # when a call raises, the results before it stay: they say which row it was
-            done = len(rows)
-        else:
-            gather = _gather_many if many else _gather_any
-            gather(calls, rows, ends, several)
-            done = len(ends)
-        if done != length:
-            raise StopIteration("a function may not raise StopIteration: rows would be lost")
-    except (Exception, SystemExit) as error:
-        at = len(rows) if many is False else len(ends)
-        fail(
-            label,
-            error,
-            {name: column[at] for name, column in zip(names, columns)} if at < length else {},
-            **(error.details if isinstance(error, WrongValue) else {}),
-        )
-    if many is not False:
-        return Results(rows, ends)
-    if not drop_none or type(None) not in set(map(type, rows)):
-        return Results(rows, range(1, length + 1))
-    count = 0
-    for row in rows:
-        count += row is not None
-        ends.append(count)
-    return Results([row for row in rows if row is not None], ends)
-
-
-def _gather_many(calls: Iterable[Any], rows: list[Any], ends: list[int], several: bool) -> None:
-    extend, append = rows.extend, ends.append
-    for result in calls:
-        if result is not None:
-            # A text is iterable too, but no user means its characters.
-            if result.__class__ in _NOT_ROWS or not hasattr(result, "__iter__"):
-                raise WrongValue("the function returned a single value", cut_repr(result), "an iterable of rows")
-            extend(result)
-        append(len(rows))
-
-
-def _gather_any(calls: Iterable[Any], rows: list[Any], ends: list[int], several: bool) -> None:
-    for result in calls:
-        if result is not None:
-            one = result.__class__ in _SINGLE or not hasattr(result, "__iter__")
-            if one or (several and isinstance(result, tuple)):
-                rows.append(result)
-            else:
-                rows.extend(result)
-        ends.append(len(rows))
-
-
-def one_row(result: Any, many: bool | None, several: bool) -> Any:
-    """The only row that one call of an aggregator's ``complete`` gave, for a state that keeps one for each key.
-
-    Args:
-        result: of the call.
-        many, several: as of ``call_rows``.
-
-    Raises:
-        ValueError: it gave none, or more.
-    """
-    rows: list[Any] = []
-    if many is False:
-        rows = [] if result is None else [result]
-    else:
-        (_gather_many if many else _gather_any)([result], rows, [], several)
-    if len(rows) != 1:
-        raise not_one_row(len(rows))
-    return rows[0]
-
-
-def not_one_row(count: int) -> ValueError:
-    return ValueError(f"complete gave {count} rows for a key: a state keeps exactly one for each")
-
-
-def output_arrays(
-    label: Label,
-    results: Results,
-    outputs: Sequence[str],
-    types: Sequence[pa.DataType],
-    row_at: Callable[[int], Mapping[str, Any]],
-) -> tuple[dict[str, pa.Array], dict[str, Values]]:
-    """The results as typed columns, and their Python values where these are the same as the typed ones."""
-    columns: Sequence[Sequence[Any]] = [results.rows]
-    try:
-        if len(outputs) > 1:
-            columns = _transpose(results.rows, outputs)
-        arrays, values = {}, {}
-        for name, kind, column in zip(outputs, types, columns):
-            arrays[name], exact = to_arrow(column, kind, name)
-            if exact:
-                values[name] = column
-    except WrongValue as error:
-        fail(label, error, row_at(bisect_right(results.ends, error.position)), **error.details)
-    return arrays, values
-
-
-def _transpose(rows: Sequence[Any], outputs: Sequence[str]) -> Sequence[Sequence[Any]]:
-    count = len(outputs)
-    kinds = set(map(type, rows))
-    if not all(issubclass(kind, (tuple, list)) for kind in kinds) or set(map(len, rows)) - {count}:
-        for position, row in enumerate(rows):
-            if not isinstance(row, (tuple, list)) or len(row) != count:
-                raise WrongValue(
-                    "a result has another number of values than there are outputs",
-                    cut_repr(row),
-                    f"a tuple of {count} for {', '.join(outputs)}",
-                    position,
-                )
-    return list(zip(*rows)) if rows else [()] * count
 
 
 # --- steps -------------------------------------------------------------------------------
@@ -259,83 +89,95 @@ class Step:
         return self.label.operation
 
 
+# The results of calls; their columns; and of these the Python values, where they are the same.
+Made = tuple[Results, dict[str, pa.Array], dict[str, Values]]
+
+
+class FieldsStep(Step):
+    """A step that makes fields, ``outputs`` of ``types``, of the results of a function's calls."""
+
+    outputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+
+    def made(
+        self,
+        function: Callable[..., Any],
+        columns: Sequence[Values],
+        names: Sequence[str],
+        length: int,
+        many: bool | None,
+        drop_none: bool,
+        row_at: Callable[[int], Mapping[str, Any]],
+    ) -> Made:
+        """Calls the function for each row, as ``call_rows`` does; the results, and as ``output_arrays`` has them.
+
+        Args:
+            row_at: the row of a call, for messages.
+        """
+        results = call_rows(self.label, function, columns, names, length, many, len(self.outputs) > 1, drop_none)
+        return results, *output_arrays(self.label, results, self.outputs, self.types, row_at)
+
+    def beside(self, frame: Frame, keep: Sequence[str], made: Made) -> Frame:
+        """The frame of the results, with the kept columns repeated beside them."""
+        results, arrays, values = made
+        kept, length = frame.only(keep, results.index() if keep else None), len(results.rows)
+        frame.meter.rows = max(frame.meter.rows, length)
+        return Frame({**kept, **arrays}, length, frame.meter, values)
+
+
 @dataclass(frozen=True)
-class Rows(Step):
-    """each, map and flat_map: new columns from a function, the kept ones repeated beside them.
+class _OfFunction(Step):
+    """A step that calls a function of the user's for each row.
 
     Attributes:
-        label: the operation.
-        function: of the user.
         inputs: the fields that it takes.
-        outputs: the fields that it makes, with their types.
-        types: of the outputs.
-        many: whether a call returns many rows (None: told by the result).
-        keep: the earlier fields that are needed later.
-        drop_none: None means no row.
     """
 
     label: Label
     function: Callable[..., Any]
     inputs: tuple[str, ...]
+
+    @property
+    def user(self) -> Any:
+        return self.function
+
+
+@dataclass(frozen=True)
+class Rows(_OfFunction, FieldsStep):
+    """each, map and flat_map: new columns from a function, the kept ones repeated beside them.
+
+    Attributes:
+        many: whether a call returns many rows (None: told by the result).
+        keep: the earlier fields that are needed later.
+        drop_none: None means no row.
+    """
+
     outputs: tuple[str, ...]
     types: tuple[pa.DataType, ...]
     many: bool | None
     keep: tuple[str, ...]
     drop_none: bool
 
-    @property
-    def user(self) -> Any:
-        return self.function
-
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             if frame.length:
-                yield self._apply(frame)
-
-    def _apply(self, frame: Frame) -> Frame:
-        columns = [frame.values(name) for name in self.inputs]
-        results = call_rows(
-            self.label,
-            self.function,
-            columns,
-            self.inputs,
-            frame.length,
-            self.many,
-            len(self.outputs) > 1,
-            self.drop_none,
-        )
-
-        def row_at(row: int) -> dict[str, Any]:
-            return {name: column[row] for name, column in zip(self.inputs, columns)}
-
-        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
-        kept = frame.only(self.keep, results.index() if self.keep else None)
-        length = len(results.rows)
-        frame.meter.rows = max(frame.meter.rows, length)
-        return Frame({**kept, **arrays}, length, frame.meter, values)
+                columns, row_at = [frame.values(name) for name in self.inputs], partial(frame.row, self.inputs)
+                made = self.made(self.function, columns, self.inputs, frame.length, self.many, self.drop_none, row_at)
+                yield self.beside(frame, self.keep, made)
 
 
 @dataclass(frozen=True)
-class Keep(Step):
+class Keep(_OfFunction):
     """filter: the rows for which a function returns something true."""
 
-    label: Label
-    function: Callable[..., Any]
-    inputs: tuple[str, ...]
     keep: tuple[str, ...]
-
-    @property
-    def user(self) -> Any:
-        return self.function
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             if not frame.length:
                 continue
             columns = [frame.values(name) for name in self.inputs]
-            verdicts = call_rows(
-                self.label, self.function, columns, self.inputs, frame.length, False, False, False
-            ).rows
+            verdicts = call_rows(self.label, self.function, columns, self.inputs, frame.length).rows
             try:
                 index = list(compress(range(frame.length), verdicts))
             except Exception as error:  # a result that is neither true nor false, such as an array
@@ -359,7 +201,7 @@ class Peek(Step):
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
             columns = [frame.values(name) for name in self.inputs]
-            call_rows(self.label, self.function, columns, self.inputs, frame.length, False, False, False)
+            call_rows(self.label, self.function, columns, self.inputs, frame.length)
             yield frame
 
 

@@ -7,14 +7,15 @@ they give anything. Imported by every worker: keep its imports light.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
 from typing import Any
 
 import pyarrow as pa
 
 from trident.states.core.plain_values import Row, frozen
-from trident.workers.chain import Frame, Meter, Step, call_rows, not_one_row, output_arrays
+from trident.workers.calls import not_one_row
+from trident.workers.chain import FieldsStep, Frame, Made, Meter
 from trident.workers.failures import Label, fail
 from trident.workers.values import Values
 
@@ -66,18 +67,34 @@ class Folds:
         return into
 
 
+@dataclass
+class Held:
+    """The groups of a Spark partition so far.
+
+    Attributes:
+        fold: of ``folds``.
+        groups: key → value.
+        originals: the keys as they were, of those that had to be changed to be hashed.
+        anchors: of tracked rows: key → root → XOR of the ids of its rows.
+        key_types: of the grouping fields; empty before the first row.
+    """
+
+    folds: Folds
+    fold: Fold
+    groups: dict[Any, Any] = field(default_factory=dict)
+    originals: dict[Any, Row] = field(default_factory=dict)
+    anchors: dict[Any, dict[int, int]] = field(default_factory=dict)
+    key_types: list[pa.DataType] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
-class Groups(Step):
+class Groups(FieldsStep):
     """Folds the rows of a partition by key; gives one result per group, or those of ``complete``.
 
     Attributes:
-        label: the operation.
-        aggregator: of the user.
         mode: "combine" (rows to partial values), "merge" (partial values), "reduce" or "aggregate".
         keys: the grouping fields; none: the whole partition is one group.
         inputs: the fields that the aggregator takes.
-        outputs: the fields that it makes, with their types.
-        types: of the outputs.
         many: of an aggregator's ``complete``: as in Rows.
         always: without keys: give a result even when there was no row.
         stored: the fields that hold what a state has for the key, to go on from;
@@ -114,58 +131,50 @@ class Groups(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         folds = Folds(self.aggregator, self.mode, self.batch_id)
-        fold = folds.fold()
-        groups: dict[Any, Any] = {}
-        originals: dict[Any, Row] = {}  # only for keys that had to be changed to be hashed
-        key_types: list[pa.DataType] = []
+        held = Held(folds, folds.fold())
         for frame in frames:
             if frame.length:
-                key_types = key_types or [frame.array(name).type for name in self.keys]
-                if self.found:
-                    self._go_on(frame, folds, fold, groups, originals)
-                else:
-                    self._fold(frame, fold, groups, originals)
-        if self.always and not groups:
+                held.key_types = held.key_types or [frame.array(name).type for name in self.keys]
+                self._take(frame, held)
+        if self.always and not held.groups:
             try:
-                groups[()] = folds.initial()
+                held.groups[()] = folds.initial()
             except (Exception, SystemExit) as error:
                 fail(self.label, error, {})
-        yield from self._results(groups, originals, key_types)
+        yield from self._results(held)
 
-    def _fold(self, frame: Frame, fold: Fold, groups: dict[Any, Any], originals: dict[Any, Row]) -> None:
-        columns = [frame.values(name) for name in self.inputs]
-        rows = zip(*columns) if columns else iter([()] * frame.length)
-        get = groups.get
-        keys = self._group_keys(frame, originals)
+    def _take(self, frame: Frame, held: Held) -> None:
+        """Folds the rows of a frame into their groups."""
+        if self.found:
+            self._go_on(frame, held)
+            return
+        groups, fold, get = held.groups, held.fold, held.groups.get
         at = 0  # after a failure: the row that it was
         try:
-            for at, (key, row) in enumerate(zip(keys, rows)):  # noqa: B007
+            for at, (key, row) in enumerate(zip(self._group_keys(frame, held), frame.rows(self.inputs))):  # noqa: B007
                 groups[key] = fold(get(key, _NOTHING), row)
         except (Exception, SystemExit) as error:
-            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
-            fail(self.label, error, row_of)
+            fail(self.label, error, frame.row((*self.keys, *self.inputs), at))
 
-    def _go_on(self, frame: Frame, folds: Folds, fold: Fold, groups: dict[Any, Any], originals: dict[Any, Row]) -> None:
-        """As ``_fold``, from the value that the state has."""
-        columns = [frame.values(name) for name in self.inputs]
-        rows = zip(*columns) if columns else iter([()] * frame.length)
-        stored = zip(*(frame.values(name) for name in self.stored))
-        marks = frame.values(self.marker) if self.marker else [0] * frame.length
+    def _go_on(self, frame: Frame, held: Held) -> None:
+        """As ``_take``, from the value that the state has."""
+        groups, fold = held.groups, held.fold
+        stored, marks = frame.rows(self.stored), frame.values(self.marker) if self.marker else repeat(0)
+        keys, rows = self._group_keys(frame, held), frame.rows(self.inputs)
         at = 0
         try:
             for at, (key, row, old, has, marked) in enumerate(  # noqa: B007
-                zip(self._group_keys(frame, originals), rows, stored, frame.values(self.found), marks)
+                zip(keys, rows, stored, frame.values(self.found), marks)
             ):
                 value = groups.get(key, _NOTHING)
                 if value is _NOTHING and has:
-                    value = groups[key] = folds.resumed(old)
+                    value = groups[key] = held.folds.resumed(old)
                 if not marked:
                     groups[key] = fold(value, row)
         except (Exception, SystemExit) as error:
-            row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
-            fail(self.label, error, row_of)
+            fail(self.label, error, frame.row((*self.keys, *self.inputs), at))
 
-    def _group_keys(self, frame: Frame, originals: dict[Any, Row]) -> Values:
+    def _group_keys(self, frame: Frame, held: Held) -> Values:
         """A hashable key per row, always a tuple."""
         if not self.keys:
             return [()] * frame.length
@@ -179,43 +188,47 @@ class Groups(Step):
             hashable.append(values)
         keys = list(zip(*hashable))
         if changed:
-            for key, original in zip(keys, zip(*(frame.values(name) for name in self.keys))):
-                originals.setdefault(key, original)
+            for key, original in zip(keys, frame.rows(self.keys)):
+                held.originals.setdefault(key, original)
         return keys
 
-    def _results(
-        self, groups: dict[Any, Any], originals: dict[Any, Row], key_types: Sequence[pa.DataType]
-    ) -> Iterator[Frame]:
+    def _results(self, held: Held) -> Iterator[Frame]:
         meter = Meter()
-        items = iter(groups.items())
-        complete = self.aggregator.complete if self.mode == "aggregate" else _itself
-        while chunk := list(islice(items, _GROUPS_PER_BATCH)):
-            keys = [originals.get(key, key) for key, _ in chunk]
-            # many=False with drop_none=False: one result per group, and None is a null value.
-            results = call_rows(
-                self.label,
-                complete,
-                [[state for _, state in chunk]],
-                ("state",),
-                len(chunk),
-                self.many,
-                len(self.outputs) > 1,
-                self.mode == "aggregate",
-            )
-
-            def row_at(group: int, keys: list[Row] = keys) -> dict[str, Any]:
-                return dict(zip(self.keys, keys[group]))
-
-            arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
-            index = results.index()
+        names = iter(held.groups)
+        while chunk := list(islice(names, _GROUPS_PER_BATCH)):
+            results, arrays, values = self._completed(chunk, held)
             if self.found and not results.one_each():
                 ends = list(results.ends)
                 at = next(row for row, (start, end) in enumerate(zip([0, *ends], ends)) if end - start != 1)
-                fail(self.label, not_one_row(ends[at] - (ends[at - 1] if at else 0)), row_at(at))
-            kept = keys if index is None else [keys[group] for group in index]
-            for position, (name, kind) in enumerate(zip(self.keys, key_types)):
-                arrays[name] = pa.array([key[position] for key in kept], kind)
+                key = held.originals.get(chunk[at], chunk[at])
+                fail(self.label, not_one_row(ends[at] - (ends[at - 1] if at else 0)), dict(zip(self.keys, key)))
             yield Frame(arrays, len(results.rows), meter, values)
+
+    def _completed(self, groups: list[Any], held: Held) -> Made:
+        """The results of some groups, with columns of their keys."""
+        keys = [held.originals.get(group, group) for group in groups]
+        completes = self.mode == "aggregate"
+        complete = self.aggregator.complete if completes else _itself
+        # many=False with drop_none=False: one result per group, and None is a null value.
+        results, arrays, values = self.made(
+            complete,
+            [[held.groups[group] for group in groups]],
+            ("state",),
+            len(groups),
+            self.many,
+            completes,
+            lambda group: dict(zip(self.keys, keys[group])),
+        )
+        index = results.index()
+        arrays |= key_arrays(keys if index is None else [keys[at] for at in index], self.keys, held.key_types)
+        return results, arrays, values
+
+
+def key_arrays(keys: Sequence[Row], names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, pa.Array]:
+    """Keys as columns."""
+    return {
+        name: pa.array([key[position] for key in keys], kind) for position, (name, kind) in enumerate(zip(names, types))
+    }
 
 
 class Folded:

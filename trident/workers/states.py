@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -30,9 +31,10 @@ from trident.states.publishing.user_tasks import (
     open_backing,
     plain_key,
 )
-from trident.workers.chain import Frame, Meter, Step, call_rows, one_row, output_arrays
+from trident.workers.calls import Results, one_row, output_arrays
+from trident.workers.chain import FieldsStep, Frame, Meter
 from trident.workers.failures import Label, fail
-from trident.workers.groups import _NOTHING, Folds
+from trident.workers.groups import _NOTHING, Folds, key_arrays
 
 # Beside the columns of a map's staged updates; tells whether the row is one of the stream of new values.
 SHOWN = "__trident_shown"
@@ -42,7 +44,7 @@ SHOWN = "__trident_shown"
 
 
 @dataclass(frozen=True)
-class QueryRows(Step):
+class QueryRows(FieldsStep):
     """state_query of a state of the user's: one retrieval per piece of a batch.
 
     Attributes:
@@ -94,32 +96,24 @@ class QueryRows(Step):
             fail(self.label, error, {})
 
     def _answer(self, frame: Frame, state: Any, query: Any) -> Frame:
-        columns = [frame.values(name) for name in self.inputs]
-        args = list(zip(*columns)) if columns else [()] * frame.length
+        args = list(frame.rows(self.inputs))
         try:
             found = list(query.batch_retrieve(state, args))
             if len(found) != len(args):
                 raise ValueError(f"batch_retrieve gave {len(found)} results for {len(args)} rows: one each is needed")
         except Exception as error:
             fail(self.label, error, dict(zip(self.inputs, args[0])))
-        results = call_rows(
-            self.label,
+        many = self._many()
+        made = self.made(
             query.execute,
             [args, found],
             ("args", "result"),
             frame.length,
-            self._many(),
-            len(self.outputs) > 1,
-            self._many() is not False,
+            many,
+            many is not False,
+            lambda row: dict(zip(self.inputs, args[row])),
         )
-
-        def row_at(row: int) -> dict[str, Any]:
-            return dict(zip(self.inputs, args[row]))
-
-        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
-        kept = frame.only(self.keep, results.index() if self.keep else None)
-        frame.meter.rows = max(frame.meter.rows, len(results.rows))
-        return Frame({**kept, **arrays}, len(results.rows), frame.meter, values)
+        return self.beside(frame, self.keep, made)
 
     def _many(self) -> bool | None:
         if isinstance(self.query, TupleCollectionGet):
@@ -234,7 +228,7 @@ class MapAsOf:
 
 
 @dataclass(frozen=True)
-class UpdateMap(Step):
+class UpdateMap(FieldsStep):
     """The new values of a map, found but not put yet.
 
     Attributes:
@@ -290,11 +284,8 @@ class UpdateMap(Step):
 
     def _gather(self, frame: Frame, rows: dict[Row, list[Row]], names: dict[Row, Row]) -> None:
         wanted = (*self.inputs, self.deleted) if self.deleted else self.inputs
-        columns = [frame.values(name) for name in wanted]
-        values = zip(*columns) if columns else iter([()] * frame.length)
-        keys = zip(*(frame.values(name) for name in self.keys)) if self.keys else iter([()] * frame.length)
-        marked = frame.values(self.marker) if self.marker else [0] * frame.length
-        for key, row, mark in zip(keys, values, marked):
+        marked = frame.values(self.marker) if self.marker else repeat(0)
+        for key, row, mark in zip(frame.rows(self.keys), frame.rows(wanted), marked):
             key = plain_key(key)
             same = frozen(key)
             names.setdefault(same, key)
@@ -341,12 +332,11 @@ class UpdateMap(Step):
             for row in rows:
                 value = fold(value, row)
             value = folds.initial() if value is _NOTHING else value
-            return value if self.mode != "aggregate" else self._completed(value)
+            if self.mode != "aggregate":
+                return value
+            return one_row(self.aggregator.complete(value), self.many, len(self.outputs) > 1)
 
         return update
-
-    def _completed(self, value: Any) -> Any:
-        return one_row(self.aggregator.complete(value), self.many, len(self.outputs) > 1)
 
     def _by_updater(self, state: Any, config: Mapping[str, Any], index: int, tuples: list[Row]) -> list[Any]:
         collector = Collector()
@@ -361,37 +351,24 @@ class UpdateMap(Step):
         key_types: Sequence[pa.DataType],
         index: int,
     ) -> Iterator[Frame]:
-        meter = Meter()
-        count = len(puts)
-        columns: dict[str, pa.Array] = {
-            KEY: pa.array([dumps(key) for key, _ in puts], pa.string()),
-            STORED: pa.array([None if value is None else dumps(value) for _, value in puts], pa.string()),
-            PARTITION: pa.array([index] * count, pa.int32()),
-            SHOWN: pa.array([False] * count, pa.bool_()),
-        }
-        for name, kind in (*zip(self.keys, key_types), *zip(self.outputs, self.types)):
-            columns[name] = pa.nulls(count, kind)
-        yield Frame(columns, count, meter)
+        meter, fields = Meter(), (*zip(self.keys, key_types), *zip(self.outputs, self.types))
+        texts = [dumps(key) for key, _ in puts], [None if value is None else dumps(value) for _, value in puts]
+        columns = {name: pa.nulls(len(puts), kind) for name, kind in fields}
+        yield Frame({**columns, **_of_map(*texts, index, False)}, len(puts), meter)
         if shown and self.outputs:
-            results = call_rows(
-                self.label,
-                lambda value: value,
-                [[value for _, value in shown]],
-                ("value",),
-                len(shown),
-                False,
-                len(self.outputs) > 1,
-                False,
-            )
+            results = Results([value for _, value in shown], range(1, len(shown) + 1))
             arrays, _ = output_arrays(self.label, results, self.outputs, self.types, lambda row: {})
-            for position, (name, kind) in enumerate(zip(self.keys, key_types)):
-                arrays[name] = pa.array([key[position] for key, _ in shown], kind)
-            arrays.update(
-                {
-                    KEY: pa.nulls(len(shown), pa.string()),
-                    STORED: pa.nulls(len(shown), pa.string()),
-                    PARTITION: pa.nulls(len(shown), pa.int32()),
-                    SHOWN: pa.array([True] * len(shown), pa.bool_()),
-                }
-            )
-            yield Frame(arrays, len(shown), meter)
+            arrays |= key_arrays([key for key, _ in shown], self.keys, key_types)
+            none = [None] * len(shown)
+            yield Frame({**arrays, **_of_map(none, none, None, True)}, len(shown), meter)
+
+
+def _of_map(keys: Sequence[str | None], stored: Sequence[str | None], index: int | None, shown: bool) -> dict[str, Any]:
+    """The columns of a map's staged updates; of a row that is only shown they are null."""
+    count = len(keys)
+    return {
+        KEY: pa.array(keys, pa.string()),
+        STORED: pa.array(stored, pa.string()),
+        PARTITION: pa.array([index] * count, pa.int32()),
+        SHOWN: pa.array([shown] * count, pa.bool_()),
+    }

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trident.states.core.plain_values import Row
 from trident.workers.anchors import ANCHORS, children_of, make_anchors, mixed, read_anchors
-from trident.workers.chain import Frame, Meter, Step, call_rows, output_arrays
+from trident.workers.chain import Frame, Meter, Step
 from trident.workers.failures import Label, UserCodeFailed, fail
-from trident.workers.groups import _NOTHING, Fold, Folds, Groups
+from trident.workers.groups import _NOTHING, Groups, Held
 from trident.workers.ledger import Ledger, report_of
 
 ROW = "__trident_row"
@@ -170,50 +169,23 @@ class TrackedGroups(Groups):
     def for_task(self, ledger: Ledger) -> "TrackedGroups":
         return replace(self, ledger=ledger)
 
-    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        folds = Folds(self.aggregator, self.mode, self.batch_id)
-        fold = folds.fold()
-        groups: dict[Any, Any] = {}
-        originals: dict[Any, Row] = {}
-        anchors: dict[Any, dict[int, int]] = {}  # group → root → XOR of the ids of its rows
-        key_types: list[pa.DataType] = []
-        for frame in frames:
-            if frame.length:
-                key_types = key_types or [frame.array(name).type for name in self.keys]
-                self._fold_tracked(frame, fold, groups, originals, anchors)
-        if self.always and not groups:
-            try:
-                groups[()] = folds.initial()
-            except (Exception, SystemExit) as error:
-                fail(self.label, error, {})
-        yield from self._complete(groups, originals, anchors, key_types)
-
-    def _fold_tracked(
-        self,
-        frame: Frame,
-        fold: Fold,
-        groups: dict[Any, Any],
-        originals: dict[Any, Row],
-        anchors: dict[Any, dict[int, int]],
-    ) -> None:
+    def _take(self, frame: Frame, held: Held) -> None:
         assert self.ledger is not None, "for_task comes first"
-        columns = [frame.values(name) for name in self.inputs]
-        rows = zip(*columns) if columns else iter([()] * frame.length)
         counts, roots, ids = read_anchors(frame.array(ANCHORS))
         pairs = list(zip(roots.tolist(), ids.tolist()))
         ends = np.cumsum(counts).tolist()
-        start = 0
-        for at, (key, row, end) in enumerate(zip(self._group_keys(frame, originals), rows, ends)):
+        groups, fold, start = held.groups, held.fold, 0
+        for at, (key, row, end) in enumerate(zip(self._group_keys(frame, held), frame.rows(self.inputs), ends)):
             of_row, start = pairs[start:end], end
             try:
                 groups[key] = fold(groups.get(key, _NOTHING), row)
             except (Exception, SystemExit) as error:
-                row_of = {name: frame.values(name)[at] for name in (*self.keys, *self.inputs)}
-                self.ledger.fail([_signed(root) for root, _ in of_row], self._report(error, row_of))
+                report = self._report(error, frame.row((*self.keys, *self.inputs), at))
+                self.ledger.fail([_signed(root) for root, _ in of_row], report)
                 continue
-            held = anchors.setdefault(key, {})
+            anchors = held.anchors.setdefault(key, {})
             for root, id in of_row:
-                held[root] = held.get(root, 0) ^ id
+                anchors[root] = anchors.get(root, 0) ^ id
 
     def _report(self, error: BaseException, row: Mapping[str, Any]) -> UserCodeFailed:
         try:
@@ -224,60 +196,26 @@ class TrackedGroups(Groups):
             except UserCodeFailed as failed:
                 return failed
 
-    def _complete(
-        self,
-        groups: dict[Any, Any],
-        originals: dict[Any, Row],
-        anchors: dict[Any, dict[int, int]],
-        key_types: Sequence[pa.DataType],
-    ) -> Iterator[Frame]:
-        waiting = [list(groups)]
+    def _results(self, held: Held) -> Iterator[Frame]:
+        waiting = [list(held.groups)]
         while waiting:
             keys = waiting.pop()
             try:
-                found = self._frame_of(keys, groups, originals, anchors, key_types) if keys else None
+                found = self._frame_of(keys, held) if keys else None
             except UserCodeFailed as error:
                 if len(keys) > 1:
                     half = len(keys) // 2
                     waiting += [keys[half:], keys[:half]]
                     continue
                 assert self.ledger is not None, "for_task comes first"
-                self.ledger.fail([_signed(root) for root in anchors.get(keys[0], {})], error)
+                self.ledger.fail([_signed(root) for root in held.anchors.get(keys[0], {})], error)
                 continue
             if found is not None:
                 yield found
 
-    def _frame_of(
-        self,
-        keys: list[Any],
-        groups: dict[Any, Any],
-        originals: dict[Any, Row],
-        anchors: dict[Any, dict[int, int]],
-        key_types: Sequence[pa.DataType],
-    ) -> Frame:
-        complete = self.aggregator.complete if self.mode == "aggregate" else _itself
-        results = call_rows(
-            self.label,
-            complete,
-            [[groups[key] for key in keys]],
-            ("state",),
-            len(keys),
-            self.many,
-            len(self.outputs) > 1,
-            self.mode == "aggregate",
-        )
-        shown = [originals.get(key, key) for key in keys]
-
-        def row_at(group: int) -> dict[str, Any]:
-            return dict(zip(self.keys, shown[group]))
-
-        arrays, values = output_arrays(self.label, results, self.outputs, self.types, row_at)
-        index = results.index()
-        kept = shown if index is None else [shown[group] for group in index]
-        for position, (name, kind) in enumerate(zip(self.keys, key_types)):
-            arrays[name] = pa.array([key[position] for key in kept], kind)
-        own = _of_groups([anchors.get(key, {}) for key in keys])
-        self._settle_or_keep(own, index, arrays)
+    def _frame_of(self, keys: list[Any], held: Held) -> Frame:
+        results, arrays, values = self._completed(keys, held)
+        self._settle_or_keep(_of_groups([held.anchors.get(key, {}) for key in keys]), results.index(), arrays)
         return Frame(arrays, len(results.rows), Meter(), values)
 
     def _settle_or_keep(self, own: pa.Array, index: list[int] | None, arrays: dict[str, Any]) -> None:
@@ -312,7 +250,3 @@ def _signed(root: int) -> int:
 
 def _piece(frame: Frame, start: int, length: int) -> Frame:
     return Frame({name: array.slice(start, length) for name, array in frame._columns.items()}, length, frame.meter)
-
-
-def _itself(state: Any) -> Any:
-    return state

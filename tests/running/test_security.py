@@ -542,7 +542,7 @@ def test_the_token_is_compared_in_constant_time_and_not_logged(
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("trident.drpc.http.hmac.compare_digest", compare)
+    monkeypatch.setattr("trident.drpc.application.hmac.compare_digest", compare)
     server = HttpServer("127.0.0.1:0", token, Front())
     try:
         for presented, status in ((token, 200), (wrong, 401), (token[:-1], 401)):

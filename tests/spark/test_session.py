@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
-from trident.spark import session
+from trident.spark import jars, session
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
             jar.write_bytes(b"jar")
         return [str(jar) for jar in jars]
 
-    monkeypatch.setattr(session, "_resolve", resolve)
+    monkeypatch.setattr(jars, "_resolve", resolve)
     return calls
 
 
@@ -289,7 +289,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, re
 
 
 def test_jars_that_cannot_be_had_are_an_error_with_the_resolvers_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "LOCAL_FS_PACKAGE", "org.example.nothing:nothing:0.0.0")
+    monkeypatch.setattr(jars, "LOCAL_FS_PACKAGE", "org.example.nothing:nothing:0.0.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(

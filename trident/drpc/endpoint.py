@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trident.coordinators.errors import NotLeading, TridentError
+from trident.coordinators.errors import TridentError
 from trident.drpc.requests import Answer, DrpcRequests, check_timeout, find_plan, not_leading
 from trident.planning.graph import TopologyGraph
 from trident.planning.requests import drpc_plans
@@ -32,8 +32,6 @@ class DrpcFront:
     """Lives as long as a query; requests are answered while its process leads.
 
     Args:
-        graph: of the topology whose functions are asked.
-        config: the settings ``http`` and ``http_token``.
         event: is told in a line what happens.
 
     Raises:
@@ -84,11 +82,8 @@ class DrpcFront:
         find_plan(self.plans, function)
         requests = self._requests
         if requests is None:
-            raise self._not_leading()
+            raise not_leading(self.name, self.role)
         return requests.execute(function, args, named, timeout_secs)
-
-    def _not_leading(self) -> NotLeading:
-        return not_leading(self.name, self.role)
 
     # --- what the query tells -----------------------------------------------------------------
 

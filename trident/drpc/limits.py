@@ -179,15 +179,7 @@ class _Channel(HTTPChannel):
 
 
 class BoundedServer(TcpWSGIServer):
-    """A server on a socket that listens already.
-
-    Args:
-        application: the WSGI application.
-        listener: the socket.
-        map: of the event loop.
-        threads: that run the application.
-        body_bytes_max: of a request.
-    """
+    """A server on a socket that listens already."""
 
     channel_class = _Channel
     next_channel_cleanup: float

@@ -90,12 +90,7 @@ class DrpcRequests:
     """Answers requests while a process leads its topology.
 
     Args:
-        spark, engine, warehouse: of the topology.
-        topology: its name.
-        plans: function → plan.
         advanced: batch group → a function that gives its last advanced txid.
-        incarnation: of the topology.
-        epoch: of the lease.
     """
 
     def __init__(

@@ -95,9 +95,6 @@ def lower_aggregation(
     """Pushes an aggregate over the batch, or per group of it.
 
     Args:
-        builder: of the segment.
-        aggregation: which.
-        node: that it belongs to, for messages.
         fields: the columns behind it; the anchors among them, where they are wanted there.
         persists: a state takes the result, and combines partial values itself.
     """
@@ -223,8 +220,6 @@ class NativeAggregateOp(GroupingOp):
     """An aggregate by Spark.
 
     Attributes:
-        inputs: of the aggregator.
-        aggregator: a native one.
         merges: its input is partial values already.
         parts_suffice: the partial values can go on as they are: a state combines
             them, so this only saves rows where they come from several partitions.

@@ -27,11 +27,8 @@ class Aggregation:
     """The rows that an aggregator is applied to.
 
     Attributes:
-        aggregator: of the user, or a built-in one.
         kind: "native", "combiner", "reducer" or "aggregator".
         keys: the grouping fields; none for the whole batch.
-        inputs: the fields that the aggregator takes.
-        outputs: the fields that it makes.
         many: of an aggregator's ``complete``: as in PythonNode.
         location: "file:line" of the aggregator's class, or of the call.
     """
@@ -56,12 +53,6 @@ def read_aggregation(
     """Checks the arguments of an aggregate.
 
     Args:
-        schema: of the rows that are aggregated.
-        what: the operation, for messages.
-        keys: the grouping fields.
-        inputs: the fields that the aggregator takes.
-        aggregator: of the user, or a built-in one.
-        outputs: names, and types where given.
         site: "file:line" of the call.
 
     Raises:

@@ -23,9 +23,7 @@ class Made:
     """A field and where it is from.
 
     Attributes:
-        name: of the field.
         given: the earlier field that it is; None: it is the expression's.
-        expression: of one column.
     """
 
     name: str
@@ -198,7 +196,6 @@ class ColumnAggregateNode(GroupingNode):
     """agg(F.sum("n").alias("total"), …): an aggregate by Spark.
 
     Attributes:
-        columns: aggregate expressions.
         taken: the fields that they refer to.
         all_fields: whether one says ``*``.
     """

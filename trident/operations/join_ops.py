@@ -119,7 +119,6 @@ class TaggedUnionOp(MultiInputOp):
     """The rows of all: their keys, the frame's number, and a struct per frame that is null for the rows of others.
 
     Attributes:
-        keys: of each frame.
         inputs: of each frame the columns of its struct.
     """
 

@@ -71,7 +71,6 @@ class JoinNode(MultiInputNode):
     Attributes:
         keys: of each parent the fields that are compared.
         others: of each parent its other fields.
-        types: of each parent.
         hidden: how many of its first fields a PRESERVE join only compares by, and does not give.
     """
 

@@ -15,8 +15,6 @@ def kept_fields(kind: str, function: Any, schema: StructType) -> tuple[Output, .
 
     Args:
         kind: "map" or "flat_map".
-        function: of the user.
-        schema: of the input.
     """
     whole = without_optional(describe(function, kind, call_site()).returned)
     item = whole if kind == "map" else Returned.of(whole).item

@@ -131,7 +131,6 @@ class PlaceOp(Operation):
 
     Attributes:
         kind: "shuffle", "partition_by", "broadcast", or "chosen": the column in keys says which.
-        keys: columns.
         count: of partitions; None: as many as Spark has cores.
         marked: a marker row is added to every partition, so that each exists.
     """

@@ -25,10 +25,6 @@ class PythonNode(OutputsNode):
     """each, map, flat_map, filter or peek with a Python function.
 
     Attributes:
-        kind: which of them.
-        function: of the user.
-        inputs: the fields that it is called with.
-        outputs: the fields that it makes.
         many: whether a call gives an iterable of rows; None: told by the result.
     """
 

@@ -29,7 +29,6 @@ class JoinStateOp(Operation):
     """Puts a state's values for the key of each row beside it, as of the transaction before.
 
     Attributes:
-        binding: the state.
         inputs: the fields that are looked up, in the order of the state's keys; none: a state without keys.
         columns: (the state's field, its new name), in order.
         found: the name of a boolean field that is true where the state has the key; None: not needed.
@@ -100,12 +99,7 @@ def fold_on(
     """Looks up the stored values, and folds the batch's rows or partial values on from them, on the worker.
 
     Args:
-        builder: of the segment.
-        node: that it belongs to, for messages.
-        binding: the state.
-        aggregation: the state's.
         mode: "merge", "reduce" or "aggregate"; see Groups.
-        inputs: the fields that are folded.
     """
     stored, keys = join_stored(builder, binding), binding.keys
     marker = "" if keys or mode == "merge" else MARKER
@@ -122,9 +116,7 @@ class CombineStoredOp(Operation):
     """A native aggregate's stored value and the batch's partial value of it become one.
 
     Attributes:
-        keys: carried on.
         value, stored: the partial and the stored value by name; the result has the first name.
-        aggregator: a native one.
     """
 
     keys: tuple[str, ...]

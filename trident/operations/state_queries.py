@@ -33,8 +33,6 @@ class StateQueryNode(OutputsNode):
         state: a StateBinding, or the factory of a static state.
         writer: the node that writes the state; None for a static one.
         query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction of the user.
-        inputs: the fields that the query takes.
-        outputs: the fields that it makes.
         many: as in PythonNode, of a user's ``execute``.
     """
 

@@ -42,7 +42,6 @@ class PersistNode(Node):
     """partition_persist or persistent_aggregate: writes to a state.
 
     Attributes:
-        binding: the state.
         aggregation: of the rows; None where they are written, or put, as they are.
         mode: how a state that is read before it is written takes a row: "merge"
             (partial values), "reduce", "aggregate" or "put"; None where it is

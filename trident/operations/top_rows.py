@@ -31,9 +31,6 @@ class ExtremeNode(Node):
     """min, max, min_by, max_by: one row, of each Spark partition or of the batch.
 
     Attributes:
-        by: the fields that are compared.
-        greatest: whether the greatest row is kept.
-        comparator: of the user; None: the values' own order.
         scope: "partition" or "batch".
     """
 
@@ -84,7 +81,6 @@ class ExtremeOp(Operation):
 
     Attributes:
         by: the columns that are compared; a row with a null in one is skipped.
-        greatest: which.
     """
 
     shuffles = True

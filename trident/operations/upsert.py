@@ -65,7 +65,6 @@ class LastNode(Node):
     """One row per key of the batch: the last one. Its fields: keys, values, and whether the key is deleted.
 
     Attributes:
-        keys, values: the fields that are kept.
         delete_when: a boolean field; where it is true the key is to be removed.
         order_by: the field whose greatest value is the last; None: the batch's own order.
     """

@@ -54,7 +54,6 @@ class TaggedOp(Operation):
 
     Attributes:
         tag: FIRED or LATE.
-        spec: the windows.
     """
 
     tag: int
@@ -79,9 +78,7 @@ class _Turn:
 
     Attributes:
         before: the watermark of the transaction before; None: none yet.
-        now: of this one.
         first: the number of the first new row.
-        rows: how many new ones there are.
         late: how many rows were late before this transaction.
     """
 
@@ -115,7 +112,6 @@ class WindowOp(Operation):
 
     Attributes:
         binding: the state that holds them.
-        spec: the windows.
         clock: of processing time.
         materialise: the rows must be computed once before.
     """

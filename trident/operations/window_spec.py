@@ -46,7 +46,6 @@ class WindowSpec:
     Attributes:
         length: of a window, in rows or microseconds.
         slide: from the start of a window to that of the next; at most the length.
-        unit: what is counted.
         field: the timestamp that is the position; of event time only.
         delay: by which the watermark follows the greatest timestamp; microseconds.
     """
@@ -112,7 +111,6 @@ def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | N
     """The windows that the arguments of an operation mean.
 
     Args:
-        what: the operation, for messages.
         length: rows, or a duration.
         slide: the same.
         watermark: the field and its delay; None where the stream has none.

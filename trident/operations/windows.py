@@ -49,7 +49,6 @@ class WatermarkNode(Node):
     """Says which field is the event time; changes nothing.
 
     Attributes:
-        field: a timestamp.
         delay: microseconds.
     """
 
@@ -67,7 +66,6 @@ class WindowNode(PersistNode):
     """Keeps the rows of open windows, and gives those that are fired and those that come too late.
 
     Attributes:
-        spec: the windows.
         clock: of processing time; microseconds since 1970.
     """
 
@@ -165,10 +163,6 @@ def window(
     """See :meth:`trident.streams.stream.Stream.sliding_window`.
 
     Args:
-        parent: whose rows they hold.
-        what: the operation, for messages.
-        length, slide: the user's.
-        name: of the state.
         clock: of processing time; microseconds since 1970.
     """
     watermark = watermark_of(parent) if isinstance(slide, str) else None
@@ -209,7 +203,6 @@ class Watermark:
 
     Attributes:
         field: with the time of each row.
-        node: the with_watermark that says so.
     """
 
     field: str

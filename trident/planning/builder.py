@@ -38,12 +38,7 @@ class SegmentBuilder:
 
     Args:
         inputs: the columns at each anchor of the segment.
-        hints: about Spark partitions.
         branches: (node, which of its parents) → its branch, where several nodes take the anchors of one.
-
-    Attributes:
-        ops: that were pushed.
-        fields: the columns behind the last one.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class CompiledGroup:
     """A group's plan bound to one session.
 
     Args:
-        lowered: the group.
         session: whose JVM the Columns belong to.
     """
 
@@ -76,7 +75,6 @@ class CompiledGroup:
 
         Args:
             inputs: tx_id → the batch.
-            info: of the batch.
         """
         single = self._lowered.depends_on_partitions and all(map(is_single, inputs.values()))
         frames: dict[Node, DataFrame] = {
@@ -183,11 +181,7 @@ def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 @dataclass
 class LoweredPlan:
-    """A lowered group, which is compiled once per session.
-
-    Attributes:
-        lowered: the pure description.
-    """
+    """A lowered group, which is compiled once per session."""
 
     lowered: Lowered = field(repr=False)
     _compiled: CompiledGroup | None = field(default=None, repr=False, kw_only=True)

@@ -38,7 +38,6 @@ class _Described:
     """Describes a batch group, or the plan of a DRPC function.
 
     Attributes:
-        nodes, lowered: its.
         of_batches: whether it has transactions, in whose turn the late half runs.
     """
 

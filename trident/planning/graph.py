@@ -15,7 +15,6 @@ class TopologyGraph:
     """The nodes of a topology, and its sources, states and functions; each call of the user adds to it.
 
     Attributes:
-        name: the topology's.
         nodes: in the order of the user's calls: parents first.
         sources: tx_id → the node that a spout's rows come from.
         functions: DRPC function → the node that its requests come from.

@@ -41,8 +41,6 @@ class GroupPlan(LoweredPlan):
 
     Attributes:
         name: the group's: the smallest tx_id of its streams.
-        nodes: of the group, parents first.
-        bindings: the states that it writes to.
         spout_tables: tx_id → the table that its spout owns.
         tracked: streams whose messages are acknowledged one by one.
         message_tables: stream → the name of the table of its messages; "" → that of the dead letters; none
@@ -81,7 +79,6 @@ class GroupPlan(LoweredPlan):
 
         Args:
             inputs: boundary name → the rows that were staged for it.
-            info: of the batch.
             stored: gives a state's keys and values as of the transaction before.
         """
         session = next(iter(inputs.values())).sparkSession
@@ -113,7 +110,6 @@ def plan(graph: TopologyGraph, tracking: bool = True) -> list[GroupPlan]:
     """The batch groups of a topology, in the order of their names.
 
     Args:
-        graph: of the topology.
         tracking: whether the messages of rich spouts are tracked.
 
     Raises:

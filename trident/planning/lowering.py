@@ -113,10 +113,8 @@ def _lower_late(lowered: Lowered, late: Sequence[Node], targets: Collection[Node
     """Adds the late segments.
 
     Args:
-        lowered: the early half.
         late: the late nodes, parents first.
         targets: states and dangling ends, of both halves.
-        live: as :func:`trident.planning.live_fields.live_fields`.
     """
     uses = Counter(parent for node in late for parent in node.parents)
     # A state whose new values are used is computed once for both.
@@ -141,9 +139,6 @@ class _SegmentLowering:
 
     Attributes:
         anchors: the nodes at which segments begin.
-        live: the live fields of each node.
-        hints: about Spark partitions.
-        branches: as of SegmentBuilder.
         staged: node → the columns of its rows that were staged; of the early half none.
     """
 

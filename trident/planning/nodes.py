@@ -70,7 +70,6 @@ class Node:
         """Pushes its operations.
 
         Args:
-            builder: of the segment.
             live: of its fields, those that are read behind it.
         """
         raise AssertionError(f"{type(self).__name__} has no lower")
@@ -238,11 +237,7 @@ def sources(nodes: Iterable[Node]) -> list[SourceNode]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputsNode(Node):
-    """A node that makes fields, behind those of its parent or in their place.
-
-    Attributes:
-        outputs: the fields that it makes.
-    """
+    """A node that makes fields, behind those of its parent or in their place."""
 
     outputs: tuple[str, ...] = ()
 

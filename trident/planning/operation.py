@@ -29,9 +29,6 @@ class Operation:
 
     A new operation is a subclass with ``transform`` and ``describe``. The
     properties have the values of an operation that looks at each row alone.
-
-    Attributes:
-        fields: the columns behind it.
     """
 
     fields: Fields

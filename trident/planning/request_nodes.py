@@ -39,8 +39,6 @@ def drpc_node(function: str, fields: Any, known: Mapping[str, DrpcNode]) -> Drpc
     """The source for a function.
 
     Args:
-        function: its name.
-        fields: its arguments, with their types.
         known: the functions that the topology has.
 
     Raises:

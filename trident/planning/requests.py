@@ -33,10 +33,7 @@ class DrpcPlan(LoweredPlan):
     """How the requests of one function run on Spark.
 
     Attributes:
-        function: its name.
-        arguments: its fields.
         result: the fields of its answers.
-        nodes: of its stream, parents first.
         states: that it asks, with the batch group that writes each.
     """
 
@@ -55,8 +52,6 @@ class DrpcPlan(LoweredPlan):
         """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
 
         Args:
-            arguments: one row.
-            info: of the request.
             stored: gives a state's keys and values as of the transaction that the request reads.
         """
         compiled = self.compiled(arguments.sparkSession)

@@ -16,8 +16,6 @@ class Segment:
     Attributes:
         anchors: a source, a shared node or one that meets others; several where the first operation joins them.
         target: a state's node, a shared node, one that meets others or a dangling end.
-        ops: in order.
-        fields: of the result.
     """
 
     anchors: tuple[Node, ...]
@@ -32,7 +30,6 @@ class Boundary:
 
     Attributes:
         name: under which they are staged; of a state's own rows the state's name.
-        fields: of the rows.
         own: whether a folder of its own is needed: not for a state's own rows.
     """
 

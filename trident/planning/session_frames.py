@@ -57,11 +57,7 @@ Join = Callable[[Sequence["DataFrame"], Batch], "DataFrame"]
 
 
 class SessionFrames:
-    """The calls of one session; Columns, and the Java sequences of them, belong to its JVM.
-
-    Attributes:
-        session, context: whose JVM it is.
-    """
+    """The calls of one session; Columns, and the Java sequences of them, belong to its JVM."""
 
     def __init__(self, session: Any) -> None:
         self.session, self.context = session, session.sparkContext
@@ -94,9 +90,6 @@ class SessionFrames:
         """One pass of Python workers over the rows.
 
         Args:
-            chain: the steps.
-            takes: the columns that they are given.
-            schema: of the rows that they give.
             uses_batch_id: whether the chain must be told the batch, so that it is pickled anew for each.
         """
         if uses_batch_id:

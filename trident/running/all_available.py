@@ -18,7 +18,6 @@ def process_all_available(
     """See ``TopologyQuery.process_all_available``.
 
     Args:
-        name: the topology's.
         session_timeout_secs: how long a leader that has died may still count as alive.
     """
     began = time.monotonic()

@@ -46,7 +46,6 @@ def prepare_cluster(spark: "SparkSession", warehouse: Path | None) -> None:
     """Sends what executors need, and asks them whether they have the rest. Nothing with a local master.
 
     Args:
-        spark: the session.
         warehouse: the folder that all hosts share; None: it is not used on executors.
 
     Raises:

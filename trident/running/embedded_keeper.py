@@ -29,9 +29,6 @@ class EmbeddedKeeper:
 
     Args:
         zk: the connection; when it is away, the keeper looks.
-        folder: of the server.
-        tell: shows a line.
-        explain: says what is behind an error.
     """
 
     def __init__(

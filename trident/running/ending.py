@@ -22,8 +22,6 @@ class Ending:
     """Ends a query once; no call of a user's and no disk keeps it from having ended.
 
     Args:
-        name: the topology's.
-        supervisor: what runs.
         last_parts: called one after the other at the end.
         stop_timeout_secs: how long a stop may take before it goes on without what still runs.
         is_ours: says of a thread's name whether it runs users' code for this query.

@@ -12,12 +12,7 @@ from trident.spouts.rich import is_rich_spout
 
 
 def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
-    """The executor for a spout, by its kind.
-
-    Args:
-        spout: of the user.
-        context: of its stream.
-    """
+    """The executor for a spout, by its kind."""
     if isinstance(spout, PartitionedTridentSpout):
         opaque = spout.kind is SpoutKind.OPAQUE
         cls = OpaquePartitionedTridentSpoutExecutor if opaque else PartitionedTridentSpoutExecutor

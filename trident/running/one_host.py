@@ -30,9 +30,7 @@ def check_topology(graph: TopologyGraph, config: "TridentConfig", master: str) -
     """Raises TopologyError, with the name of what lives on one host, if the master is a cluster's.
 
     Args:
-        graph: of the topology that is to run.
         config: its settings; the embedded ZooKeeper is one of them.
-        master: Spark's.
     """
     for thing, what in _things(graph):
         check_hosts(thing, what, master)

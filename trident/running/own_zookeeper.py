@@ -40,7 +40,6 @@ def leads_elsewhere(status: TopologyStatus, epoch: int, now: float, incarnation:
     """The leader elsewhere, as text; "" when none is seen.
 
     Args:
-        status: as the warehouse has it.
         epoch: the greatest that the named ZooKeeper knows: of that it has heard, and the lease decides.
         now: seconds since the epoch.
         incarnation: of the topology, as the named ZooKeeper knows it; None when it knows none.
@@ -64,9 +63,6 @@ def own_zookeeper(
     The embedded server is not started to be told that it knows nothing.
 
     Args:
-        config: the settings: which ZooKeeper.
-        warehouse: the folder of the tables.
-        name: the topology's.
         command: as it is to be named, "reset".
         force: ask nothing of all this.
 
@@ -104,8 +100,6 @@ class _Known:
     """A ZooKeeper's knowledge of a topology.
 
     Attributes:
-        incarnation: the topology's; None when there is none.
-        epoch: of the last leader.
         forgotten: incarnations that a reset which has not ended forgets.
         damaged: whether a znode cannot be read, so that there is a topology of which nothing is known.
     """

@@ -29,7 +29,6 @@ def misplaced_by_manifest(
     Args:
         pins: tx_id → txid → metadata, as stored.
         partitions: tx_id → partition → metadata, as stored.
-        manifests: those that are there.
     """
     if record is None or record.pins is not None or record.last is None or record.last_published is None:
         return []

@@ -77,9 +77,7 @@ class ProgressLog:
     """The progress of one run of a topology. May be called from any thread; never raises.
 
     Args:
-        name: the topology's.
         id: its incarnation; may be set later (``log.id = …``), when it is known.
-        run_id: of this run.
         display: of :func:`make_display`; None = records only.
         clock: monotonic seconds.
     """

@@ -30,12 +30,6 @@ _POLL_SECS = 0.5
 class Reporter:
     """``trident.coordinators.ports.SupervisorListener`` for people, status readers and requests.
 
-    Args:
-        plans: the batch groups.
-        progress: the records of transactions, and their display.
-        shows: whether there is a display.
-        writer: of the status file.
-
     Attributes:
         supervisor, site, front: set before the supervisor starts.
         errors: group → its last error as text, and when (seconds since the epoch).

@@ -66,15 +66,8 @@ class SparkBatchRunner:
     """The batch runner of one group: each attempt in its own job group and FAIR pool.
 
     Args:
-        spark: the session.
-        topology: for the names of job groups.
-        plan: the group's Spark plan.
-        host: the group's spouts.
-        targets: where results are staged.
         folder: of the group, for rows that wait for the transaction's turn.
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
-        incarnation: of the topology.
-        epoch: of the lease.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
         ackers: Spark tasks that add up the ledger of a tracked batch.
     """

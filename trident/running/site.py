@@ -47,8 +47,6 @@ class SparkSite:
     """``trident.coordinators.ports.Site`` on a Spark session and a warehouse folder.
 
     Args:
-        topology: its name.
-        plans: its batch groups.
         compaction_failed: told of a group, a state and why merging the state failed.
     """
 

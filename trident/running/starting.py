@@ -62,7 +62,6 @@ def start_topology(
     """Starts a topology and returns at once; see :class:`TopologyQuery`.
 
     Args:
-        topology: what to run.
         spark: the session; None makes one (or takes the active one, if it has what is needed).
         config: the settings; None takes the defaults and the environment.
         show_progress: also when the setting ``progress`` was left at its

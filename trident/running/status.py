@@ -36,7 +36,6 @@ class AttemptStatus:
     """An attempt in flight.
 
     Attributes:
-        txid, attempt_id: its identity.
         phase: PROCESSING, PROCESSED or COMMITTING.
         since: when it began (seconds since the epoch).
         failures: of this txid since the coordinator started.
@@ -54,7 +53,6 @@ class GroupStatus:
     """One batch group.
 
     Attributes:
-        name: the group's.
         current_txid: the transaction to be committed next.
         mode: what its coordinator does: "running", "stopping", "stopped",
             "gave up", "deposed", "halted", "paused" or "suspended"; "recovering"
@@ -62,8 +60,6 @@ class GroupStatus:
         attempts: in flight, in txid order.
         rows_per_second, txids_per_second: over the last transactions.
         backlog: what waits at the source: "rows", "bytes", "files"; empty when unknown.
-        last_error: the latest failure, as text.
-        last_error_at: when it happened.
         halted_by: why a person must look; None unless halted.
     """
 
@@ -140,7 +136,6 @@ class StatusWriter:
     writing before, the last one at ``close``.
 
     Args:
-        path: of :func:`status_path`; its folder is made.
         interval_secs: least time between two writings.
         clock: seconds since the epoch.
     """

@@ -12,12 +12,7 @@ _LOOK_SECS = 0.5
 
 
 class WarehousePlace:
-    """Looks for the topology's own folder in the warehouse, which is there from the start.
-
-    Args:
-        warehouse: the folder of the tables.
-        topology: the topology's name.
-    """
+    """Looks for the topology's own folder in the warehouse, which is there from the start."""
 
     def __init__(self, warehouse: Path, topology: str) -> None:
         self._warehouse, self._topology = warehouse, topology

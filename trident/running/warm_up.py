@@ -77,11 +77,6 @@ class WarmUp:
     """Rehearses in a thread of its own, from :meth:`start` to :meth:`stop`.
 
     Args:
-        spark: the session that batches will run on.
-        engine: Delta's Kernel on it.
-        warehouse: the folder of all tables.
-        topology: its name.
-        plans: its batch groups.
         on_warm: told once, after the first rounds, how many seconds they took.
     """
 

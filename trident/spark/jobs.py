@@ -16,8 +16,6 @@ class JobWatch:
     """Watches one job group until it is left, and cancels it when it takes too long.
 
     Args:
-        context: the SparkContext.
-        job_group: its name.
         timeout_secs: from the first task on; None = never.
     """
 

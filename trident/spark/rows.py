@@ -28,10 +28,8 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
     """The data with exactly the fields of a schema, in its order.
 
     Args:
-        spark: the session.
         data: a DataFrame or an Arrow table with fields of these names, in any
             order; or tuples in the schema's order.
-        schema: of the result.
 
     Raises:
         SourceError: the data does not fit; the message names the field or the row.

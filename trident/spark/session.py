@@ -1,45 +1,36 @@
 """The Spark session that the framework needs: how to make one, and how to check one.
 
 :func:`configure_spark` has the settings, with their reasons; the jars come from
-Spark's own resolver once and from its cache afterwards (:func:`delta_jars`).
+``trident.spark.jars``.
 Nothing here starts a JVM when the module is imported.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-import pyspark
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
-from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
-from trident.coordinators.environment import is_secret, without_secrets
+from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
-from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.cluster_files import send_framework
+from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
+from trident.spark.log4j import has_own_log4j, log4j_file
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
 from trident.spark.worker_sockets import socket_settings
-from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
 
 log = logging.getLogger(__name__)
@@ -47,40 +38,10 @@ log = logging.getLogger(__name__)
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LOCAL_FS = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-LOCAL_FS_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
-
-# The rest of what the resolver brings, Spark has already, often newer: before
-# Spark's own jars on the class path the older ones would break it.
-_OUR_GROUPS = ("io.delta_", "io.unitycatalog_", "com.globalmentor_")
-_RESOLVER_CONFS = ("spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.excludes")
-_RESOLVE_TIMEOUT_SECS = 600
-_LIST_SCHEMA = 1
 # Below about 350 the JVM of Spark 4.2 does not start; a batch opens more.
 _DESCRIPTORS_MIN = 512
 _asked_for: dict[str, str] = {}
 _DEFAULT_MASTER = ("spark.master", "local[*]")
-
-# A task that fails is told by the error of its job, which names the user's function and line. The loggers turned
-# off here print pages of Java about the same, and more when the driver process is killed.
-_LOG4J = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-logger.executor.name = org.apache.spark.executor
-logger.executor.level = off
-logger.scheduler.name = org.apache.spark.scheduler
-logger.scheduler.level = off
-logger.tasks.name = org.apache.spark.TaskContextImpl
-logger.tasks.level = off
-logger.merge.name = org.apache.spark.sql.delta.commands.MergeIntoCommand
-logger.merge.level = off
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -142,7 +103,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     Resolves the jars, and so may download them.
     """
     cores = local_cores(given.get("spark.master"))
-    jars = delta_jars({key: given[key] for key in _RESOLVER_CONFS if key in given})
+    jars = delta_jars({key: given[key] for key in RESOLVER_CONFS if key in given})
     confs = {
         # Batches of the window run side by side, and share the cores fairly.
         "spark.scheduler.mode": "FAIR",
@@ -177,8 +138,8 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     if cores is None:
         confs["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
     options = given.get("spark.driver.extraJavaOptions", "")
-    if "log4j" not in options and not _has_own_log4j():
-        quiet = f'"-Dlog4j2.configurationFile={_log4j_file().as_uri()}"'
+    if "log4j" not in options and not has_own_log4j():
+        quiet = f'"-Dlog4j2.configurationFile={log4j_file().as_uri()}"'
         confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
     return confs
 
@@ -373,45 +334,6 @@ def check_session(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def delta_package() -> str:
-    """The Maven name of Delta for the PySpark and delta-spark installed here."""
-    spark = ".".join(pyspark.__version__.split(".")[:2])
-    return f"io.delta:delta-spark_{spark}_2.13:{metadata.version('delta-spark')}"
-
-
-def delta_jars(resolver: Mapping[str, str]) -> list[str]:
-    """Paths of the jars of Delta and of the local file system.
-
-    The first time Spark's resolver downloads them into its cache, in a JVM of
-    its own: the paths must be known when the session's JVM starts. They are
-    then remembered in a small file in the user's cache folder, and taken from
-    there for as long as every one of them is still in place with its size.
-
-    Args:
-        resolver: ``spark.jars.ivy`` and its like, when set.
-
-    Raises:
-        EnvironmentProblem: they could not be resolved; says what the resolver said.
-    """
-    packages = [delta_package(), LOCAL_FS_PACKAGE]
-    key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
-    try:
-        cache = _cache_folder()
-    except OSError as error:
-        log.warning("the list of Delta's jars cannot be kept, so they are resolved at each start: %s", error)
-        return _resolve(packages, resolver)
-    listed = cache / f"jars-{key}.json"
-    jars = _read_list(listed, packages)
-    if jars is None:
-        with storage.lock(cache / "resolve.lock", cache):
-            # Another process may have resolved them while we waited.
-            jars = _read_list(listed, packages)
-            if jars is None:
-                jars = _resolve(packages, resolver)
-                _write_list(listed, packages, jars)
-    return jars
-
-
 def local_cores(master: str | None) -> int | None:
     """The cores of a local master; None for a cluster or when it is not known."""
     if master == "local":
@@ -420,96 +342,6 @@ def local_cores(master: str | None) -> int | None:
     if not found:
         return None
     return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
-
-
-def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
-    log.info("Downloading the jars of Delta Lake (once)")
-    command = [os.path.join(_find_spark_home(), "bin", "spark-submit"), "--packages", ",".join(packages)]
-    for key, value in resolver.items():
-        command += ["--conf", f"{key}={value}"]
-    with tempfile.TemporaryDirectory() as folder:
-        answer, script = Path(folder, "jars"), Path(folder, "list_jars.py")
-        # spark-submit hands the jars that it resolved to the application as spark.jars.
-        script.write_text(
-            "import sys\nfrom pyspark import SparkConf, SparkContext\nSparkContext._ensure_initialized()\n"
-            "open(sys.argv[1], 'w', encoding='utf-8').write(SparkConf().get('spark.jars', ''))\n",
-            encoding="utf-8",
-        )
-        environment = without_secrets(os.environ)
-        environment.pop("PYSPARK_SUBMIT_ARGS", None)
-        environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        try:
-            done = subprocess.run(
-                [*command, str(script), str(answer)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_RESOLVE_TIMEOUT_SECS,
-            )
-            said = done.stderr + done.stdout
-        except subprocess.TimeoutExpired:
-            said = f"no answer after {_RESOLVE_TIMEOUT_SECS} s"
-        text = answer.read_text(encoding="utf-8") if answer.exists() else ""
-    jars = [unquote(urlsplit(jar).path) for jar in text.split(",") if jar]
-    jars = [jar for jar in jars if os.path.basename(jar).startswith(_OUR_GROUPS)]
-    wanted = [package.split(":")[1] for package in packages]
-    if any(not any(name in os.path.basename(jar) for jar in jars) for name in wanted):
-        telling = [line.strip() for line in said.splitlines() if re.search("unresolved|not found|rror|imed out", line)]
-        raise EnvironmentProblem(
-            "the jars of Delta Lake could not be downloaded",
-            found=" | ".join(telling[:5]) or said[-500:] or "no jars",
-            expected=", ".join(packages),
-            action="check the network, or set spark.jars.repositories or spark.jars.ivySettings",
-        )
-    return jars
-
-
-@dataclass(frozen=True)
-class _JarList:
-    """The jars of packages that were downloaded, with their sizes."""
-
-    packages: list[str]
-    jars: dict[str, int]
-
-
-def _read_list(listed: Path, packages: list[str]) -> list[str] | None:
-    """The jars in a list file; None when it, or one of the jars, is not whole."""
-    try:
-        found = as_record(parse_stored(storage.read(listed)), _JarList, _LIST_SCHEMA)
-        whole = found.packages == packages and all(os.path.getsize(path) == size for path, size in found.jars.items())
-    except (OSError, Unreadable):
-        return None
-    return list(found.jars) or None if whole else None
-
-
-def _write_list(listed: Path, packages: list[str], jars: list[str]) -> None:
-    content = {"schema": _LIST_SCHEMA, "packages": packages, "jars": {jar: os.path.getsize(jar) for jar in jars}}
-    storage.write(listed, json.dumps(content, indent=1).encode(), durable=False)
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base, "trident")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} is not writable")
-    return folder
-
-
-def _has_own_log4j() -> bool:
-    conf = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
-    return any(os.path.exists(os.path.join(conf, name)) for name in ("log4j2.properties", "log4j2.xml"))
-
-
-def _log4j_file() -> Path:
-    try:
-        path = _cache_folder() / "log4j2.properties"
-    except OSError:
-        path = Path(tempfile.mkdtemp(prefix="trident-"), "log4j2.properties")
-    if not path.exists() or path.read_text(encoding="utf-8") != _LOG4J:
-        storage.write(path, _LOG4J.encode(), durable=False)
-    return path
 
 
 def _joined(separator: str, *parts: str | None) -> str:

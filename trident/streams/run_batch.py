@@ -12,7 +12,7 @@ from trident.coordinators.errors import SourceError, TopologyError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.groups import GroupPlan, nodes_above
 from trident.planning.lowering import late_nodes, lower
-from trident.planning.nodes import SourceNode
+from trident.planning.nodes import SourceNode, sources
 from trident.planning.results import RESULT, result_of
 from trident.spark.rows import to_dataframe
 from trident.spark.session import make_session
@@ -68,11 +68,11 @@ def run_batch(
         SourceError: a row does not fit its spout's fields.
         UserFunctionError, FailedException: a function of the stream raised.
     """
-    plan, sources = _plan_of(stream)
-    batches = _per_source(rows, sources)
-    session = spark or current_session() or _new_session()
+    plan, found = _plan_of(stream)
+    batches = _per_source(rows, found)
+    session = spark or current_session() or make_session("run_batch")
     frames = {
-        tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in sources.items()
+        tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in found.items()
     }
     built = None
     try:
@@ -105,8 +105,8 @@ def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:
             expected="a stream of rows, operations and aggregates",
             action="test the stream in front of it, and the rest with start() and a MemoryMapState",
         )
-    sources = {node.tx_id: node for node in nodes if isinstance(node, SourceNode)}
-    return GroupPlan(name="run_batch", nodes=nodes, lowered=lower(nodes, [result])), sources
+    found = {node.tx_id: node for node in sources(nodes)}
+    return GroupPlan(name="run_batch", nodes=nodes, lowered=lower(nodes, [result])), found
 
 
 def _per_source(rows: Any, sources: Mapping[str, SourceNode]) -> Mapping[str, Rows]:
@@ -148,7 +148,3 @@ def _frame(session: Any, rows: Rows, schema: "StructType", partitions: int) -> "
         return frame
     place = F.floor(F.monotonically_increasing_id() * partitions / len(listed)).cast("int")
     return frame.withColumn(_PLACE, place).repartitionById(partitions, F.col(_PLACE)).drop(_PLACE)
-
-
-def _new_session() -> "SparkSession":
-    return make_session("run_batch")

@@ -222,9 +222,8 @@ def _recorded(value: Any, where: str) -> Any:
         return value
     if isinstance(value, _CONTAINERS):
         return _mapped(value, lambda one: _recorded(one, where))
-    if _is_spark_column(value) or not _is_function(value):
-        return value
-    return _lambda(value, where)
+    is_function = inspect.isroutine(value) or isinstance(value, functools.partial)
+    return _lambda(value, where) if is_function else value
 
 
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -239,14 +238,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return value  # such as a Row, which is a tuple with names
     kind = next(kind for kind in _CONTAINERS if isinstance(value, kind))
     return kind(changed)
-
-
-def _is_spark_column(value: Any) -> bool:
-    return isinstance(value, Column)
-
-
-def _is_function(value: Any) -> bool:
-    return inspect.isroutine(value) or isinstance(value, functools.partial)
 
 
 def _lambda(function: Callable[..., Any], where: str) -> Lambda:

@@ -38,7 +38,6 @@ class Analysis:
 
     Attributes:
         fields: what it gives; several only for a generator such as posexplode.
-        reads: the fields that it refers to.
         deterministic: whether computing it again gives the same.
         generates: whether it makes many rows of one.
         aggregates: whether it makes one row of many.
@@ -62,7 +61,6 @@ class Expression:
         schema: of the rows that it is applied to.
         outputs: the fields that it makes; empty for a filter.
         analysis: None while there has been no session to ask.
-        what: the operation, for messages.
     """
 
     source: Union["Column", DeferredColumn]
@@ -132,10 +130,7 @@ def resolve(
 
     Args:
         kind: "each", "map", "flat_map" or "filter".
-        source: the expression.
         outputs: names, and types where given; empty for a filter.
-        schema: the fields that it may use.
-        what: the operation, for messages.
 
     Raises:
         FieldError: it uses a field that does not exist.

@@ -53,8 +53,6 @@ class Known:
     """The facts of a Column.
 
     Attributes:
-        type: of its values.
-        reads: the fields that it refers to.
         name: that Spark would give it; None where only Spark knows.
     """
 

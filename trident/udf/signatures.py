@@ -45,11 +45,8 @@ class UserFunction:
     """A user's function with what is known of it before it runs.
 
     Attributes:
-        call: the function.
         name: for messages and plans.
         location: "file:line" where it is defined, or where it was given to the topology.
-        returned: what its annotations say.
-        generator: whether it is a generator function.
         vectors: "arrow" or "pandas" for a function over whole columns; None: it is called for each row.
         table: the class that it takes its columns as, where it takes them as one; "": one by one.
     """
@@ -209,9 +206,6 @@ def resolve_outputs(
 
     Args:
         kind: "each", "map", "flat_map" or "complete" (of an Aggregator, read as each).
-        function: whose outputs they are.
-        outputs: names and given types.
-        what: the operation, for messages.
 
     Returns:
         the fields, and True (an iterable of rows), False (one row) or None (decide by what comes back).
@@ -330,10 +324,6 @@ class UsersTraceback(Exception):
 def translate_failure(exc: BaseException, attempt: object) -> BaseException:
     """Returns what a failure of a Spark job means, when user code caused it.
 
-    Args:
-        exc: what Spark raised on the driver.
-        attempt: the attempt that failed, for the message.
-
     Returns:
         a UserFunctionError or FailedException with ``attempt`` set when a
         user's function raised on a worker; else exc itself. Raise it with
@@ -355,13 +345,7 @@ def translate_failure(exc: BaseException, attempt: object) -> BaseException:
 def users_error(
     report: Mapping[str, Any], where: str, action: str = "correct the function or the data"
 ) -> FailedException | UserFunctionError:
-    """The error that a worker's report of a user's function stands for; its cause is the user's part of the traceback.
-
-    Args:
-        report: as :func:`trident.workers.reports.find_report` gives it.
-        where: the attempt or request, for the message.
-        action: what to do next.
-    """
+    """The error that a worker's report of a user's function stands for; its cause is the user's traceback."""
     error: FailedException | UserFunctionError
     operation, location = report["operation"], report["location"]
     if report["kind"] == FAILED:

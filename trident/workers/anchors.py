@@ -56,7 +56,6 @@ def children_of(anchors: Any, index: np.ndarray) -> pa.Array:
     """The anchors of rows that are made of others.
 
     Args:
-        anchors: of the parents.
         index: of each child its parent; the children of a parent stand together.
 
     Returns:

@@ -20,11 +20,8 @@ class BestRow(Step):
     """On a worker: the least or greatest row of the Spark partition, if there is one.
 
     Attributes:
-        label: the operation.
         by: the fields that are compared; a row with a null in one is skipped.
-        greatest: which.
         comparator: (a, b) → below, at or above 0; of the values, or of tuples when several fields are compared.
-        keep: the fields of the row.
         part: the field that is given the number of the Spark partition; none: not needed.
         order: the field that says which of equal rows comes later; "": the later one wins.
     """

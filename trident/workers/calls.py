@@ -23,7 +23,6 @@ class Results:
     """The results of calling a function once per row.
 
     Attributes:
-        rows: the results of all calls.
         ends: how many results there were after each call.
     """
 
@@ -66,11 +65,6 @@ def call_rows(
     """Calls the function for each row and gathers what it returns.
 
     Args:
-        label: the operation.
-        function: takes one positional argument per column.
-        columns: its arguments, and their names.
-        names: of the columns.
-        length: rows.
         many: True: each result is an iterable of rows; False: it is one; None: told by its type.
         several: a row has several values, so a tuple is one row.
         drop_none: None means no row (else it is a null value).
@@ -133,7 +127,6 @@ def one_row(result: Any, many: bool | None, several: bool) -> Any:
     """The only row that one call of an aggregator's ``complete`` gave, for a state that keeps one for each key.
 
     Args:
-        result: of the call.
         many, several: as of ``call_rows``.
 
     Raises:

@@ -127,11 +127,7 @@ class FieldsStep(Step):
 
 @dataclass(frozen=True)
 class _OfFunction(Step):
-    """A step that calls a function of the user's for each row.
-
-    Attributes:
-        inputs: the fields that it takes.
-    """
+    """A step that calls a function of the user's for each row."""
 
     label: Label
     function: Callable[..., Any]
@@ -228,7 +224,6 @@ class CountRows(Step):
 
     Attributes:
         keys: the grouping fields; at least one.
-        output: the field of the counts.
     """
 
     keys: tuple[str, ...]
@@ -273,7 +268,6 @@ class Chain:
     """One pass over a Spark partition, called by ``mapInArrow``.
 
     Attributes:
-        steps: in order.
         schema: of the batches that come out.
         name: distinct among the passes of a batch.
     """
@@ -316,7 +310,6 @@ class SentChain:
 
     Attributes:
         sent: a Broadcast of the pickled chain: each task unpickles a copy of its own.
-        info: of the batch.
     """
 
     sent: Any

@@ -51,9 +51,6 @@ def fail(label: Label, error: BaseException, row: Mapping[str, Any], *, place: s
     """Raises the report of a failed function, in a form that survives the way through Spark.
 
     Args:
-        label: the operation.
-        error: what was raised.
-        row: the values that the function was called with.
         place: where it was instead, when it was not for a row.
         wrong: "found" and "expected".
     """

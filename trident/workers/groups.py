@@ -94,7 +94,6 @@ class Groups(FieldsStep):
     Attributes:
         mode: "combine" (rows to partial values), "merge" (partial values), "reduce" or "aggregate".
         keys: the grouping fields; none: the whole partition is one group.
-        inputs: the fields that the aggregator takes.
         many: of an aggregator's ``complete``: as in Rows.
         always: without keys: give a result even when there was no row.
         stored: the fields that hold what a state has for the key, to go on from;

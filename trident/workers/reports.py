@@ -31,7 +31,6 @@ def find_report(error: BaseException, *kinds: str) -> dict[str, Any] | None:
     """The first report of these kinds in the texts of an exception and of what caused it.
 
     Args:
-        error: what Spark raised.
         kinds: by default those of users' functions.
 
     Returns:

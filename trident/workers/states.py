@@ -48,12 +48,10 @@ class QueryRows(FieldsStep):
     """state_query of a state of the user's: one retrieval per piece of a batch.
 
     Attributes:
-        label: the operation.
         state: a StateBinding, or the factory of a static state.
         query: MapGet, SnapshotGet, TupleCollectionGet or a QueryFunction.
         inputs, outputs, types, many, keep: as in Rows.
         place: the field that says which partition of the state the row belongs to; "": the first.
-        info: of the batch.
     """
 
     label: Label
@@ -232,18 +230,14 @@ class UpdateMap(FieldsStep):
     """The new values of a map, found but not put yet.
 
     Attributes:
-        label: the operation.
-        name: of the state.
         state: a BackedMapState, transactional or opaque.
         aggregator: of the user; or the updater; None for "put".
         mode: "merge", "reduce", "aggregate", "put" or "update".
-        keys, inputs: the fields that are read.
         outputs, types: the fields of the stream of new values behind the keys.
         deleted: of "put": the field that says that a key is removed.
         marker: the field that marks the row which is none; see OnePartitionOp.
         place: the field that says which partition of the state the rows belong to; "": the only one.
         many: of an aggregator's ``complete``: as in Rows.
-        info: of the batch.
     """
 
     label: Label

@@ -34,7 +34,6 @@ class TrackedStep(Step):
     Attributes:
         step: the step; its kept columns hold ROW too.
         keeps: whether the anchors go on; else the rows end here, as far as their messages are concerned.
-        ledger: of the task.
     """
 
     step: Any
@@ -154,9 +153,6 @@ class TrackedGroups(Groups):
     """Groups whose rows have anchors: a group is anchored to all of its rows.
 
     A row whose fold raises fails its messages; a group whose ``complete`` raises those of all of its rows.
-
-    Attributes:
-        keeps: as in TrackedStep.
     """
 
     keeps: bool = False

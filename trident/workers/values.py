@@ -51,8 +51,6 @@ def to_arrow(values: Sequence[Any], kind: pa.DataType, name: str) -> tuple[pa.Ar
 
     Args:
         values: Python values, None for null.
-        kind: the declared type.
-        name: the field, for messages.
 
     Raises:
         WrongValue: one is not of the type.

@@ -25,9 +25,6 @@ class Call:
     """How a function over columns is called.
 
     Attributes:
-        label: the operation.
-        function: of the user.
-        inputs: the fields that it takes.
         kind: "arrow" or "pandas".
         table: "DataFrame", "Table" or "RecordBatch" where it takes them as one; "": one by one.
     """
@@ -84,11 +81,7 @@ def _to_pandas(array: pa.Array, name: str) -> Any:
 
 @dataclass(frozen=True)
 class _OfColumns(Step):
-    """A step with a function over columns.
-
-    Attributes:
-        call: the function.
-    """
+    """A step with a function over columns."""
 
     call: Call
 
@@ -106,8 +99,6 @@ class VectorRows(_OfColumns):
     """each, map and flat_map with a function over columns.
 
     Attributes:
-        outputs: the fields that it makes, with their types.
-        types: of the outputs.
         keep: the earlier fields that are needed later.
         any_length: flat_map: any number of rows may come back.
     """

@@ -1,0 +1,150 @@
+"""The jars of Delta and of the local file system: from Spark's own resolver once, and from its cache afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pyspark
+from pyspark.find_spark_home import _find_spark_home
+
+from trident.coordinators.environment import without_secrets
+from trident.coordinators.errors import EnvironmentProblem
+from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
+from trident.states.core import storage
+
+log = logging.getLogger("trident.spark.session")
+
+LOCAL_FS_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
+
+# The rest of what the resolver brings, Spark has already, often newer: before
+# Spark's own jars on the class path the older ones would break it.
+_OUR_GROUPS = ("io.delta_", "io.unitycatalog_", "com.globalmentor_")
+RESOLVER_CONFS = ("spark.jars.ivy", "spark.jars.ivySettings", "spark.jars.repositories", "spark.jars.excludes")
+_RESOLVE_TIMEOUT_SECS = 600
+_LIST_SCHEMA = 1
+
+
+def delta_package() -> str:
+    """The Maven name of Delta for the PySpark and delta-spark installed here."""
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{metadata.version('delta-spark')}"
+
+
+def delta_jars(resolver: Mapping[str, str]) -> list[str]:
+    """Paths of the jars of Delta and of the local file system.
+
+    The first time Spark's resolver downloads them into its cache, in a JVM of
+    its own: the paths must be known when the session's JVM starts. They are
+    then remembered in a small file in the user's cache folder, and taken from
+    there for as long as every one of them is still in place with its size.
+
+    Args:
+        resolver: ``spark.jars.ivy`` and its like, when set.
+
+    Raises:
+        EnvironmentProblem: they could not be resolved; says what the resolver said.
+    """
+    packages = [delta_package(), LOCAL_FS_PACKAGE]
+    key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
+    try:
+        cache = cache_folder()
+    except OSError as error:
+        log.warning("the list of Delta's jars cannot be kept, so they are resolved at each start: %s", error)
+        return _resolve(packages, resolver)
+    listed = cache / f"jars-{key}.json"
+    jars = _read_list(listed, packages)
+    if jars is None:
+        with storage.lock(cache / "resolve.lock", cache):
+            # Another process may have resolved them while we waited.
+            jars = _read_list(listed, packages)
+            if jars is None:
+                jars = _resolve(packages, resolver)
+                _write_list(listed, packages, jars)
+    return jars
+
+
+def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
+    log.info("Downloading the jars of Delta Lake (once)")
+    command = [os.path.join(_find_spark_home(), "bin", "spark-submit"), "--packages", ",".join(packages)]
+    for key, value in resolver.items():
+        command += ["--conf", f"{key}={value}"]
+    with tempfile.TemporaryDirectory() as folder:
+        answer, script = Path(folder, "jars"), Path(folder, "list_jars.py")
+        # spark-submit hands the jars that it resolved to the application as spark.jars.
+        script.write_text(
+            "import sys\nfrom pyspark import SparkConf, SparkContext\nSparkContext._ensure_initialized()\n"
+            "open(sys.argv[1], 'w', encoding='utf-8').write(SparkConf().get('spark.jars', ''))\n",
+            encoding="utf-8",
+        )
+        environment = without_secrets(os.environ)
+        environment.pop("PYSPARK_SUBMIT_ARGS", None)
+        environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        try:
+            done = subprocess.run(
+                [*command, str(script), str(answer)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_RESOLVE_TIMEOUT_SECS,
+            )
+            said = done.stderr + done.stdout
+        except subprocess.TimeoutExpired:
+            said = f"no answer after {_RESOLVE_TIMEOUT_SECS} s"
+        text = answer.read_text(encoding="utf-8") if answer.exists() else ""
+    jars = [unquote(urlsplit(jar).path) for jar in text.split(",") if jar]
+    jars = [jar for jar in jars if os.path.basename(jar).startswith(_OUR_GROUPS)]
+    wanted = [package.split(":")[1] for package in packages]
+    if any(not any(name in os.path.basename(jar) for jar in jars) for name in wanted):
+        telling = [line.strip() for line in said.splitlines() if re.search("unresolved|not found|rror|imed out", line)]
+        raise EnvironmentProblem(
+            "the jars of Delta Lake could not be downloaded",
+            found=" | ".join(telling[:5]) or said[-500:] or "no jars",
+            expected=", ".join(packages),
+            action="check the network, or set spark.jars.repositories or spark.jars.ivySettings",
+        )
+    return jars
+
+
+@dataclass(frozen=True)
+class _JarList:
+    """The jars of packages that were downloaded, with their sizes."""
+
+    packages: list[str]
+    jars: dict[str, int]
+
+
+def _read_list(listed: Path, packages: list[str]) -> list[str] | None:
+    """The jars in a list file; None when it, or one of the jars, is not whole."""
+    try:
+        found = as_record(parse_stored(storage.read(listed)), _JarList, _LIST_SCHEMA)
+        whole = found.packages == packages and all(os.path.getsize(path) == size for path, size in found.jars.items())
+    except (OSError, Unreadable):
+        return None
+    return list(found.jars) or None if whole else None
+
+
+def _write_list(listed: Path, packages: list[str], jars: list[str]) -> None:
+    content = {"schema": _LIST_SCHEMA, "packages": packages, "jars": {jar: os.path.getsize(jar) for jar in jars}}
+    storage.write(listed, json.dumps(content, indent=1).encode(), durable=False)
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base, "trident")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} is not writable")
+    return folder

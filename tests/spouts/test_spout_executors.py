@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt as Attempt
-from trident.running.executors import make_executor
+from trident.running.site import make_executor
 from trident.spouts.contracts import OpaquePartitionedTridentSpout, PartitionedTridentSpout, SpoutContext
 from trident.spouts.executors import BeginContext
 from trident.spouts.partition_tasks import AGAIN, NEW, OPAQUE, Request

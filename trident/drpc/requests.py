@@ -188,11 +188,8 @@ class DrpcRequests:
             return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
         try:
-            built = plan.build(asked, info, stored)
-            try:
+            with plan.build(asked, info, stored) as built:
                 return built[RESULT].collect()
-            finally:
-                built.release()
         except Exception as error:
             translated = _translated(error, plan.function, request)
             if translated is error:

@@ -180,8 +180,7 @@ class NativeChainOp(GroupingOp):
         for link in self.links:
             (output,) = link.outputs
             values.append(partial_value(link.aggregator, column_list(link.inputs), output).alias(output.name))
-        keys = column_list(self.keys)
-        return lambda frame, _: frame.groupBy(*keys).agg(*values)
+        return frames.aggregate(self.keys, *values)
 
     def describe(self) -> str:
         values = ", ".join(f"{link.aggregator!r} -> {link.outputs[0].name}" for link in self.links)
@@ -232,7 +231,7 @@ class ExpandOp(Operation):
     def transform(self, frames: SessionFrames) -> Transform:
         places = {name: f"{_CHAIN}.{place}" for name, place in self.values.items()}
         columns = [F.col(places.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
-        return lambda frame, _: frame.select(*columns)
+        return frames.select(columns)
 
     def describe(self) -> str:
         return f"select {', '.join(field.name for field in self.fields)}"

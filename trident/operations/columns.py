@@ -12,7 +12,7 @@ from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import GroupingNode, Node, field_names, picked, require_fields
 from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation
-from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.planning.session_frames import SessionFrames, Transform, column
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
@@ -87,7 +87,7 @@ class SelectColumnsOp(Operation):
                 columns.append(column(one.given).alias(one.name))
             else:
                 columns += one.expression.columns()
-        return lambda frame, _: frame.select(*columns)
+        return frames.select(columns)
 
     def describe(self) -> str:
         parts = []
@@ -225,9 +225,8 @@ class ColumnAggregateOp(GroupingOp):
     columns: tuple[Any, ...]
 
     def transform(self, frames: SessionFrames) -> Transform:
-        keys = column_list(self.keys)
-        made = [to_column(one).alias(field.name) for one, field in zip(self.columns, self.fields[len(keys) :])]
-        return lambda frame, _: frame.groupBy(*keys).agg(*made)
+        made = [to_column(one).alias(field.name) for one, field in zip(self.columns, self.fields[len(self.keys) :])]
+        return frames.aggregate(self.keys, *made)
 
     def describe(self) -> str:
         names = ", ".join(field.name for field in self.fields[len(self.keys) :])

@@ -38,13 +38,16 @@ class UnionOp(MultiInputOp):
         for columns, branch in zip(chosen, self.branches):
             columns.append(_anchors(self.fields[-1], branch))
 
-        def union(sides: Sequence[Any], _: Batch) -> Any:
-            return reduce(lambda a, b: a.union(b), [frame.select(*columns) for frame, columns in zip(sides, chosen)])
-
-        return union
+        return _union(frames, chosen)
 
     def describe(self) -> str:
         return f"union -> {', '.join(field.name for field in self.fields)}"
+
+
+def _union(frames: SessionFrames, chosen: Sequence[Sequence[Any]]) -> Join:
+    """The chosen columns of each frame, one frame behind the other."""
+    selects = [frames.prepared_select(columns) for columns in chosen]
+    return lambda sides, _: reduce(lambda a, b: a.union(b), [select(side) for select, side in zip(selects, sides)])
 
 
 def _anchors(field: Any, branch: Branch | None) -> Any:
@@ -72,7 +75,7 @@ class JoinOp(MultiInputOp):
     outer: tuple[bool, ...]
 
     def join(self, frames: SessionFrames) -> Join:
-        chosen = [self._side(side) for side in range(len(self.keys))]
+        selects = [frames.prepared_select(self._side(side)) for side in range(len(self.keys))]
         inner = [side for side, outer in enumerate(self.outer) if not outer]
         # Sides that must have the key come first: a side that is joined to them cannot bring new keys.
         order = [*inner, *(side for side, outer in enumerate(self.outer) if outer)]
@@ -81,7 +84,7 @@ class JoinOp(MultiInputOp):
         fields = [F.col(renamed.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
 
         def join(given: Sequence[Any], _: Batch) -> Any:
-            sides = [frame.select(*columns) for frame, columns in zip(given, chosen)]
+            sides: list[Any] = [select(frame) for select, frame in zip(selects, given)]
             joined = sides[order[0]]
             for side in order[1:]:
                 how = "full" if not inner else "left" if self.outer[side] else "inner"
@@ -139,10 +142,7 @@ class TaggedUnionOp(MultiInputOp):
                 columns.append((own if other == number else F.lit(None).cast(field.dataType)).alias(field.name))
             chosen.append(columns)
 
-        def union(sides: Sequence[Any], _: Batch) -> Any:
-            return reduce(lambda a, b: a.union(b), [frame.select(*c) for frame, c in zip(sides, chosen)])
-
-        return union
+        return _union(frames, chosen)
 
     def describe(self) -> str:
         return f"union of {len(self.keys)} streams"

@@ -241,24 +241,7 @@ def persistent_aggregate(
 
 
 def _sink(
-    binding: StateBinding,
-    cls: type[PersistNode],
-    *,
-    parents: tuple[Node, ...],
-    aggregation: Any = None,
-    mode: str | None = None,
-    takes: tuple[str, ...] | None = None,
-    label: str = "",
-    **more: Any,
+    binding: StateBinding, cls: type[PersistNode], *, parents: tuple[Node, ...], label: str = "", **more: Any
 ) -> PersistNode:
     operation = f"{'persistent_aggregate' if label else 'partition_persist'}({label or binding.name})"
-    return cls(
-        parents=parents,
-        schema=binding.schema,
-        operation=operation,
-        binding=binding,
-        aggregation=aggregation,
-        mode=mode,
-        takes=takes,
-        **more,
-    )
+    return cls(parents=parents, schema=binding.schema, operation=operation, binding=binding, **more)

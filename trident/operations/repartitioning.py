@@ -151,9 +151,8 @@ class PlaceOp(Operation):
         count = self.count or frames.context.defaultParallelism
         data = [field for field in self.fields if field.name != MARKER]
         names = [column(field.name) for field in data]
-        keys = column_list(self.keys)
         if not self.marked and self.kind == "partition_by":
-            return lambda frame, _: frame.repartition(count, *keys)
+            return frames.repartition(self.keys, count)
         if not self.marked and self.kind == "shuffle":
             return lambda frame, _: frame.repartition(count)
         target = self._target(count).alias(_TARGET)

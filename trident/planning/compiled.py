@@ -38,6 +38,12 @@ class BuiltBatch(dict[str, "DataFrame"]):
         """Frees the blocks of checkpoints, once the frames are no longer read. May be called again."""
         free(self.checkpoints)
 
+    def __enter__(self) -> "BuiltBatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
 
 @dataclass(frozen=True)
 class _Compiled:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from trident.messages.executor import MessageSpoutExecutor
-    from trident.planning.groups import GroupPlan, Stored
+    from trident.planning.groups import GroupPlan
 
 log = logging.getLogger("trident.runner")
 RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
@@ -56,10 +56,6 @@ class _Running(JobWatch):
     @property
     def given_up(self) -> bool:
         return self.cancelled or self.timed_out
-
-    def begin_run(self) -> None:
-        """The attempt is run again, with other messages: it has its whole time again."""
-        self.renew()
 
 
 class SparkBatchRunner:
@@ -113,7 +109,9 @@ class SparkBatchRunner:
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
         self._context = spark.sparkContext
-        self._repeats = gives_again(plan.spouts.values())
+        self._spouts = plan.spouts
+        self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
+        self._repeats = gives_again(self._spouts.values())
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
 
@@ -156,11 +154,8 @@ class SparkBatchRunner:
                 self._running.pop(attempt, None)
 
     def _run(self, attempt: TransactionAttempt, metadata: Mapping[str, Json]) -> ProcessedBatch:
-        kept = BuiltBatch({}, [])
-        try:
+        with BuiltBatch({}, []) as kept:
             return self._run_keeping(attempt, metadata, kept)
-        finally:
-            kept.release()
 
     def _run_keeping(
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], kept: BuiltBatch
@@ -171,7 +166,7 @@ class SparkBatchRunner:
         tables: dict[str, "DataFrame"] = {}
         counts: list[int | None] = []
         for tx_id, executor in self._host.executors.items():
-            spout = self._plan.spouts[tx_id]
+            spout = self._spouts[tx_id]
             if tx_id in self._plan.tracked:
                 pinned: Any = metadata[tx_id]  # MessageSpoutExecutor's: an object with the count of rows
                 spouts[tx_id] = _described(spout, pinned, None)
@@ -184,7 +179,7 @@ class SparkBatchRunner:
                     found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )
-            inputs[tx_id] = self._frame(emitted, spout_schema(spout))
+            inputs[tx_id] = self._frame(emitted, self._schemas[tx_id])
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if (
                 spout_kind(spout) is not SpoutKind.TRANSACTIONAL
@@ -207,13 +202,10 @@ class SparkBatchRunner:
 
         def run(frames_of: Mapping[str, "DataFrame"]) -> dict[str, list[Any]]:
             nonlocal built_at
-            frames = self._plan.build(frames_of, attempt, self._info(attempt))
-            frames.update(tables)
-            built_at = time.monotonic()
-            try:
+            with self._plan.build(frames_of, attempt, self._info(attempt)) as frames:
+                frames.update(tables)
+                built_at = time.monotonic()
                 return stage(frames, self._early, self._incarnation, attempt, self._codec)
-            finally:
-                frames.release()
 
         if self._tracked is None:
             staged = run(inputs)
@@ -255,18 +247,15 @@ class SparkBatchRunner:
             return self._resolve(attempt, processed)
         except Exception as error:
             # Other streams' rows of this batch are gone: then the attempt fails as it does without messages.
-            if self._tracked is not None and set(self._plan.spouts) == set(self._plan.tracked):
+            if self._tracked is not None and set(self._spouts) == set(self._plan.tracked):
                 run = partial(self._run_late, attempt)
                 self._tracked.blame_late(attempt, run, error, self._watched(attempt))
             raise
 
     def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"]) -> dict[str, Any]:
         """A batch up to the end of its turn, for nothing but to see whether it fails."""
-        frames = self._plan.build(inputs, attempt, self._info(attempt))
-        try:
+        with self._plan.build(inputs, attempt, self._info(attempt)) as frames:
             staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
-        finally:
-            frames.release()
         return dict(self._resolve(attempt, ProcessedBatch(staged)).staged)
 
     def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
@@ -278,12 +267,9 @@ class SparkBatchRunner:
             late: dict[str, list[Any]] = {target.name: [] for target in self._late}
         else:
             inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
-            frames = self._plan.build_late(inputs, self._info(attempt), self._stored_as_of(attempt.txid - 1))
-            try:
-                with faults.fault_point(RESOLVE):
-                    late = stage(frames, self._late, self._incarnation, attempt, self._codec)
-            finally:
-                frames.release()
+            stored = partial(self._reader, txid=attempt.txid - 1)
+            with self._plan.build_late(inputs, self._info(attempt), stored) as frames, faults.fault_point(RESOLVE):
+                late = stage(frames, self._late, self._incarnation, attempt, self._codec)
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
                 storage.delete(boundary.root / file.path)
@@ -318,11 +304,8 @@ class SparkBatchRunner:
             frame = reader.parquet(*paths)
         return frame.coalesce(1) if sum(file.size for file in files) <= _SMALL_BYTES else frame
 
-    def _stored_as_of(self, txid: int) -> "Stored":
-        return lambda binding, keys: self._reader(binding, keys, txid)
-
     def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
-        schema = spout_schema(self._plan.spouts[tx_id])
+        schema = self._schemas[tx_id]
         return self._frame(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
 
     def _frame(self, emitted: Emitted, schema: StructType) -> "DataFrame":

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
-from trident.running.executors import make_executor
+from trident.messages.executor import MessageSpoutExecutor
 from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
 from trident.running.session_end import session_end
 from trident.running.storage_failures import FailureExplainer, written_folders
 from trident.running.warehouse_place import WarehousePlace
-from trident.spouts.contracts import SpoutContext
-from trident.spouts.executors import SpoutExecutor
+from trident.spouts.contracts import PartitionedTridentSpout, SpoutContext, SpoutKind
+from trident.spouts.executors import BatchSpoutExecutor, SpoutExecutor, TridentSpoutExecutor, is_batch_spout
 from trident.spouts.host import RecoverySpouts, TridentSpoutHost
+from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExecutor, PartitionedTridentSpoutExecutor
+from trident.spouts.rich import is_rich_spout
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.delta.kernel import KernelEngine
@@ -113,11 +115,7 @@ class SparkOpening:
 
     def recovery_spouts(self, finishing: int) -> RecoverySpouts:
         spouts = self._plan.spouts
-        return RecoverySpouts(
-            lambda tx_id: self._executor(tx_id) if tx_id in spouts else None,
-            spouts,
-            finishing,
-        )
+        return RecoverySpouts(lambda tx_id: self._executor(tx_id) if tx_id in spouts else None, spouts, finishing)
 
     def parts(self, store: StoredGroup) -> GroupParts:
         site, plan, committer = self._site, self._plan, self.committer
@@ -185,3 +183,16 @@ def _resume(executor: SpoutExecutor, pins: Mapping[int, Any], committed: Mapping
         # A copy: a spout that changes it must not change what is stored with the next transaction.
         positions = {partition: copy.deepcopy(metadata) for partition, (_, metadata) in committed.items()}
         executor.resume(max(txid for txid, _ in committed.values()), positions)
+
+
+def make_executor(spout: Any, context: SpoutContext) -> SpoutExecutor:
+    """The executor for a spout, by its kind."""
+    if isinstance(spout, PartitionedTridentSpout):
+        opaque = spout.kind is SpoutKind.OPAQUE
+        cls = OpaquePartitionedTridentSpoutExecutor if opaque else PartitionedTridentSpoutExecutor
+        return cls(spout, context)
+    if is_rich_spout(spout):
+        return MessageSpoutExecutor(spout, context)
+    if is_batch_spout(spout):
+        spout = BatchSpoutExecutor(spout)
+    return TridentSpoutExecutor(spout, context)

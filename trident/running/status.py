@@ -279,16 +279,16 @@ def condition(status: TopologyStatus) -> str:
 
 
 def _health(status: TopologyStatus) -> str:
-    modes = {group.mode for group in status.groups}
-    if "halted" in modes or status.role == "halted":
+    modes, ended = {group.mode for group in status.groups}, condition(status)
+    if ended == "halted":
         return "HALTED: a person must look"
     if "gave up" in modes:
         return "gave up (attempt cap)"
-    if status.role == "merging" and status.process_is_alive() is not False:
-        return "stopped, and brings the plain tables up to date"
-    if status.role in ("stopped", "failed") or modes == {"stopped"}:
-        return "stopped" if status.error is None else "failed"
     alive = status.process_is_alive()
+    if status.role == "merging" and alive is not False:
+        return "stopped, and brings the plain tables up to date"
+    if ended in ("stopped", "failed"):
+        return ended
     if alive is False:
         return "NOT RUNNING: its process is gone; it wrote this last"
     doing = ", ".join(sorted(modes)) or "starting"

@@ -180,8 +180,7 @@ class WarmUp:
         for tx_id, spout in plan.spouts.items():
             fields = list(spout_schema(spout).fields)
             inputs[tx_id] = self._nothing(StructType([*fields, ANCHORS_FIELD] if tx_id in plan.anchored else fields))
-        frames = plan.build(inputs, _REHEARSED, BatchInfo(_REHEARSED))
-        try:
+        with plan.build(inputs, _REHEARSED, BatchInfo(_REHEARSED)) as frames:
             own = {table.name for table in plan.spout_tables.values()}
             names = [
                 binding
@@ -190,8 +189,6 @@ class WarmUp:
             ]
             boundaries = [StagingTarget(name, self._folder) for name in plan.lowered.staged_boundaries]
             stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
-        finally:
-            frames.release()
 
     def _late(self, plan: GroupPlan) -> None:
         boundaries = plan.lowered.boundaries.values()
@@ -201,12 +198,9 @@ class WarmUp:
         def as_of_now(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return stored(binding, keys, self._published(binding))
 
-        frames = plan.build_late(inputs, BatchInfo(_REHEARSED), as_of_now)
-        try:
+        with plan.build_late(inputs, BatchInfo(_REHEARSED), as_of_now) as frames:
             late = [binding for binding in plan.bindings if binding.name in plan.late_states]
             stage(frames, [self._target(binding) for binding in late], "late", _REHEARSED, self._codec, STAGE)
-        finally:
-            frames.release()
 
     def _target(self, binding: StateBinding) -> StagingTarget:
         table = binding.published_table

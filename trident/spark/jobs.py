@@ -49,8 +49,8 @@ class JobWatch:
             except Exception as error:  # a session that is being stopped
                 log.debug("cannot look at %s: %s", self.job_group, error)
 
-    def renew(self) -> None:
-        """The job group's whole time begins anew."""
+    def begin_run(self) -> None:
+        """The job group runs something again, and has its whole time again."""
         self._began = None
 
     def _renewed(self) -> bool:

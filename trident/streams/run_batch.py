@@ -74,18 +74,14 @@ def run_batch(
     frames = {
         tx_id: _frame(session, batches[tx_id], spout_schema(node.spout), partitions) for tx_id, node in found.items()
     }
-    built = None
     try:
-        built = plan.build(frames, attempt)
-        return [tuple(row) for row in built[RESULT].collect()]
+        with plan.build(frames, attempt) as built:
+            return [tuple(row) for row in built[RESULT].collect()]
     except Exception as error:
         translated = translate_failure(error, attempt)
         if translated is error:
             raise
         raise translated from translated.__cause__
-    finally:
-        if built is not None:
-            built.release()
 
 
 def _plan_of(stream: Stream) -> tuple[GroupPlan, dict[str, SourceNode]]:

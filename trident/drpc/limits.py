@@ -30,7 +30,7 @@ import sys
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from waitress.adjustments import Adjustments
@@ -279,8 +279,7 @@ class BoundedServer(TcpWSGIServer):
         channels = list(self.active_channels.values())
         if any(one.will_close for one in channels):
             return True
-        idle = [one for one in channels if not one.requests]
-        victim = _least_wanted(idle)
+        victim = _least_wanted([one for one in channels if not one.requests])
         if victim is None:
             return False
         self._warn(f"all {self.connections_max} connections are in use: idle ones are closed for new ones")
@@ -297,8 +296,7 @@ class BoundedServer(TcpWSGIServer):
             log.warning("%s", text)
 
 
-def _least_wanted(channels: Iterable[_Channel]) -> _Channel | None:
-    idle = list(channels)
+def _least_wanted(idle: Sequence[_Channel]) -> _Channel | None:
     by_address = Counter(one.addr[0] for one in idle)
     most = max(by_address.values(), default=0)
     crowd = [one for one in idle if by_address[one.addr[0]] == most]

@@ -8,12 +8,11 @@ from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import FieldError
 from trident.operations.builtins import as_expression, native_form
-from trident.operations.kept_fields import kept_fields
 from trident.operations.row_nodes import NativeNode, ProjectNode, PythonNode
 from trident.planning.nodes import Node, appended, field_names, picked, require_fields
 from trident.udf.expressions import resolve
 from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe, resolve_outputs
-from trident.udf.types import parse_outputs
+from trident.udf.types import Output, Returned, is_known, parse_outputs, tuple_parts, without_optional
 from trident.udf.vectorised import vector_outputs
 
 
@@ -22,7 +21,7 @@ def by_function(parent: Node, kind: str, inputs: tuple[str, ...], function: Any,
     described = _checked(parent, kind, function, inputs)
     what = f"{kind}({described.name})"
     many: bool | None = None
-    named = kept_fields(kind, function, parent.schema) if outputs is None else parse_outputs(outputs)
+    named = _kept_fields(kind, function, parent.schema) if outputs is None else parse_outputs(outputs)
     if described.vectors:
         fields = vector_outputs(named, described.name, what)
     else:
@@ -102,6 +101,21 @@ def project(parent: Node, names: tuple[str, ...]) -> ProjectNode:
 def says_bool(function: Any) -> bool:
     """Tells whether a function is annotated ``-> bool``: in ``each`` it is a filter."""
     return callable(function) and describe(function, "each", "").returned is bool
+
+
+def _kept_fields(kind: str, function: Any, schema: StructType) -> tuple[Output, ...]:
+    """The outputs of ``map`` and ``flat_map`` that are not named: the input's, as in Storm.
+
+    A type is the annotation's where that says one for each field, else the input's.
+    """
+    whole = without_optional(describe(function, kind, call_site()).returned)
+    item = whole if kind == "map" else Returned.of(whole).item
+    parts = tuple_parts(item) if is_known(item) else None
+    if parts is None and len(schema.fields) == 1:
+        parts = (item,)
+    if parts is None or len(parts) != len(schema.fields):
+        return tuple((field.name, field.dataType) for field in schema.fields)
+    return tuple((field.name, None if is_known(part) else field.dataType) for field, part in zip(schema.fields, parts))
 
 
 def _calling(parent: Node, kind: str, function: UserFunction, inputs: tuple[str, ...]) -> PythonNode:

@@ -146,26 +146,24 @@ class ProgressLog:
             self._recent.append(record)
             self._totals.add(record["batch_id"], rows)
             self._take(record["in_flight"], record["backlog"])
-            self._show()
+            self._tell(lambda display: display.refresh(self._totals))
         return dict(record)
 
     def activity(self, in_flight: int, backlog: Mapping[str, int] | None = None) -> None:
         """Tells the display what is in flight and waiting, between transactions."""
         with self._lock:
             self._take(in_flight, backlog)
-            self._show()
+            self._tell(lambda display: display.refresh(self._totals))
 
     def event(self, text: str) -> None:
         """Shows one message at once, such as "standby: waiting for host:pid"."""
         with self._lock:
-            if self._display is not None and not self._closed:
-                self._guarded(lambda display: display.event(text))
+            self._tell(lambda display: display.event(text))
 
     def close(self) -> None:
         """Ends the display with the totals; records stay readable. May be called twice."""
         with self._lock:
-            if self._display is not None and not self._closed:
-                self._guarded(lambda display: display.close(self._totals))
+            self._tell(lambda display: display.close(self._totals))
             self._closed = True
 
     @property
@@ -189,14 +187,11 @@ class ProgressLog:
         if backlog is not None:
             self._totals.backlog = {unit: count for unit, count in backlog.items() if count is not None}
 
-    def _show(self) -> None:
-        if self._display is not None and not self._closed:
-            self._guarded(lambda display: display.refresh(self._totals))
-
-    def _guarded(self, call: Callable[[Display], None]) -> None:
+    def _tell(self, call: Callable[[Display], None]) -> None:
+        if self._display is None or self._closed:
+            return
         try:
-            if self._display is not None:
-                call(self._display)
+            call(self._display)
         except Exception as error:  # a closed pipe or terminal must not stop a topology
             self._display = None
             _log.warning("the progress display has ended: %s", error)

@@ -9,9 +9,9 @@ workers: keep its imports light.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -36,6 +36,9 @@ from trident.workers.chain import FieldsStep, Frame, Meter
 from trident.workers.failures import Label, fail
 from trident.workers.groups import _NOTHING, Folds, key_arrays
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # Beside the columns of a map's staged updates; tells whether the row is one of the stream of new values.
 SHOWN = "__trident_shown"
 
@@ -44,7 +47,22 @@ SHOWN = "__trident_shown"
 
 
 @dataclass(frozen=True)
-class QueryRows(FieldsStep):
+class _OfBatch(FieldsStep):
+    """A step that is told its batch before it runs."""
+
+    info: BatchInfo | None = field(default=None, kw_only=True)
+
+    def for_batch(self, info: BatchInfo) -> "Self":
+        return replace(self, info=info)
+
+    @property
+    def batch(self) -> BatchInfo:
+        assert self.info is not None, "for_batch comes first"
+        return self.info
+
+
+@dataclass(frozen=True)
+class QueryRows(_OfBatch):
     """state_query of a state of the user's: one retrieval per piece of a batch.
 
     Attributes:
@@ -63,10 +81,6 @@ class QueryRows(FieldsStep):
     many: bool | None
     keep: tuple[str, ...]
     place: str = ""
-    info: BatchInfo | None = None
-
-    def for_batch(self, info: BatchInfo) -> "QueryRows":
-        return replace(self, info=info)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         state = query = None
@@ -82,14 +96,13 @@ class QueryRows(FieldsStep):
                 query.cleanup()
 
     def _open(self, index: int) -> tuple[Any, Any]:
-        assert self.info is not None, "for_batch comes first"
         try:
             name = getattr(self.state, "name", "") or "static"
-            config = self.info.of_state(name)
+            config = self.batch.of_state(name)
             query = _builtin(self.query, len(self.outputs))
             if callable(getattr(query, "prepare", None)):
                 query.prepare(config, index, _count(self.state))
-            return _opened(self.state, self.info, config, index), query
+            return _opened(self.state, self.batch, config, index), query
         except Exception as error:
             fail(self.label, error, {})
 
@@ -226,7 +239,7 @@ class MapAsOf:
 
 
 @dataclass(frozen=True)
-class UpdateMap(FieldsStep):
+class UpdateMap(_OfBatch):
     """The new values of a map, found but not put yet.
 
     Attributes:
@@ -253,15 +266,11 @@ class UpdateMap(FieldsStep):
     marker: str = ""
     place: str = ""
     many: bool | None = None
-    info: BatchInfo | None = None
 
     @property
     def user(self) -> Any:
         """An updater is prepared with its state, not as an operation."""
         return None if self.mode == "update" else self.aggregator
-
-    def for_batch(self, info: BatchInfo) -> "UpdateMap":
-        return replace(self, info=info)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         rows: dict[Row, list[Row]] = {}
@@ -294,19 +303,18 @@ class UpdateMap(FieldsStep):
         key_types: Sequence[pa.DataType],
         index: int,
     ) -> Iterator[Frame]:
-        assert self.info is not None, "for_batch comes first"
-        config = self.info.of_state(self.name)
+        config = self.batch.of_state(self.name)
         try:
-            buffer = BufferedMap(open_backing(self.state, self.info, index))
-            state = self.state.map_over(buffer, epoch=self.info.epoch, incarnation=self.info.incarnation)
-            state.begin_commit(self.info.attempt.txid)
+            buffer = BufferedMap(open_backing(self.state, self.batch, index))
+            state = self.state.map_over(buffer, epoch=self.batch.epoch, incarnation=self.batch.incarnation)
+            state.begin_commit(self.batch.attempt.txid)
             if self.mode == "update":
                 shown = self._by_updater(state, config, index, [row for of_key in rows.values() for row in of_key])
             else:
                 keys = list(rows)
                 new = state.multi_update([names[key] for key in keys], [self._updater(rows[key]) for key in keys])
                 shown = [(names[key], value) for key, value in zip(keys, new) if value is not None]
-            state.commit(self.info.attempt.txid)
+            state.commit(self.batch.attempt.txid)
         except Exception as error:
             fail(self.label, error, {})
         yield from self._frames(buffer.puts, shown, key_types, index)
@@ -317,8 +325,7 @@ class UpdateMap(FieldsStep):
             *value, gone = rows[-1]
             new = None if gone else (value[0] if len(value) == 1 else tuple(value))
             return lambda old: new
-        assert self.info is not None
-        folds = Folds(self.aggregator, self.mode, self.info.attempt)
+        folds = Folds(self.aggregator, self.mode, self.batch.attempt)
         fold = folds.fold()
 
         def update(old: Any) -> Any:

@@ -8,8 +8,8 @@ task. Imported by every worker: keep its imports light.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,29 @@ from trident.workers.failures import Label, UserCodeFailed, fail
 from trident.workers.groups import _NOTHING, Groups, Held
 from trident.workers.ledger import Ledger, report_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 ROW = "__trident_row"
 
 
 @dataclass(frozen=True)
-class TrackedStep(Step):
+class _TellsLedger(Step):
+    """A step that tells the ledger of its Spark task, which it is given before it runs."""
+
+    ledger: Ledger | None = field(default=None, kw_only=True)
+
+    def for_task(self, ledger: Ledger) -> "Self":
+        return replace(self, ledger=ledger)
+
+    @property
+    def of_task(self) -> Ledger:
+        assert self.ledger is not None, "for_task comes first"
+        return self.ledger
+
+
+@dataclass(frozen=True)
+class TrackedStep(_TellsLedger):
     """A step row by row: an exception fails the messages of its row alone.
 
     The function is called for pieces of a batch; when one raises, its halves are
@@ -38,7 +56,6 @@ class TrackedStep(Step):
 
     step: Any
     keeps: bool
-    ledger: Ledger | None = None
 
     @property
     def label(self) -> Label:  # type: ignore[override]
@@ -51,9 +68,6 @@ class TrackedStep(Step):
     @property
     def user(self) -> Any:
         return self.step.user
-
-    def for_task(self, ledger: Ledger) -> "TrackedStep":
-        return replace(self, ledger=ledger)
 
     def for_batch(self, info: Any) -> "TrackedStep":
         return replace(self, step=self.step.for_batch(info)) if hasattr(self.step, "for_batch") else self
@@ -74,9 +88,8 @@ class TrackedStep(Step):
             yield from self._failed(frame, error)
             return
         anchors = frame.array(ANCHORS)
-        assert self.ledger is not None, "for_task comes first"
         if not self.keeps:
-            self.ledger.ack(anchors)
+            self.of_task.ack(anchors)
             yield from results
             return
         alive = np.zeros(frame.length, bool)
@@ -88,12 +101,11 @@ class TrackedStep(Step):
             columns[ANCHORS] = anchors if whole else children_of(anchors, index)
             yield Frame(columns, result.length, result.meter, dict(result._values))
         if not alive.all():
-            self.ledger.ack(anchors.filter(pa.array(~alive)))
+            self.of_task.ack(anchors.filter(pa.array(~alive)))
 
     def _failed(self, frame: Frame, error: UserCodeFailed) -> Iterator[Frame]:
         if frame.length == 1 or report_of(error)["kind"] == "failed":
-            assert self.ledger is not None, "for_task comes first"
-            self.ledger.fail(_roots(frame.array(ANCHORS)), error)
+            self.of_task.fail(_roots(frame.array(ANCHORS)), error)
             return
         half = frame.length // 2
         yield from self._apply(_piece(frame, 0, half))
@@ -101,41 +113,29 @@ class TrackedStep(Step):
 
 
 @dataclass(frozen=True)
-class EndTrees(Step):
+class EndTrees(_TellsLedger):
     """The rows end here; their anchors go on, only to say which messages they belong to."""
 
     text = "end trees"
 
     label: Label
-    ledger: Ledger | None = None
-    user = None
-
-    def for_task(self, ledger: Ledger) -> "EndTrees":
-        return replace(self, ledger=ledger)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        assert self.ledger is not None, "for_task comes first"
         for frame in frames:
             if frame.length:
-                self.ledger.ack(frame.array(ANCHORS))
+                self.of_task.ack(frame.array(ANCHORS))
             yield frame
 
 
 @dataclass(frozen=True)
-class BeginTrees(Step):
+class BeginTrees(_TellsLedger):
     """Rows that Spark has dropped or multiplied get ids of their own, which are told to the ledger."""
 
     text = "begin trees"
 
     label: Label
-    ledger: Ledger | None = None
-    user = None
-
-    def for_task(self, ledger: Ledger) -> "BeginTrees":
-        return replace(self, ledger=ledger)
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        assert self.ledger is not None, "for_task comes first"
         seen = 0
         for frame in frames:
             if not frame.length:
@@ -143,30 +143,25 @@ class BeginTrees(Step):
             counts, roots, ids = read_anchors(frame.array(ANCHORS))
             new = mixed(ids ^ mixed(np.arange(seen, seen + len(ids), dtype=np.uint64)))
             seen += len(ids)
-            self.ledger.ack_pairs(roots, new)
+            self.of_task.ack_pairs(roots, new)
             columns = {**frame._columns, ANCHORS: make_anchors(counts, roots, new)}
             yield Frame(columns, frame.length, frame.meter, dict(frame._values))
 
 
 @dataclass(frozen=True)
-class TrackedGroups(Groups):
+class TrackedGroups(_TellsLedger, Groups):
     """Groups whose rows have anchors: a group is anchored to all of its rows.
 
     A row whose fold raises fails its messages; a group whose ``complete`` raises those of all of its rows.
     """
 
     keeps: bool = False
-    ledger: Ledger | None = None
 
     @property
     def text(self) -> str:
         return f"{super().text} (tracked)"
 
-    def for_task(self, ledger: Ledger) -> "TrackedGroups":
-        return replace(self, ledger=ledger)
-
     def _take(self, frame: Frame, held: Held) -> None:
-        assert self.ledger is not None, "for_task comes first"
         counts, roots, ids = read_anchors(frame.array(ANCHORS))
         pairs = list(zip(roots.tolist(), ids.tolist()))
         ends = np.cumsum(counts).tolist()
@@ -177,7 +172,7 @@ class TrackedGroups(Groups):
                 groups[key] = fold(groups.get(key, _NOTHING), row)
             except (Exception, SystemExit) as error:
                 report = self._report(error, frame.row((*self.keys, *self.inputs), at))
-                self.ledger.fail([_signed(root) for root, _ in of_row], report)
+                self.of_task.fail([_signed(root) for root, _ in of_row], report)
                 continue
             anchors = held.anchors.setdefault(key, {})
             for root, id in of_row:
@@ -203,8 +198,7 @@ class TrackedGroups(Groups):
                     half = len(keys) // 2
                     waiting += [keys[half:], keys[:half]]
                     continue
-                assert self.ledger is not None, "for_task comes first"
-                self.ledger.fail([_signed(root) for root in held.anchors.get(keys[0], {})], error)
+                self.of_task.fail([_signed(root) for root in held.anchors.get(keys[0], {})], error)
                 continue
             if found is not None:
                 yield found
@@ -216,9 +210,8 @@ class TrackedGroups(Groups):
 
     def _settle_or_keep(self, own: pa.Array, index: list[int] | None, arrays: dict[str, Any]) -> None:
         """The groups' rows end here, or go on in the results."""
-        assert self.ledger is not None, "for_task comes first"
         if not self.keeps:
-            self.ledger.ack(own)
+            self.of_task.ack(own)
             return
         if index is None:
             arrays[ANCHORS] = own
@@ -226,7 +219,7 @@ class TrackedGroups(Groups):
         arrays[ANCHORS] = children_of(own, np.array(index, np.int64))
         without = np.ones(len(own), bool)
         without[index] = False
-        self.ledger.ack(own.filter(pa.array(without)))
+        self.of_task.ack(own.filter(pa.array(without)))
 
 
 def _of_groups(anchors: Sequence[Mapping[int, int]]) -> pa.Array:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from trident.spark.jars import cache_folder
 from trident.states.core import storage
 
 # A task that fails is told by the error of its job, which names the user's function and line. The loggers turned

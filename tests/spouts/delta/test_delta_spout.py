@@ -7,6 +7,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -24,12 +26,18 @@ from trident.udf.schemas import as_schema
 start, warehouse = source_helpers.start, source_helpers.warehouse
 
 
+COLUMNS = pa.schema([("n", pa.int64()), ("p", pa.string())])
+
+
 class Table:
-    """A Delta table with a plain log of what it should hold."""
+    """A Delta table with a plain log of what it should hold; delta-rs writes it, and Spark what delta-rs cannot."""
 
     def __init__(self, spark, path: Path, properties: str = "", partitioned: str = "") -> None:
-        self.spark, self.path = spark, path
-        self.sql(f"CREATE TABLE {{t}} (n bigint, p string) USING delta {partitioned} {properties}")
+        self.spark, self.path, self.plain = spark, path, not properties
+        if self.plain:
+            deltalake.DeltaTable.create(str(path), COLUMNS)
+        else:
+            self.sql(f"CREATE TABLE {{t}} (n bigint, p string) USING delta {partitioned} {properties}")
 
     def sql(self, text: str):
         return self.spark.sql(text.format(t=f"delta.`{self.path}`"))
@@ -37,6 +45,10 @@ class Table:
     def add(self, *numbers: int, p: str | None = "a b/ü=1%", files: int = 1) -> Counter:
         first, count = numbers[0], len(numbers)
         assert numbers == tuple(range(first, first + count))
+        if self.plain and files == 1:
+            rows = pa.table([list(numbers), [p] * count], schema=COLUMNS)
+            deltalake.write_deltalake(str(self.path), rows, mode="append")
+            return Counter((n, p) for n in numbers)
         frame = (
             self.spark.range(first, first + count, 1, files)
             .withColumn("p", F.lit(p).cast("string"))
@@ -45,8 +57,8 @@ class Table:
         frame.write.format("delta").mode("append").save(str(self.path))
         return Counter((n, p) for n in numbers)
 
-    def version(self) -> int:
-        return max(int(entry.stem) for entry in (self.path / "_delta_log").glob("*.json"))
+    def delta_rs(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(str(self.path))
 
 
 class Run:
@@ -163,7 +175,7 @@ def test_a_version_that_removes_rows_ends_the_topology_or_is_left_out_as_a_whole
     before = table.add(1, 2)
     query = run_to_end(start, DeltaSpout(table.path), max_attempts=1)
     before += table.add(3)
-    table.sql("UPDATE {t} SET n = 20 WHERE n = 2")
+    table.delta_rs().update({"n": "20"}, predicate="n = 2")
     after = table.add(4)
     with pytest.raises(AttemptCapReached, match=r"version 3 of the Delta table .* removes or rewrites rows.*UPDATE"):
         query.await_termination(WAIT_SECS)
@@ -187,8 +199,9 @@ def test_another_schema_is_an_error_until_the_topology_is_built_anew(spark, tmp_
     given = Run(DeltaSpout(table.path, schema="n long", poll_interval_secs=0), spark, tmp_path)
     run.begin_all()
     expected += table.add(2)
-    table.sql("ALTER TABLE {t} ADD COLUMN extra int")
-    table.sql("INSERT INTO {t} VALUES (3, 'x', 33)")
+    table.delta_rs().alter.add_columns([deltalake.Field("extra", "integer")])
+    wider = COLUMNS.append(pa.field("extra", pa.int32()))
+    deltalake.write_deltalake(str(table.path), pa.table([[3], ["x"], [33]], schema=wider), mode="append")
     message = refusal(run)
     assert "is another one since version 3" in message and "a new extra" in message
     assert sum((run.rows(txid) for txid in run.pins), Counter()) == expected, "the rows before it are read"

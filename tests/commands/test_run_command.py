@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from tests.zk_fixtures import eventually
+from trident import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
@@ -59,28 +62,22 @@ def job(tmp_path: Path, zk_server: str, zk_root: str):
         process.wait()
 
 
-def wait_for_txid(job, folder: Path, txid: int, secs: float = 90.0) -> str:
-    """What `trident status` says then; it is a process of its own, so the file is looked at before."""
-    deadline = time.monotonic() + secs
-    text = ""
-    while time.monotonic() < deadline:
-        written = [path.read_text() for path in folder.rglob("status.json")]
-        if any(re.search(rf'"current_txid": *{txid}\b', one) for one in written):
-            text = job("status", "job").communicate()[0]
-            if f"current txid {txid}" in text:
-                return text
-        time.sleep(0.2)
-    raise AssertionError(f"transaction {txid} was not reached: {text}")
+def status(folder: Path) -> str:
+    """What `trident status` says."""
+    return CliRunner().invoke(cli.main, ["status", "job", "--set", f"warehouse={folder / 'trident-warehouse'}"]).output
 
 
 def test_it_runs_until_sigterm_and_then_exits_with_0(job, tmp_path: Path) -> None:
     process = job("run", "job.py")
-    assert "running (leader)" in wait_for_txid(job, tmp_path, 2)
+    file = tmp_path / "trident-warehouse" / "_trident" / "job" / "status.json"
+    assert eventually(lambda: file.exists() and re.search(r'"current_txid": *2\b', file.read_text()), 90)
+    said = status(tmp_path)
+    assert "running (leader)" in said and "current txid 2" in said
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     assert "leads job (epoch 1)" in out and "Traceback" not in out
-    assert "job: stopped" in job("status", "job").communicate()[0]
+    assert "job: stopped" in status(tmp_path)
 
 
 def test_a_batch_that_always_fails_exits_with_1_and_names_function_line_and_batch(job, tmp_path: Path) -> None:

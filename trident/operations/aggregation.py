@@ -9,7 +9,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.aggregators import aggregator_kind
-from trident.planning.nodes import field_names, require_fields
+from trident.planning.nodes import check_given_type, field_names, require_fields
 from trident.udf.signatures import (
     check_arity,
     check_for_workers,
@@ -19,7 +19,7 @@ from trident.udf.signatures import (
     resolve_outputs,
     return_annotation,
 )
-from trident.udf.types import check_distinct, check_given_type, is_known, parse_outputs
+from trident.udf.types import check_distinct, is_known, parse_outputs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

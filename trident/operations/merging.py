@@ -12,9 +12,9 @@ from trident.coordinators.errors import FieldError
 from trident.operations.join_ops import UnionOp
 from trident.planning.basic_operations import ONLY_BRANCH
 from trident.planning.builder import SegmentBuilder
-from trident.planning.nodes import MultiInputNode, Node
+from trident.planning.nodes import MultiInputNode, Node, check_given_type
 from trident.planning.operation import ANCHORS_FIELD
-from trident.udf.types import check_given_type, parse_outputs
+from trident.udf.types import parse_outputs
 from trident.workers.anchors import ANCHORS
 
 

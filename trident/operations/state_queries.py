@@ -12,13 +12,13 @@ from trident.operations.state_lookups import JoinStateOp
 from trident.operations.state_writes import PersistNode
 from trident.planning.basic_operations import SelectOp
 from trident.planning.builder import SegmentBuilder
-from trident.planning.nodes import Node, OutputsNode, appended, field_names, require_fields
+from trident.planning.nodes import Node, OutputsNode, appended, check_given_type, field_names, require_fields
 from trident.planning.operation import Fields, arrow_types, names_of
 from trident.states.core.binding import StateBinding
 from trident.states.core.queries import MapGet, SnapshotGet, TupleCollectionGet
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.signatures import call_site, check_serialisable, describe, resolve_outputs
-from trident.udf.types import check_given_type, parse_outputs
+from trident.udf.types import parse_outputs
 from trident.workers.failures import Label
 from trident.workers.states import QueryRows
 

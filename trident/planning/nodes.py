@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from trident.coordinators.errors import FieldError
+from trident.coordinators.errors import FieldError, OutputTypeError
 from trident.planning.builder import SegmentBuilder
 from trident.planning.operation import ANCHORS_FIELD, Fields
 from trident.states.core.binding import StateBinding
@@ -325,6 +325,17 @@ def appended(schema: StructType, outputs: Iterable[tuple[str, DataType]], what: 
             )
         fields.append(StructField(name, kind, True))
     return StructType([*schema.fields, *fields])
+
+
+def check_given_type(name: str, given: DataType | None, actual: DataType, what: str) -> None:
+    """Raises OutputTypeError when an output's type is given, and is not the one that is known."""
+    if given is not None and given != actual:
+        raise OutputTypeError(
+            f"output {name!r} of {what} has another type",
+            found=actual.simpleString(),
+            expected=given.simpleString(),
+            action="leave the type out",
+        )
 
 
 def picked(schema: StructType, names: Iterable[str]) -> StructType:

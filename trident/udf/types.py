@@ -185,17 +185,6 @@ def parse_outputs(outputs: Union[str, Iterable[str], StructType]) -> tuple[Outpu
     return tuple(fields)
 
 
-def check_given_type(name: str, given: DataType | None, actual: DataType, what: str) -> None:
-    """Raises OutputTypeError when an output's type is given, and is not the one that is known."""
-    if given is not None and given != actual:
-        raise OutputTypeError(
-            f"output {name!r} of {what} has another type",
-            found=actual.simpleString(),
-            expected=given.simpleString(),
-            action="leave the type out",
-        )
-
-
 def loosened(kind: DataType) -> DataType:
     """The type with nulls allowed everywhere in it, as every field of a stream has it.
 

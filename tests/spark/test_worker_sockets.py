@@ -77,8 +77,9 @@ def test_where_no_folder_can_be_trusted_it_is_tcp_and_a_warning_says_why(base, s
     assert "over TCP" in caplog.text
 
 
-def test_on_a_cluster_each_host_has_its_own_folder():
-    assert socket_settings(None) == {ENABLED: "true"}
+def test_on_a_cluster_it_is_tcp_since_the_path_of_an_executors_own_folder_may_be_too_long():
+    assert socket_settings(None) == {}
+    assert not {ENABLED, FOLDER} & set(session_confs({"spark.master": "yarn"}))
 
 
 def test_a_user_may_turn_them_off():

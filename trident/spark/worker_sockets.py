@@ -33,13 +33,13 @@ def socket_settings(cores: int | None, base: str = _BASE) -> dict[str, str]:
     """The Spark settings for Unix sockets to Python workers; none where they are not possible.
 
     Args:
-        cores: of a local master; None for a cluster, whose hosts each use their own temporary folder.
+        cores: of a local master; None for a cluster. There it is TCP: a folder that each host has, may write and
+            whose path is short enough is not known here. An executor's own temporary folder often has a path that
+            is too long (YARN's has some 110 bytes), and then every task in Python would fail.
         base: the folder in which the user's folder of sockets is made.
     """
-    if not hasattr(socket, "AF_UNIX"):
+    if cores is None or not hasattr(socket, "AF_UNIX"):
         return {}
-    if cores is None:
-        return {ENABLED: "true"}
     try:
         folder = _own_folder(base)
     except OSError as error:

@@ -18,7 +18,9 @@ class LoopbackPort:
     On Linux it is reserved until :meth:`close`: a socket is bound to it that never listens. The system then gives it
     to no outgoing connection and to no process that asks for any free port, and a client is refused while the server
     is away. A server that binds with SO_REUSEADDR can listen at it; so can another process that names this port and
-    has that option, which :attr:`is_free` tells. Elsewhere such a socket would be in the server's own way.
+    has that option, which :attr:`is_free` tells. A second LoopbackPort of the same number is refused, also while
+    neither of the servers listens: of two that start at once, the clients of one would find the other's. Elsewhere
+    such sockets would be in the server's own way, or cannot be made.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -27,9 +29,9 @@ class LoopbackPort:
             enough: the port is then likely to be free whenever a server wants it back.
 
         Raises:
-            OSError: the port given is not free.
+            OSError: the port given is not free, or another LoopbackPort has it.
         """
-        self._holder = _bound(number, reuse=True) if number else _chosen()
+        self._holder, self._claim = _claimed(_bound(number, reuse=True)) if number else _chosen()
         self.number: int = self._holder.getsockname()[1]
         if sys.platform != "linux":
             self._holder.close()
@@ -37,6 +39,7 @@ class LoopbackPort:
     def close(self) -> None:
         """Ends the reservation; a server that listens goes on."""
         self._holder.close()
+        self._claim.close()
 
     @property
     def is_free(self) -> bool:
@@ -60,18 +63,31 @@ def _bound(number: int, reuse: bool) -> socket.socket:
     return made
 
 
-def _chosen() -> socket.socket:
+def _claimed(holder: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """The holder, and a socket that only one LoopbackPort of this number can have: its name is no file's."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform == "linux":
+            claim.bind(f"\0trident-port-{holder.getsockname()[1]}")
+    except BaseException:
+        claim.close()
+        holder.close()
+        raise
+    return holder, claim
+
+
+def _chosen() -> tuple[socket.socket, socket.socket]:
     # Without SO_REUSEADDR: two processes that choose at once must not choose the same.
     candidates = _not_outgoing()
     for number in [*random.sample(candidates, min(_TRIES, len(candidates))), 0]:
         try:
-            holder = _bound(number, reuse=False)
+            holder, claim = _claimed(_bound(number, reuse=False))
         except OSError:
             if not number:
                 raise
             continue
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return holder
+        return holder, claim
     raise AssertionError("the last one is returned or raised")
 
 

@@ -55,6 +55,16 @@ def test_a_server_can_listen_at_it_again_and_again_and_it_is_free_between(port: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reserved on Linux alone")
+def test_one_that_is_away_is_given_to_no_second_until_it_is_closed(port: LoopbackPort) -> None:
+    """Two warehouses, one a copy of the other, name the same port of last time and may start at once."""
+    with pytest.raises(OSError):
+        LoopbackPort(port.number)
+    assert port.is_free, "for its own server"
+    port.close()
+    LoopbackPort(port.number).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserved on Linux alone")
 def test_nothing_else_is_given_it_while_the_server_is_away() -> None:
     number = outgoing_ports()[0] + 4321
     port = LoopbackPort(number)

@@ -22,6 +22,8 @@ from trident.coordinators.kazoo_errors import Problems
 
 # A loaded machine takes that long to answer; tests have sessions of one second.
 _ANSWER_SECS_LEAST = 2.0
+# Three would take the whole session: then there is nothing to save, and the server may be slow or far.
+_SHORT_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Handler(SequentialThreadingHandler):
 
     kazoo waits for the answer to a new connection as long as the ZooKeeper session may be away, and the session is
     lost with it. Some servers never answer: one that is starting leaves a connection open which comes before its
-    database is there (a NullPointerException in ``NIOServerCnxn.close``), and the next try would succeed.
+    database is there (a NullPointerException in ``NIOServerCnxn.close``), and the next try would succeed. After two
+    tries without an answer the next ones have as long as kazoo gives them.
     """
 
     def __init__(self, tls: TlsFiles | None, problems: Problems, session_timeout_secs: float = 0.0) -> None:
@@ -103,15 +106,23 @@ class Handler(SequentialThreadingHandler):
         self._tls, self._problems = tls, problems
         self._answer_secs_max = max(_ANSWER_SECS_LEAST, session_timeout_secs / 3)
         self._unanswered: Any = None
+        self._in_vain = 0
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
         self._problems.host = kwargs.get("hostname", "")
-        timeout = min(timeout, self._answer_secs_max)
-        if self._tls is None:
-            self._unanswered = super().create_connection(*args, timeout=timeout, **kwargs)
-        else:
-            self._unanswered = self._connect(timeout=timeout, **kwargs)
+        timeout = self._patience_secs(timeout)
+        try:
+            if self._tls is None:
+                self._unanswered = super().create_connection(*args, timeout=timeout, **kwargs)
+            else:
+                self._unanswered = self._connect(timeout=timeout, **kwargs)
+        except TimeoutError:
+            self._in_vain += 1
+            raise
         return self._unanswered
+
+    def _patience_secs(self, kazoos: float) -> float:
+        return min(kazoos, self._answer_secs_max) if self._in_vain < _SHORT_TRIES else kazoos
 
     def _connect(self, address: tuple[Any, ...], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
         assert self._tls is not None
@@ -130,11 +141,13 @@ class Handler(SequentialThreadingHandler):
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
         waits_for_first = rlist == [self._unanswered]
-        if waits_for_first:
-            timeout = self._answer_secs_max if timeout is None else min(timeout, self._answer_secs_max)
+        if waits_for_first and timeout is not None:
+            timeout = self._patience_secs(timeout)
         ready = self._select(rlist, wlist, xlist, timeout)
         if waits_for_first and ready[0]:
-            self._unanswered = None
+            self._unanswered, self._in_vain = None, 0
+        elif waits_for_first:
+            self._in_vain += 1
         return ready
 
     def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:

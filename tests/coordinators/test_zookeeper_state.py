@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.coordinators import zookeeper
+from trident.coordinators import kazoo_tls, zookeeper
 from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
@@ -18,6 +19,8 @@ from trident.coordinators.errors import (
     ValueTooLarge,
     ZooKeeperUnreachable,
 )
+from trident.coordinators.kazoo_errors import Problems
+from trident.coordinators.kazoo_tls import TlsFiles
 from trident.coordinators.transactional_state import Changes, RotatingTransactionalState
 from trident.coordinators.znodes import VALUE_BYTES_MAX, Check, Create, Delete, MultiRefused, SetData
 from trident.coordinators.zookeeper import ZooKeeper
@@ -171,6 +174,23 @@ def test_a_server_that_takes_a_connection_and_never_answers_costs_no_session(cut
     assert eventually(lambda: not cutting_proxy.silent and not zk.connected)
     assert zk.wait_connected(session_number, timeout_secs=5.5)
     assert zk.session_id == session_id
+
+
+@pytest.mark.parametrize("tls", [None, TlsFiles(None, None, None, None, False, False)], ids=["plain", "TLS"])
+def test_a_server_that_is_slow_to_answer_is_given_as_long_as_kazoo_gives_it_after_two_tries(monkeypatch, tls):
+    monkeypatch.setattr(kazoo_tls, "_ANSWER_SECS_LEAST", 0.1)
+    handler, kazoos, waited = kazoo_tls.Handler(tls, Problems(), 0.1), 0.6, []
+    with socket.create_server(("127.0.0.1", 0)) as slow:  # it takes the connections, and never answers
+        for _ in range(3):
+            began = time.monotonic()
+            try:
+                client = handler.create_connection(address=slow.getsockname(), hostname="localhost", timeout=kazoos)
+                assert handler.select([client], [], [], kazoos) == ([], [], [])
+                client.close()
+            except TimeoutError:
+                assert tls
+            waited.append(time.monotonic() - began)
+    assert max(waited[:2]) < kazoos <= waited[2], waited
 
 
 def test_reads_survive_a_lost_connection_of_the_same_session(cutting_proxy, zk_connect):

@@ -129,10 +129,11 @@ class LocalStorage:
         if durable:
             _fsync(folder)
 
-    def create(self, path: AnyPath, data: bytes) -> None:
+    def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         path = local(path)
-        self._create(path, data, True)
-        _fsync(os.path.dirname(path))
+        self._create(path, data, durable)
+        if durable:
+            _fsync(os.path.dirname(path))
 
     def _create(self, path: str, data: bytes, durable: bool) -> None:
         with open(path, "xb") as file:

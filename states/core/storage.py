@@ -86,10 +86,13 @@ class Storage(Protocol):
             OSError: the storage refused; the old file is there, unless only the flush of the folder failed.
         """
 
-    def create(self, path: AnyPath, data: bytes) -> None:
-        """Makes a file that was not there; durable when this returns. One of two that make it wins.
+    def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        """Makes a file that was not there. One of two that make it wins.
 
         A process that dies in the middle may leave a part of it, under this name.
+
+        Args:
+            durable: it outlives a power cut once this returns; else the caller flushes it, where that matters.
 
         Raises:
             FileExistsError: the name is taken.
@@ -184,8 +187,8 @@ def write(path: AnyPath, data: bytes, durable: bool = True) -> None:
     storage_for(path).write(path, data, durable)
 
 
-def create(path: AnyPath, data: bytes) -> None:
-    storage_for(path).create(path, data)
+def create(path: AnyPath, data: bytes, durable: bool = True) -> None:
+    storage_for(path).create(path, data, durable)
 
 
 def output(path: AnyPath) -> BinaryIO:

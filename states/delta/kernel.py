@@ -5,7 +5,8 @@ a commit made on a snapshot happens at the next version or not at all (docs/sema
 step 5, and 4); on a local disk by a hard link (``log_commit``). A call on a Java object that is held costs a tenth of a
 millisecond, looking a class up by its name more than a millisecond: so each
 class is looked up once, by :class:`KernelEngine`, and a commit goes on from the
-snapshot that the commit before it gave back.
+snapshot that the commit before it gave back. A commit that only adds files to a plain table on a local disk makes no
+call at all: Python writes its entry (``kernel_files.append_entry``), and Kernel reads the table again when it is asked.
 
 Delta's protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -34,14 +36,16 @@ from trident.states.delta.kernel_errors import (
     guard,
     guard_commit,
 )
-from trident.states.delta.kernel_files import LiveFile, add_action, live_file, remove_action
+from trident.states.delta.kernel_files import LiveFile, add_action, append_entry, is_plain, live_file, remove_action
 from trident.states.delta.log_commit import (
     DraftCommitter,
+    draft_of,
     hold_log_folder,
     publish_draft,
     remove_draft,
     remove_drafts,
     signature_in,
+    write_draft,
 )
 from trident.states.delta.log_entries import entry_signature
 from trident.states.delta.torn_entries import fsync_log_entries, set_torn_entries_aside
@@ -74,9 +78,14 @@ _LOAD_TRIES = 3
 
 
 class _Chain:
-    """The common part of a loaded snapshot and of all those that commits made of it."""
+    """The common part of a loaded snapshot and of all those that commits made of it.
+
+    Attributes:
+        plain: whether Python may write the entries that add files (``kernel_files.is_plain``); None: not known yet.
+    """
 
     def __init__(self, java: Any) -> None:
+        self.plain: bool | None = None
         self.loaded_at = time.monotonic()
         found = java.getLogSegment().getCheckpointVersionOpt().orElse(None)
         self.checkpoint = 0 if found is None else int(found)
@@ -94,7 +103,7 @@ class TableSnapshot:
     def __init__(
         self,
         engine: KernelEngine,
-        java: Any,
+        java: Any | None,
         path: str,
         version: int,
         entry: Signature | None,
@@ -102,25 +111,56 @@ class TableSnapshot:
         control: Mapping[str, str | None] | None = None,
         txns: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Made by :class:`KernelEngine` only."""
-        self._engine, self._java = engine, java
+        """Made by :class:`KernelEngine` only; without a Java object when Python wrote the entry."""
+        self._engine, self._loaded = engine, java
         self.path, self.version, self.entry = path, version, entry
         # The rest, which a commit cannot have changed, comes from the snapshot that it was made on.
         self._control: dict[str, str | None] = {**(base._control if base else {}), **(control or {})}
         self._txns: dict[str, int | None] = {**(base._txns if base else {}), **(txns or {})}
-        self._commits_since_load: int = base._commits_since_load + 1 if base else 0
+        self._commits_since_load: int = base._commits_since_load + 1 if base and java is not None else 0
         self._chain: _Chain = base._chain if base else _Chain(java)
-        self._summed: bool = base._summed if base else java.getCurrentCrcInfo().isPresent()
+        self._sum_known: bool | None = base._sum_known if base and java is not None else None
         if base is not None:
             self.table_id: str = base.table_id
             self.schema_json: str = base.schema_json
             self.partition_columns: tuple[str, ...] = base.partition_columns
             self.properties: Mapping[str, str] = base.properties
         else:
-            metadata = java.getMetadata()
+            metadata = self._java.getMetadata()
             self.table_id, self.schema_json = metadata.getId(), metadata.getSchemaString()
-            self.partition_columns = tuple(engine.python_value(java.getPartitionColumnNames()))
-            self.properties = engine.python_value(java.getTableProperties())
+            self.partition_columns = tuple(engine.python_value(self._java.getPartitionColumnNames()))
+            self.properties = engine.python_value(self._java.getTableProperties())
+
+    @property
+    def _java(self) -> Any:
+        """Kernel's snapshot of this version, loaded now where Python wrote the version's entry."""
+        if self._loaded is None:
+            found = self._engine.load_version(self.path, self.version)
+            if found.table_id != self.table_id:
+                raise TableError(
+                    f"table {self.path} was made anew",
+                    found=f"table id {found.table_id}",
+                    expected=f"table id {self.table_id}",
+                    action="read the table again",
+                )
+            self._loaded = found._java
+        return self._loaded
+
+    @property
+    def _summed(self) -> bool:
+        """Tells whether Kernel has the version's checksum in memory."""
+        if self._sum_known is None:
+            self._sum_known = bool(self._java.getCurrentCrcInfo().isPresent())
+        return self._sum_known
+
+    @property
+    def _plain(self) -> bool:
+        """Tells whether Python may write the entry of a commit that adds files."""
+        if self._chain.plain is None:
+            protocol = guard(self.path, lambda: self._engine.row_text(self._java.getProtocol().toRow()))
+            local = storage.local_path(self.path) is not None
+            self._chain.plain = local and is_plain(json.loads(protocol), self.schema_json)
+        return self._chain.plain
 
     def control(self, domain: str) -> str | None:
         """The configuration of a domain (our control record), as the JSON that was stored."""
@@ -187,7 +227,7 @@ class KernelEngine:
         self._iterator = kernel.internal.util.Utils.toCloseableIterator
         self._rows = kernel.internal.util.Utils.intoRows
         self._row = kernel.defaults.internal.json.JsonUtils.rowFromJson
-        self._row_text = kernel.defaults.internal.json.JsonUtils.rowToJson
+        self.row_text: Callable[[Any], str] = kernel.defaults.internal.json.JsonUtils.rowToJson
         self._action = kernel.internal.actions.SingleAction.FULL_SCHEMA
         self._checksum_modes = getattr(kernel, "Snapshot$ChecksumWriteMode")
         self._whole: dict[str, tuple[int, Signature]] = {}  # path → the newest entry seen whole
@@ -356,7 +396,27 @@ class KernelEngine:
             CommitOutcomeUnknown: load the table again to know.
             TableError: Delta refused; nothing happened.
         """
+        if snapshot._plain:
+            return self._append(snapshot, files, txn, control, engine_info)
         return self._commit(snapshot, [add_action(file) for file in files], txn, control, engine_info, self._write)
+
+    def _append(
+        self,
+        snapshot: TableSnapshot,
+        files: Sequence[StagedFile],
+        txn: tuple[str, int] | None,
+        control: Mapping[str, str],
+        engine_info: str,
+    ) -> TableSnapshot:
+        """As :meth:`commit_files`, to a plain table on a local disk, without Kernel."""
+        path, version = snapshot.path, snapshot.version + 1
+        if txn is not None and (known := snapshot.txn_version(txn[0])) is not None and known >= txn[1]:
+            raise TxnAlreadyApplied(f"table {path} has this transaction already", found=f"{txn[0]} at {known}")
+        entry, draft = append_entry(files, txn, control, engine_info), draft_of(path, version)
+        with self._cleaning_up(snapshot):
+            _, signature = self._claim(path, version, snapshot, draft, lambda: write_draft(path, version, draft, entry))
+        txns = dict([txn]) if txn else None
+        return TableSnapshot(self, None, path, version, signature, base=snapshot, control=control, txns=txns)
 
     def drop_files(
         self,
@@ -413,19 +473,9 @@ class KernelEngine:
 
         java_txn, iterable = guard(snapshot.path, build), guard(snapshot.path, rows)
         version = snapshot.version + 1
-        try:
+        with self._cleaning_up(snapshot):
             commit = lambda: java_txn.commit(self.java, iterable)  # noqa: E731
             result, entry = self._publish(snapshot.path, version, snapshot, commit)
-            if snapshot.path in self._needs_cleanup:
-                self.remove_drafts(snapshot.path, version)
-        except CommitConflict:
-            raise
-        except TableError as error:
-            # A full disk leaves what Kernel had begun to write.
-            self._needs_cleanup.add(snapshot.path)
-            if isinstance(error, CommitOutcomeUnknown):
-                self._set_torn_aside(snapshot.path)
-            raise
         return TableSnapshot(
             self,
             result.getPostCommitSnapshot().get(),
@@ -437,24 +487,43 @@ class KernelEngine:
             txns=dict([txn]) if txn else None,
         )
 
+    @contextmanager
+    def _cleaning_up(self, base: TableSnapshot) -> Iterator[None]:
+        """Runs a commit on a table version; removes drafts behind it, or remembers that some may be left."""
+        try:
+            yield
+            if base.path in self._needs_cleanup:
+                self.remove_drafts(base.path, base.version + 1)
+        except CommitConflict:
+            raise
+        except TableError as error:
+            # A full disk leaves a part of the draft.
+            self._needs_cleanup.add(base.path)
+            if isinstance(error, CommitOutcomeUnknown):
+                self._set_torn_aside(base.path)
+            raise
+
     def _publish(
         self, path: str, version: int, base: TableSnapshot | None, call: Callable[[], Any]
     ) -> tuple[Any, Signature | None]:
         """Kernel's commit; on a local disk Kernel writes a draft, and its link is the commit."""
         if storage.local_path(path) is None:
             return guard_commit(path, version, call, None)
+        expected = guard(path, lambda: self._drafts.expect(path, version))
+        return self._claim(path, version, base, expected.draft, lambda: self._drafts.written(expected, call))
+
+    def _claim(
+        self, path: str, version: int, base: TableSnapshot | None, draft: str, write: Callable[[], Any]
+    ) -> tuple[Any, Signature]:
+        """Has the draft written and makes it the log entry of the version."""
         if base is not None:
             self._fsync_base(base)
-        expected = guard(path, lambda: self._drafts.expect(path, version))
         try:
             result, entry = guard_commit(
-                path,
-                version,
-                lambda: self._drafts.written(expected, call),
-                lambda: publish_draft(path, version, expected.draft, base.entry if base else None),
+                path, version, write, lambda: publish_draft(path, version, draft, base.entry if base else None)
             )
         finally:
-            remove_draft(expected.draft)
+            remove_draft(draft)
         self._durable[path] = version, entry
         return result, entry
 
@@ -474,7 +543,7 @@ class KernelEngine:
         that it keeps in memory when it has one, else by reading the whole log
         since the last checkpoint. And a chain of commits grows for ever.
         """
-        short_of_checksum = not snapshot._summed and snapshot._commits_since_load > 0
+        short_of_checksum = snapshot._commits_since_load > 0 and not snapshot._summed
         old = snapshot._commits_since_load >= _CHAIN_LIMIT or time.monotonic() - snapshot._chain.loaded_at > _CHAIN_SECS
         if not short_of_checksum and not old:
             return snapshot
@@ -555,7 +624,7 @@ class KernelEngine:
             return snapshot
         # Kernel's own schema update wants column mapping, which other readers
         # may lack; a table without it takes new columns as plain metadata.
-        row = json.loads(guard(snapshot.path, lambda: self._row_text(snapshot._java.getMetadata().toRow())))
+        row = json.loads(guard(snapshot.path, lambda: self.row_text(snapshot._java.getMetadata().toRow())))
         action = json.dumps({"metaData": {**row, "schemaString": schema_json}})
         after = self._commit(snapshot, [action], None, control, engine_info, self._manual)
         # Kernel does not see the metadata among the actions: its snapshot in memory is old.
@@ -594,7 +663,7 @@ class KernelEngine:
             rows = self._rows(snapshot._java.getScanBuilder().build().getScanFiles(self.java, True))
             try:
                 while rows.hasNext():
-                    found.append(live_file(self._row_text(rows.next())))
+                    found.append(live_file(self.row_text(rows.next())))
             finally:
                 rows.close()
             return found

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, unquote
 
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 
+# A commit that only adds whole files owes such a table its actions and nothing more, by Delta's protocol: no table
+# feature makes it read, number, map or check the rows.
+_PLAIN_FEATURES = frozenset({"appendOnly", "domainMetadata", "invariants"})
 # Characters that both Java's URI and Spark leave alone in the path of a file action.
 _SAFE = "/=:@!$&'()*+,;-._~"
 
@@ -42,7 +47,7 @@ class LiveFile:
 
 def add_action(file: StagedFile) -> str:
     """The ``add`` action that makes a staged file part of the table, as JSON."""
-    return json.dumps(
+    return _json(
         {
             "add": {
                 "path": quote(file.path, safe=_SAFE),
@@ -52,14 +57,13 @@ def add_action(file: StagedFile) -> str:
                 "dataChange": True,
                 "stats": file.stats,
             }
-        },
-        ensure_ascii=False,
+        }
     )
 
 
 def remove_action(file: LiveFile) -> str:
     """The ``remove`` action that takes a live file out of the table, as JSON."""
-    return json.dumps(
+    return _json(
         {
             "remove": {
                 "path": quote(file.path, safe=_SAFE),
@@ -69,9 +73,58 @@ def remove_action(file: LiveFile) -> str:
                 "partitionValues": dict(file.partition_values),
                 "size": file.size,
             }
-        },
-        ensure_ascii=False,
+        }
     )
+
+
+def _json(action: Mapping[str, Any]) -> str:
+    """One line of a log entry: no byte of it is a line's end."""
+    return json.dumps(action, ensure_ascii=False, separators=(",", ":"))
+
+
+def is_plain(protocol: Mapping[str, Any], schema_json: str) -> bool:
+    """Tells whether Python may write the log entry that adds files to a table; else Kernel does, which knows features.
+
+    Args:
+        protocol: the table's ``protocol`` action.
+        schema_json: its schema. A column with a rule of Delta's own, such as an invariant, says so in its metadata.
+    """
+    reader, writer = protocol.get("minReaderVersion"), protocol.get("minWriterVersion")
+    writer_features = set(protocol.get("writerFeatures") or ())
+    return (
+        writer == 7
+        and (reader == 1 or (reader == 3 and not protocol.get("readerFeatures")))
+        and "domainMetadata" in writer_features
+        and writer_features <= _PLAIN_FEATURES
+        and '"delta.' not in schema_json
+    )
+
+
+def append_entry(
+    files: Sequence[StagedFile], txn: tuple[str, int] | None, control: Mapping[str, str], engine_info: str
+) -> bytes:
+    """The log entry that adds files, a ``txn_version`` and control records to a plain table.
+
+    It is, action for action, the entry that Kernel writes for the same commit (tests/states/delta/test_plain_entries.py
+    compares them).
+    """
+    now_ms = time.time_ns() // 1_000_000
+    info = {
+        "timestamp": now_ms,
+        "engineInfo": f"Trident/{engine_info}",
+        "operation": "WRITE",
+        "operationParameters": {},
+        "isBlindAppend": False,
+        "txnId": str(uuid.uuid4()),
+        "operationMetrics": {},
+    }
+    actions: list[dict[str, Any]] = [{"commitInfo": info}]
+    if txn is not None:
+        actions.append({"txn": {"appId": txn[0], "version": txn[1], "lastUpdated": now_ms}})
+    for domain, text in control.items():
+        actions.append({"domainMetadata": {"domain": domain, "configuration": text, "removed": False}})
+    lines = [*map(_json, actions), *map(add_action, files)]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def live_file(action: str) -> LiveFile:

@@ -1,10 +1,10 @@
 """Makes a draft the log entry of a table version, on a local disk: the storage decides who wins.
 
 Hadoop renames over an existing file: Delta's log stores look whether the entry is there and then rename, and two
-writers that look at the same moment both "win". So Kernel only writes a draft here (:class:`DraftCommitter`), and the
-draft claims the entry's name (``Folder.claim``: a hard link, which fails when the name is taken). There is no lock, so
-that a process that is stopped in the middle keeps no other waiting; its next step, once it goes on, fails, or is what
-every reader has seen.
+writers that look at the same moment both "win". So Kernel (:class:`DraftCommitter`) or Python (:func:`write_draft`)
+only writes a draft here, and the draft claims the entry's name (``Folder.claim``: a hard link, which fails when the
+name is taken). There is no lock, so that a process that is stopped in the middle keeps no other waiting; its next step,
+once it goes on, fails, or is what every reader has seen.
 
 Two more things can come between, and both are looked at:
 
@@ -93,7 +93,7 @@ class DraftCommitter:
     def expect(self, path: str, version: int) -> Expected:
         """Names the draft of this thread's next commit."""
         thread = self._this_thread().getId()
-        expected = _expected[thread] = Expected(thread, _draft_of(path, version))
+        expected = _expected[thread] = Expected(thread, draft_of(path, version))
         return expected
 
     def commit(self, _engine: Any, actions: Any, metadata: Any) -> Any:
@@ -124,7 +124,20 @@ class DraftCommitter:
             _expected.pop(expected.thread, None)
 
 
-def _draft_of(path: str, version: int) -> str:
+def write_draft(path: str, version: int, draft: str, entry: bytes) -> None:
+    """Writes a log entry as a draft, which :func:`publish_draft` flushes.
+
+    Raises:
+        TableError: the disk refused; nothing happened.
+    """
+    try:
+        storage.create(draft, entry, durable=False)
+    except OSError as error:
+        raise _refused(path, version, error) from error
+
+
+def draft_of(path: str, version: int) -> str:
+    """A name for a draft of a table version, which no other draft has."""
     return storage.join(_log_of(path), f".{version:020d}.json.{uuid.uuid4().hex}{_OWN}")
 
 

@@ -25,7 +25,8 @@ def commit():
     snapshot = engine.load(path)
     return engine.commit_files(snapshot, [], None, {"trident": json.dumps({"at": snapshot.version})}, "x").version
 
-committed.submit(engine.create_table, path, SCHEMA, [], {}, {"trident": "{}"}, "x").result()
+properties = {"delta.enableInCommitTimestamps": "true"}  # so that Kernel writes every entry
+committed.submit(engine.create_table, path, SCHEMA, [], properties, {"trident": "{}"}, "x").result()
 called.submit(engine.load, path).result()
 ensure_callback_server_started(spark.sparkContext._gateway)  # what foreachBatch and addListener do
 for name, pool in (("committed", committed), ("called", called), ("new", new)):

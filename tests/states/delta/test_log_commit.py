@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> str:
 
 
 def draft(table: str, version: int, text: str) -> str:
-    path = log_commit._draft_of(table, version)
+    path = log_commit.draft_of(table, version)
     Path(path).write_text(text)
     return path
 
@@ -177,7 +177,7 @@ import os, signal, sys
 from trident.states.delta import log_commit
 from trident.states.delta.log_entries import entry_signature
 table, where = sys.argv[1:]
-draft = log_commit._draft_of(table, 1)
+draft = log_commit.draft_of(table, 1)
 open(draft, "w").write("stopped")
 link = os.link
 def stopping(*args, **kwargs):

@@ -127,6 +127,8 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
             # A VPN or a firewall must not come between a driver and itself.
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
+            # Of a socket that the JVM has closed, Spark's own daemon prints a traceback on the driver's terminal.
+            "spark.python.daemon.module": "trident.workers.daemon",
         }
     confs = {key: value for key, value in confs.items() if key not in given}
     # The JVM has its starter's environment, and local workers have the JVM's.

@@ -298,6 +298,12 @@ def test_an_id_that_another_unsettled_message_has_is_replaced(queue):
     assert emitted(spout) == [("mine", ("three",))]
 
 
+def test_what_pythons_json_reads_in_another_producers_message_is_its_value():
+    """Our own files are read strictly; a producer is not ours, and ``json.dumps`` writes NaN."""
+    assert RedisListQueue.value(b'{"id": "a", "value": [1, Infinity]}') == [1, float("inf")]
+    assert RedisListQueue.value(b'{"id": "a", "value": {"x": 1, "x": 2}}') == {"x": 2}
+
+
 def test_values_travel_as_json_and_other_texts_as_they_are(queue):
     values = ["ä\u4e2d\0'", (1, 2.5), {"a": [None]}, None, [[1]], 2**70, ""]
     made = queue.put_many(values)

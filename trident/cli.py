@@ -120,7 +120,7 @@ def main() -> None:
     """Exactly-once micro-batches on Spark: run topologies and look after them."""
 
 
-@main.command()
+@main.command(short_help="Run the topology in FILE until it is stopped.")
 @click.argument("file", metavar="FILE[:NAME]")
 @_warehouse_option
 @_zookeeper_option
@@ -144,7 +144,7 @@ def run(file: str, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
     run_topology(topology, config=config)
 
 
-@main.command()
+@main.command(short_help="Print or draw what FILE would do.")
 @click.argument("file", metavar="FILE[:NAME]")
 @click.option("--svg", metavar="OUT.svg", help="Draw it into this file; needs Graphviz.")
 @click.option("--dot", is_flag=True, help="Print it in the language of Graphviz.")
@@ -169,7 +169,7 @@ def plan(file: str, svg: str | None, dot: bool, settings: tuple[str, ...]) -> No
         click.echo(text)
 
 
-@main.command()
+@main.command(short_help="Say how topologies are doing.")
 @click.argument("name", required=False, callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="The status as JSON, one object a line.")
 @_warehouse_option
@@ -199,7 +199,7 @@ def status(name: str | None, as_json: bool, settings: tuple[str, ...]) -> None:
             sys.exit(code)
 
 
-@main.command()
+@main.command(short_help="Bring the plain tables of NAME up to date.")
 @click.argument("name", callback=_name)
 @_warehouse_option
 @_zookeeper_option
@@ -212,7 +212,7 @@ def compact(name: str, force: bool, settings: tuple[str, ...]) -> None:
     _say(admin.compact(name, config=_config(settings), force=force))
 
 
-@main.command()
+@main.command(short_help="Commit transaction TXID of NAME as empty.")
 @click.argument("name", callback=_name)
 @click.option("--txid", type=click.IntRange(min=1), required=True, help="The transaction that cannot be processed.")
 @click.option("--group", help="Its batch group, when the topology has several.")
@@ -227,7 +227,7 @@ def skip(name: str, txid: int, group: str | None, force: bool, settings: tuple[s
     _say(admin.skip(name, txid, config=_config(settings), group=group, force=force))
 
 
-@main.command()
+@main.command(short_help="Begin NAME again at txid 1.")
 @click.argument("name", callback=_name)
 @click.option("--drop-tables", is_flag=True, help="Delete the topology's tables too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -253,7 +253,7 @@ def reset(name: str, drop_tables: bool, yes: bool, force: bool, settings: tuple[
     _say(admin.reset(name, drop_tables=drop_tables, config=config, force=force))
 
 
-@main.command()
+@main.command(short_help="Find contradictions in NAME, and mend them.")
 @click.argument("name", callback=_name)
 @_warehouse_option
 @_zookeeper_option
@@ -298,12 +298,12 @@ def repair(
         sys.exit(EXIT_HALT)
 
 
-@main.group("dead-letters")
+@main.group("dead-letters", short_help="List what was given up, or try it again.")
 def dead_letters() -> None:
     """Messages that were given up, and skipped transactions: list them, or have messages tried again."""
 
 
-@dead_letters.command("list")
+@dead_letters.command("list", short_help="Show the dead letters of NAME.")
 @click.argument("name", callback=_name)
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON, one object a line.")
 @_warehouse_option
@@ -319,7 +319,7 @@ def list_letters(name: str, as_json: bool, settings: tuple[str, ...]) -> None:
         click.echo(f"{name} has no dead letter")
 
 
-@dead_letters.command("replay")
+@dead_letters.command("replay", short_help="Have messages of NAME tried again.")
 @click.argument("name", callback=_name)
 @click.option("--stream", help="Only messages of this stream.")
 @click.option("--message", "messages", multiple=True, metavar="ID", help="Only this id, as listed; may be given again.")
@@ -337,7 +337,7 @@ def replay_letters(
     _say(replay(name, _config(settings), stream, messages, again, force=force))
 
 
-@main.group()
+@main.group(short_help="Start, stop or look at the warehouse's server.")
 def zookeeper() -> None:
     """The warehouse's own ZooKeeper server, which topologies start when they need it."""
 
@@ -353,7 +353,7 @@ def _server_folder(settings: tuple[str, ...]) -> Path:
     return Path(config.warehouse).resolve() / "_trident" / "zookeeper"
 
 
-@zookeeper.command("start")
+@zookeeper.command("start", short_help="Start the server unless it runs.")
 @_warehouse_option
 @_command
 def start_server(settings: tuple[str, ...]) -> None:
@@ -363,7 +363,7 @@ def start_server(settings: tuple[str, ...]) -> None:
     click.echo(f"running at {EmbeddedZooKeeper.ensure(_server_folder(settings))}")
 
 
-@zookeeper.command("stop")
+@zookeeper.command("stop", short_help="Stop the server.")
 @_warehouse_option
 @_command
 def stop_server(settings: tuple[str, ...]) -> None:
@@ -373,7 +373,7 @@ def stop_server(settings: tuple[str, ...]) -> None:
     click.echo("stopped" if EmbeddedZooKeeper.stop(_server_folder(settings)) else "it was not running")
 
 
-@zookeeper.command("status")
+@zookeeper.command("status", short_help="Say whether the server runs, and where.")
 @_warehouse_option
 @_command
 def server_status(settings: tuple[str, ...]) -> None:

@@ -134,7 +134,7 @@ def test_plain_lines_are_seldom_and_the_last_state_is_printed_at_the_end(clock):
     log.transaction(batch(101))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3  # the first transaction, after 5 s, and the end
-    assert "1 transactions (to txid 1)" in lines[0]
+    assert "1 transaction (to txid 1)" in lines[0]
     assert lines[2].endswith(
         "word-count: 100 transactions (to txid 100) · 100,000 rows · 10,000 rows/s · 10.0 transactions/s"
         " · 2 in flight · backlog 0 files"

@@ -231,7 +231,8 @@ def describe(totals: Totals) -> str:
     """The totals as one line."""
     rows_rate, txid_rate = totals.rates()
     parts = [
-        f"{totals.transactions:,} transactions" + (f" (to txid {totals.last_txid})" if totals.last_txid else ""),
+        f"{totals.transactions:,} transaction{'' if totals.transactions == 1 else 's'}"
+        + (f" (to txid {totals.last_txid})" if totals.last_txid else ""),
         f"{totals.rows:,} rows",
         f"{rows_rate:,.0f} rows/s",
         f"{txid_rate:,.1f} transactions/s",

@@ -107,6 +107,18 @@ class TridentConfig(Settings):
         flag(),
         "A standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
     )
+    local_copies: bool = _setting(
+        True,
+        flag(),
+        "States that batches look up are copied to a store beside Spark's workers, where a look-up takes milliseconds"
+        " instead of Spark jobs. On one machine; on a cluster states are read from their tables.",
+    )
+    local_copy_bytes_max: int = _setting(
+        64 << 30,
+        whole(1 << 20),
+        "The greatest size of the local copy of one state; of a state that needs more there is none.",
+        unit="bytes",
+    )
 
     ackers: int = _setting(
         1,

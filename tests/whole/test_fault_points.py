@@ -27,6 +27,8 @@ _REHEARSED = "a standby's rehearsal, in a folder of its own: what fails there co
 _ROUND = "only extends the time of a round of a tuple topology, which commits nothing"
 _FOLDER = "makes a folder, if it is not there; what writes into it has a fault point"
 
+_COPY = "a copy is disposable: whatever fails in it, the tables are read"
+
 _PROBE = "asks, before anything runs, whether a cluster's hosts share the warehouse; nothing reads it again"
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
@@ -61,6 +63,8 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/publishing/cleaning.py:Cleaner._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
     "states/publishing/cleaning.py:Cleaner._drop_unnamed": (1, _INSIDE + ": clean.staged"),
     "states/keyed/compactor.py:Compactor._fsync_plain": (2, _INSIDE + ": compact.drop"),
+    "states/core/local_copy.py:LocalCopy.__init__": (2, _COPY),
+    "states/core/local_copy.py:LocalCopy.delete": (1, _COPY),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
     "states/delta/kernel.py:TableSnapshot.control": (1, _LOOKS),
     "states/delta/kernel.py:TableSnapshot.txn_version": (1, _LOOKS),

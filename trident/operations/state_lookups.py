@@ -13,9 +13,11 @@ from trident.operations.aggregates import groups_step
 from trident.operations.aggregation import Aggregation
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
-from trident.planning.operation import MARKER, Operation
+from trident.planning.operation import MARKER, Operation, PyOp
 from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list
 from trident.states.core.binding import StateBinding
+from trident.states.keyed.copy_combine import why_no_copy
+from trident.workers.look_up import LookUp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,8 +73,21 @@ class JoinStateOp(Operation):
 
         return transform
 
+    @property
+    def on_copies(self) -> Operation:
+        state = self.binding
+        if self.every or not state.state_kind.has_log:
+            return self
+        if why_no_copy(state.schema, state.keys, state.merging, state.aggregator_name) is not None:
+            return self
+        added = [new for _, new in self.columns] + ([self.found] if self.found else [])
+        keep = tuple(field.name for field in self.fields if field.name not in added)
+        step = LookUp(state.name, self.inputs, tuple(state.keys), self.columns, self.found, keep)
+        return PyOp(self.fields, step, frozenset((*keep, *self.inputs)), True, state.name)
+
     def describe(self) -> str:
-        return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}"
+        place = "" if self.on_copies is self else " (of few rows in its local copy, without moving them)"
+        return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}{place}"
 
 
 def join_stored(builder: SegmentBuilder, binding: StateBinding) -> tuple[str, ...]:

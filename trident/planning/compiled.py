@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -75,6 +75,8 @@ class CompiledGroup:
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._early = {single: self._compile(lowered.segments, single) for single in variants}
         self._late = self._compile(lowered.late_segments, False)
+        # Rows that a local copy is asked for are few, and in one Spark partition.
+        self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
 
     def build(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo) -> BuiltBatch:
         """The rows of early states and of boundaries.
@@ -92,11 +94,11 @@ class CompiledGroup:
         """The rows of late states.
 
         Args:
-            inputs: boundary name → its rows.
-            batch: with ``stored``.
+            inputs: boundary name → its rows; with copies each in one Spark partition.
+            batch: with ``stored``, and perhaps with ``copies``.
         """
         frames = {node: inputs[boundary.name] for node, boundary in self._lowered.boundaries.items()}
-        return self._build(self._late, frames, batch)
+        return self._build(self._late if batch.copies is None else self._late_on_copies, frames, batch)
 
     def _spread(self, source: SourceNode, frame: "DataFrame") -> "DataFrame":
         """The batch in as many Spark partitions as a hint says."""
@@ -136,10 +138,10 @@ class CompiledGroup:
 
     # --- once per session ----------------------------------------------------------------
 
-    def _compile(self, segments: Sequence[Segment], single: bool) -> list[_Compiled]:
+    def _compile(self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = ()) -> list[_Compiled]:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
-        alone: dict[Node, bool] = {}
+        alone = dict.fromkeys(alone_too, True)
         for segment in segments:
             join, ops = None, segment.ops
             together = single and self._stays_single(segment.anchors[0], alone)
@@ -172,8 +174,8 @@ class CompiledGroup:
         self._passes += 1
         schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
         chain = Chain(tuple(op.step for op in ops), schema, f"pass{self._passes}")
-        uses_batch_id = any(op.uses_batch_id for op in ops)
-        return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), uses_batch_id)
+        per_batch = any(op.per_batch for op in ops)
+        return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 
 
 def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -32,6 +32,8 @@ from trident.states.publishing.user_tasks import BatchInfo
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from trident.states.core.local_copy import CopyAsOf
+
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
 
@@ -74,15 +76,23 @@ class GroupPlan(LoweredPlan):
         session = next(iter(inputs.values())).sparkSession
         return self.compiled(session).build(inputs, info or BatchInfo(attempt))
 
-    def build_late(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo, stored: Stored) -> BuiltBatch:
+    def build_late(
+        self,
+        inputs: Mapping[str, "DataFrame"],
+        info: BatchInfo,
+        stored: Stored,
+        copies: Mapping[str, CopyAsOf] | None = None,
+    ) -> BuiltBatch:
         """The rows to stage for states that are read in the transaction's turn, and for those behind them.
 
         Args:
-            inputs: boundary name → the rows that were staged for it.
+            inputs: boundary name → the rows that were staged for it; with copies each in one Spark partition.
             stored: gives a state's keys and values as of the transaction before.
+            copies: the local copies of ``lowered.copied_states`` as of that transaction; None: states are only read
+                from their tables.
         """
         session = next(iter(inputs.values())).sparkSession
-        return self.compiled(session).build_late(inputs, Batch(info, stored))
+        return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies))
 
     @property
     def spouts(self) -> dict[str, Any]:

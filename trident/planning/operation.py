@@ -42,6 +42,16 @@ class Operation:
         raise AssertionError(f"{type(self).__name__} has no describe")
 
     @property
+    def on_copies(self) -> Operation:
+        """The same with states looked up in their local copies, where it looks up any; else itself."""
+        return self
+
+    @property
+    def looks_up(self) -> str:
+        """The name of the state whose local copy it asks; "": it asks none."""
+        return ""
+
+    @property
     def in_python(self) -> bool:
         """Tells whether it runs on a Python worker, in one pass with its neighbours that do."""
         return False
@@ -94,14 +104,15 @@ class PyOp(Operation):
     Attributes:
         step: see trident.workers.chain and trident.workers.groups.
         takes: the columns that it reads or carries on.
-        uses_batch_id: whether user code is given the attempt.
+        per_batch: whether the step is given the attempt, or the local copy of a state.
     """
 
     in_python = True
 
     step: Step
     takes: frozenset[str]
-    uses_batch_id: bool = False
+    per_batch: bool = False
+    looks_up: str = ""
 
     def describe(self) -> str:
         return self.step.text

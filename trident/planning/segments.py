@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from trident.planning.nodes import Node, SourceNode, is_source
 from trident.planning.operation import Fields, Operation
@@ -86,6 +87,17 @@ class Lowered:
     def staged_boundaries(self) -> dict[str, Fields]:
         """The boundaries that have a folder of their own: name → fields."""
         return {boundary.name: boundary.fields for boundary in self.boundaries.values() if boundary.own}
+
+    @cached_property
+    def late_on_copies(self) -> tuple[Segment, ...]:
+        """The late segments with states looked up in their local copies; as they are where no state is."""
+        return tuple(replace(segment, ops=tuple(op.on_copies for op in segment.ops)) for segment in self.late_segments)
+
+    @cached_property
+    def copied_states(self) -> frozenset[str]:
+        """The states that are looked up in their local copies; none where no copy would be used."""
+        ops = (op for segment in self.late_on_copies for op in segment.ops)
+        return frozenset(op.looks_up for op in ops if op.looks_up)
 
     @property
     def _late_ops(self) -> Iterator[Operation]:

@@ -8,7 +8,7 @@ sequences. For that this module uses PySpark's classic inner objects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ from trident.workers.chain import Chain, SentChain
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from trident.states.core.local_copy import CopyAsOf
+
 KEEP = faults.register("batch.keep", "the Spark job that keeps the rows of a batch which are used more than once")
 _LARGE_BYTES = 1 << 17
 
@@ -43,11 +45,13 @@ class Batch:
         stored: (state, frame of its keys or None) → its keys and values as of the
             transaction before; for late segments.
         once: computes a frame now, so that it can be used twice.
+        copies: state name → its local copy as of the transaction before; for late segments that look up in copies.
     """
 
     info: BatchInfo
     stored: Callable[[StateBinding, "DataFrame | None"], "DataFrame"] | None = None
     once: Callable[["DataFrame"], "DataFrame"] | None = None
+    copies: Mapping[str, CopyAsOf] | None = None
 
 
 # A transform of a classic DataFrame: the session was checked to be classic when the topology started.
@@ -86,15 +90,15 @@ class SessionFrames:
             return lambda frame, _: _frame(frame, frame._jdf.repartition(columns))
         return lambda frame, _: _frame(frame, frame._jdf.repartition(count, columns))
 
-    def map_in_arrow(self, chain: Chain, takes: Sequence[str], schema: StructType, uses_batch_id: bool) -> Transform:
+    def map_in_arrow(self, chain: Chain, takes: Sequence[str], schema: StructType, per_batch: bool) -> Transform:
         """One pass of Python workers over the rows.
 
         Args:
-            uses_batch_id: whether the chain must be told the batch, so that it is pickled anew for each.
+            per_batch: whether the chain must be told the batch, so that it is pickled anew for each.
         """
-        if uses_batch_id:
+        if per_batch:
             sent = self._sent_once(chain)
-            return lambda frame, batch: _mapped(frame, _udf(sent.for_batch(batch.info), takes, schema))
+            return lambda frame, batch: _mapped(frame, _udf(sent.for_batch(batch.info, batch.copies), takes, schema))
         udf = _udf(chain, takes, schema)
         return lambda frame, _: _mapped(frame, udf)
 

@@ -31,12 +31,15 @@ from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
+from trident.states.core.local_copy import CopyAsOf
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.delta.whole_files import require_whole
+from trident.states.keyed.copies import StateCopies
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.expression_failures import expression_failure
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
+from trident.workers.reports import STALE, find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +69,7 @@ class SparkBatchRunner:
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
         ackers: Spark tasks that add up the ledger of a tracked batch.
+        copies: the local copies of the group's states; None: there are none here.
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class SparkBatchRunner:
         epoch: int,
         batch_partitions: int | None = None,
         ackers: int = 1,
+        copies: StateCopies | None = None,
     ) -> None:
+        self._copies = copies if plan.lowered.copied_states else None
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
@@ -267,14 +273,41 @@ class SparkBatchRunner:
             late: dict[str, list[Any]] = {target.name: [] for target in self._late}
         else:
             inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
-            stored = partial(self._reader, txid=attempt.txid - 1)
-            with self._plan.build_late(inputs, self._info(attempt), stored) as frames, faults.fault_point(RESOLVE):
-                late = stage(frames, self._late, self._incarnation, attempt, self._codec)
+            late = self._stage_late(attempt, inputs, self._copies_for(attempt, staged, fields))
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
                 storage.delete(boundary.root / file.path)
         duration = {"resolve": (time.monotonic() - started) * 1000}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
+
+    def _copies_for(
+        self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], boundaries: Iterable[str]
+    ) -> Mapping[str, CopyAsOf] | None:
+        """The local copies that the late part can use: as of the transaction before, and for few rows."""
+        if self._copies is None or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
+            return None
+        return self._copies.as_of(self._plan.lowered.copied_states, attempt.txid - 1)
+
+    def _stage_late(
+        self,
+        attempt: TransactionAttempt,
+        inputs: Mapping[str, "DataFrame"],
+        copies: Mapping[str, CopyAsOf] | None,
+    ) -> dict[str, list[Any]]:
+        stored = partial(self._reader, txid=attempt.txid - 1)
+        try:
+            with (
+                self._plan.build_late(inputs, self._info(attempt), stored, copies) as frames,
+                faults.fault_point(RESOLVE),
+            ):
+                return stage(frames, self._late, self._incarnation, attempt, self._codec)
+        except Exception as error:
+            report = None if copies is None else find_report(error, STALE)
+            if report is None:
+                raise
+            assert self._copies is not None
+            self._copies.failed(report["state"], report["error"])
+        return self._stage_late(attempt, inputs, None)
 
     def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
         """Tells whether late segments would have nothing to do: an aggregate without groups always has."""
@@ -302,7 +335,7 @@ class SparkBatchRunner:
             frame = reduce(lambda a, b: a.union(b), [reader.parquet(path).coalesce(1) for path in paths])
         else:
             frame = reader.parquet(*paths)
-        return frame.coalesce(1) if sum(file.size for file in files) <= _SMALL_BYTES else frame
+        return frame.coalesce(1) if _bytes(files) <= _SMALL_BYTES else frame
 
     def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
         schema = self._schemas[tx_id]
@@ -329,6 +362,12 @@ class SparkBatchRunner:
             attempts = list(self._running)
         for attempt in attempts:
             self.cancel(attempt)
+        if self._copies is not None:
+            self._copies.close()
+
+
+def _bytes(files: Iterable[Any]) -> int:
+    return sum(file.size for file in files)
 
 
 def gives_again(spouts: Iterable[Any]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
+from trident.coordinators.processes import boot_id
 from trident.messages.executor import MessageSpoutExecutor
 from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
@@ -22,9 +23,11 @@ from trident.spouts.partition_executors import OpaquePartitionedTridentSpoutExec
 from trident.spouts.rich import is_rich_spout
 from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
+from trident.states.core.host_bound import is_local_master
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
@@ -132,8 +135,16 @@ class SparkOpening:
             committer.epoch,
             site.config.batch_partitions,
             site.config.ackers,
+            self._copies(),
         )
         return GroupParts(spouts, runner, self._compactor())
+
+    def _copies(self) -> StateCopies | None:
+        """Local copies are where every worker is on the host that keeps them."""
+        site = self._site
+        if not site.config.local_copies or not is_local_master(site.spark.sparkContext.master):
+            return None
+        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, boot_id())
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

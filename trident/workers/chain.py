@@ -298,9 +298,10 @@ class Chain:
                     arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
                     yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def for_batch(self, info: Any) -> "Chain":
-        """The chain with a BatchInfo, for steps that need to know their batch."""
+    def for_batch(self, info: Any, copies: Any) -> "Chain":
+        """The chain with a BatchInfo and local copies of states, for steps that need them."""
         steps = tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
+        steps = tuple(step.with_copies(copies) if hasattr(step, "with_copies") else step for step in steps)
         return replace(self, steps=steps)
 
 
@@ -310,17 +311,19 @@ class SentChain:
 
     Attributes:
         sent: a Broadcast of the pickled chain: each task unpickles a copy of its own.
+        info, copies: of the batch.
     """
 
     sent: Any
     info: Any = None
+    copies: Any = None
 
-    def for_batch(self, info: Any) -> "SentChain":
-        """The chain with a BatchInfo."""
-        return replace(self, info=info)
+    def for_batch(self, info: Any, copies: Any) -> "SentChain":
+        """The chain with a BatchInfo and local copies of states."""
+        return replace(self, info=info, copies=copies)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from pickle.loads(self.sent.value).for_batch(self.info)(batches)
+        yield from pickle.loads(self.sent.value).for_batch(self.info, self.copies)(batches)
 
 
 def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

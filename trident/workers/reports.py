@@ -18,8 +18,9 @@ from trident.coordinators.causes import causes, text_of
 
 MARK = "trident-failure"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
-# The kinds of report: a user's function raised FailedException, or anything else; a source's data is at fault.
-FAILED, ERROR, SOURCE = "failed", "error", "source"
+# The kinds of report: a user's function raised FailedException, or anything else; a source's data is at fault; the
+# local copy of a state cannot be used.
+FAILED, ERROR, SOURCE, STALE = "failed", "error", "source", "stale"
 
 
 def marked(report: Mapping[str, Any]) -> str:

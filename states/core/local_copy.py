@@ -1,0 +1,293 @@
+"""The local copy of a keyed state: a store beside the workers that has every key as of one transaction.
+
+It is disposable. The Delta tables are the truth; nothing here is ever flushed, and a copy of which anything is doubted
+is thrown away and built again. Its *mark* says of which incarnation of the topology it is, of which state in which
+form, and as of which transaction. Values and mark change in one LMDB transaction, so a process that dies in the middle
+leaves the values of the mark, and a reader finds the values of the mark that it asks for, or none at all.
+
+Several processes may read a copy at once, Spark's workers among them; the one that holds ``owner.lock`` writes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pyarrow as pa
+
+from trident.coordinators.errors import TridentError
+
+# LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
+_KEY_BYTES_MAX = 500
+_MARK = b"\x00mark"
+_SHORT, _LONG = b"k", b"l"
+_READERS_MAX = 1024
+_CHECK_BYTES = 4
+_SUFFIX = ".copy"
+
+
+class StaleCopy(TridentError):
+    """The copy is not, or cannot be shown to be, as of the transaction that was asked for: read the tables."""
+
+
+class CopyMark(msgspec.Struct, frozen=True):
+    """The content of a copy: whose state, in which form, as of when.
+
+    Attributes:
+        incarnation: of the topology.
+        txid: the transaction as of which all its keys are.
+        digest: of the state's descriptor, the form of the copy, and the boot of the machine.
+    """
+
+    incarnation: str
+    txid: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class CopyAsOf:
+    """A copy as of one transaction, as its readers are told of it, in this process or another of the host.
+
+    Attributes:
+        folder: of the copy.
+        mark: of what is read.
+        schema: of keys and values, in Arrow's types.
+        keys: the key columns.
+    """
+
+    folder: Path
+    mark: CopyMark
+    schema: pa.Schema
+    keys: tuple[str, ...]
+
+
+class LocalCopy:
+    """A copy that this process writes.
+
+    Args:
+        folder: of the copy, on a local disk. Made where it is missing.
+        bytes_max: the greatest size of its file.
+
+    Raises:
+        StaleCopy: another process writes it, or it cannot be opened.
+    """
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._owner = open(folder / "owner.lock", "ab")
+        except OSError as error:
+            raise StaleCopy(f"there can be no copy in {folder}", found=error) from error
+        try:
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._env = _opened(folder, bytes_max)
+        except OSError as error:
+            self._owner.close()
+            raise StaleCopy(f"the copy in {folder} cannot be written", found=error) from error
+        except StaleCopy:
+            self.delete()  # no process has it, and it is damaged
+            raise
+
+    @property
+    def mark(self) -> CopyMark | None:
+        """The mark of its content; None where it is empty, or was being filled when its writer died."""
+        with _refused(self.folder), self._env.begin() as txn:
+            return _mark(txn)
+
+    def fill(self, batches: Iterable[Iterable[tuple[bytes, bytes]]], after: CopyMark) -> None:
+        """Puts all keys into an empty copy; in many transactions, the mark in the last.
+
+        Raises:
+            StaleCopy: it is not empty, or the disk refused.
+        """
+        with _refused(self.folder):
+            with self._env.begin() as txn:
+                if txn.stat()["entries"]:
+                    raise StaleCopy(f"the copy in {self.folder} is not empty")
+            for batch in batches:
+                with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                    cursor.putmulti(sorted(_entry(key, value) for key, value in batch))
+            with self._env.begin(write=True) as txn:
+                txn.put(_MARK, msgspec.msgpack.encode(after))
+
+    def apply(
+        self,
+        rows: Iterable[tuple[bytes, bytes | None]],
+        before: CopyMark,
+        after: CopyMark,
+        combine: Callable[[bytes | None, bytes], bytes] | None = None,
+    ) -> None:
+        """Makes the copy that of a later transaction, at once.
+
+        Args:
+            rows: (key, its new value, or None where the key is deleted); of a key that comes twice the last counts.
+            before: what it holds now.
+            after: what it holds then.
+            combine: where the values are parts: (what is stored or None, a part) → what is stored then.
+
+        Raises:
+            StaleCopy: it holds something else, or the disk refused; nothing changed.
+        """
+        with _refused(self.folder), self._env.begin(write=True) as txn:
+            _require(txn, before, self.folder)
+            for key, value in rows:
+                if value is not None and combine is not None:
+                    value = combine(_value(self.folder, key, txn.get(_name(key))), value)
+                if value is None:
+                    txn.delete(_name(key))
+                else:
+                    txn.put(*_entry(key, value))
+            txn.put(_MARK, msgspec.msgpack.encode(after))
+
+    def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
+        """As :func:`look_up`, in the process that writes."""
+        return _look_up(self._env, self.folder, keys, mark)
+
+    def close(self) -> None:
+        """Leaves the copy to the next process on this host."""
+        _forget(self.folder)
+        self._owner.close()
+
+    def delete(self) -> None:
+        """Throws the copy away. A reader that has it open reads on in what it has opened."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+
+def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
+    """The values of some keys as of a mark, from any process of the host; None for a key that the state has not.
+
+    Raises:
+        StaleCopy: the copy is not there, not that of the mark, or damaged.
+    """
+    return _look_up(_opened(folder, None), folder, keys, mark)
+
+
+def _look_up(env: lmdb.Environment, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
+    with _refused(folder), env.begin(buffers=True) as txn:
+        _require(txn, mark, folder)
+        return [_value(folder, key, txn.get(_name(key))) for key in keys]
+
+
+# --- how it is kept ---------------------------------------------------------------------------------
+
+
+def _name(key: bytes) -> bytes:
+    return _SHORT + key if len(key) <= _KEY_BYTES_MAX else _LONG + sha256(key).digest()
+
+
+def _entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """An entry: a check of key and value, the length of a long key and the key, the value."""
+    name = _name(key)
+    before = key if name[:1] == _LONG else b""
+    check = zlib.crc32(value, zlib.crc32(key))
+    return name, check.to_bytes(_CHECK_BYTES, "big") + len(before).to_bytes(_CHECK_BYTES, "big") + before + value
+
+
+def _value(folder: Path, key: bytes, kept: bytes | memoryview | None) -> bytes | None:
+    if kept is None:
+        return None
+    whole = bytes(kept)
+    end = 2 * _CHECK_BYTES + int.from_bytes(whole[_CHECK_BYTES : 2 * _CHECK_BYTES], "big")
+    value = whole[end:]
+    if int.from_bytes(whole[:_CHECK_BYTES], "big") != zlib.crc32(value, zlib.crc32(key)) or (
+        end > 2 * _CHECK_BYTES and whole[2 * _CHECK_BYTES : end] != key
+    ):
+        raise StaleCopy(f"the copy in {folder} is damaged")
+    return value
+
+
+def _mark(txn: lmdb.Transaction) -> CopyMark | None:
+    found = txn.get(_MARK)
+    try:
+        return None if found is None else msgspec.msgpack.decode(bytes(found), type=CopyMark)
+    except msgspec.DecodeError:
+        return None
+
+
+def _require(txn: lmdb.Transaction, mark: CopyMark, folder: Path) -> None:
+    found = _mark(txn)
+    if found != mark:
+        raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
+
+
+@contextmanager
+def _refused(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:  # full, damaged, gone
+        raise StaleCopy(f"the copy in {folder} cannot be used", found=error) from error
+
+
+# One environment a process and folder: LMDB's locks are those of the process, and a second one would end them.
+_environments: dict[tuple[str, int], lmdb.Environment] = {}
+_lock = threading.Lock()
+_pid = os.getpid()
+
+
+def _opened(folder: Path, bytes_max: int | None) -> lmdb.Environment:
+    """The environment of a folder in this process; with ``bytes_max`` for writing."""
+    global _pid
+    with _lock:
+        if _pid != os.getpid():  # a fork must not use its parent's
+            _environments.clear()
+            _pid = os.getpid()
+        data = folder / "data.mdb"
+        try:
+            known = _environments.get((str(folder), data.stat().st_ino))
+            if known is not None:
+                return known
+        except FileNotFoundError:
+            if bytes_max is None:
+                raise StaleCopy(f"there is no copy in {folder}") from None
+        for key in [key for key in _environments if key[0] == str(folder)]:
+            _environments.pop(key).close()  # it was deleted and made again
+        try:
+            env = lmdb.open(
+                str(folder),
+                map_size=bytes_max or 0,
+                readonly=bytes_max is None,
+                create=bytes_max is not None,
+                sync=False,
+                metasync=False,
+                max_readers=_READERS_MAX,
+                readahead=False,
+                max_spare_txns=4,
+            )
+        except (lmdb.Error, OSError) as error:
+            raise StaleCopy(f"the copy in {folder} cannot be opened", found=error) from error
+        # LMDB maps the file: reading behind the end of one that was cut would kill the process.
+        if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"] and env.info()["last_txnid"]:
+            env.close()
+            raise StaleCopy(f"the copy in {folder} was cut short")
+        _environments[str(folder), data.stat().st_ino] = env
+        return env
+
+
+def _forget(folder: Path) -> None:
+    with _lock:
+        for key in [key for key in _environments if key[0] == str(folder)]:
+            _environments.pop(key).close()
+
+
+def new_folder(base: Path) -> Path:
+    """The folder of a copy that is to be built: no reader knows it before."""
+    return base / f"{uuid.uuid4().hex}{_SUFFIX}"
+
+
+def copies_in(base: Path, names: Iterable[str]) -> list[Path]:
+    """The folders of copies among the names in a folder."""
+    return [base / name for name in names if re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(_SUFFIX)}", name)]

@@ -1,0 +1,88 @@
+"""The local copies of a group's states: all as of the transaction before, or none, and then the tables are read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from hashlib import sha256
+from pathlib import Path
+
+from trident.coordinators.errors import TridentError
+from trident.states.core.descriptor import load_descriptor
+from trident.states.core.local_copy import CopyAsOf, StaleCopy
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.state_copy import StateCopy
+
+log = logging.getLogger(__name__)
+
+# Files of a table in this many bytes are copied while the transaction waits; larger ones beside the transactions.
+_INLINE_BYTES = 16 << 20
+_FAILURES_MAX = 3
+
+
+class StateCopies:
+    """The copies that one process keeps of a group's states.
+
+    Nothing depends on them: whatever fails here, the tables are read instead.
+
+    Args:
+        engine: Delta's Kernel.
+        warehouse: of the topology, on a local disk.
+        bytes_max: the greatest size of one copy.
+        boot: of the machine.
+    """
+
+    def __init__(self, engine: KernelEngine, warehouse: Path, bytes_max: int, boot: str) -> None:
+        self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
+        self._copies: dict[str, StateCopy] = {}
+        self._failures: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
+        """The copies of some states as of a transaction that has advanced; None where one of them has none."""
+        try:
+            return {state: self._copy(state).as_of(txid) for state in states}
+        except StaleCopy as error:
+            log.debug("states are read from their tables: %s", error)
+        except (OSError, TridentError) as error:
+            self._failed(states, error)
+        return None
+
+    def failed(self, state: str, reason: str) -> None:
+        """Tells that a worker could not use a copy, and why: it is built again, a few times."""
+        with self._lock:
+            copy = self._copies.pop(state, None)
+        if copy is not None:
+            copy.drop()
+        self._failed([state], reason)
+
+    def close(self) -> None:
+        """Leaves the copies to the next process on this host."""
+        with self._lock:
+            copies, self._copies = self._copies, {}
+        for copy in copies.values():
+            copy.close()
+
+    def _copy(self, state: str) -> StateCopy:
+        with self._lock:
+            if self._failures.get(state, 0) > _FAILURES_MAX:
+                raise StaleCopy(f"the copy of state {state} has failed too often")
+            if state not in self._copies:
+                descriptor = load_descriptor(self._warehouse, state)
+                base = copies_folder(self._warehouse, self._boot) / state
+                self._copies[state] = StateCopy(
+                    self._engine, self._warehouse, descriptor, base, self._bytes_max, _INLINE_BYTES, self._boot
+                )
+            return self._copies[state]
+
+    def _failed(self, states: Collection[str], reason: object) -> None:
+        with self._lock:
+            for state in states:
+                self._failures[state] = self._failures.get(state, 0) + 1
+        log.warning("the local copies of %s cannot be used, so their tables are read: %s", ", ".join(states), reason)
+
+
+def copies_folder(warehouse: Path, boot: str) -> Path:
+    """The folder of this host's copies of a warehouse's states; other hosts and other boots have others."""
+    return warehouse / "_trident" / "copies" / sha256(boot.encode()).hexdigest()[:16]

@@ -1,0 +1,285 @@
+"""Keeps the local copy of one keyed state as of a transaction: built from its tables, brought on by its log's files.
+
+Only what a table's log names is read, so nothing of an attempt that was not published can come in; and only rows of
+transactions up to the one that is asked for, whatever the log has beyond it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trident.coordinators.errors import TableError
+from trident.states.core import storage
+from trident.states.core.binding import LAST
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.delta.kernel import KernelEngine, TableMissing
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.table_files import NotFollowed, TableFiles
+from trident.states.delta.whole_files import require_whole
+from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine
+from trident.states.keyed.tables import check_own, greatest_txid
+
+log = logging.getLogger(__name__)
+
+_FORM = 1
+_ROWS_A_BATCH = 50_000
+_TRIES = 5
+
+
+class StateCopy:
+    """The local copy of one keyed state, written by this process.
+
+    Keep one per state for as long as a coordinator leads. May be used by several threads.
+
+    Args:
+        engine: Delta's Kernel.
+        warehouse: of the topology, on a local disk.
+        state: one of which ``copy_combine.why_no_copy`` says None.
+        base: the folder that copies of this state are in.
+        bytes_max: the greatest size of a copy's file.
+        inline_bytes: of larger tables a copy is built in a thread, and there is none meanwhile.
+        boot: of the machine: a copy is not flushed, so that of another boot is thrown away.
+    """
+
+    def __init__(
+        self,
+        engine: KernelEngine,
+        warehouse: Path,
+        state: StateDescriptor,
+        base: Path,
+        bytes_max: int,
+        inline_bytes: int,
+        boot: str,
+    ) -> None:
+        self._engine, self._warehouse, self._state = engine, warehouse, state
+        self._base, self._bytes_max, self._inline_bytes = base, bytes_max, inline_bytes
+        self._schema = arrow_schema(state.schema)
+        self._codec = RowCodec(self._schema, state.keys)
+        self._combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
+        self._digest = digest_of(state, boot)
+        self._lock = threading.Lock()
+        self._copy: LocalCopy | None = None
+        self._log: TableFiles | None = None
+        self._builder: threading.Thread | None = None
+        self._closed = False
+
+    def as_of(self, txid: int) -> CopyAsOf:
+        """The copy as of a transaction that has advanced, or is known to have committed nothing.
+
+        Raises:
+            StaleCopy: there is none, for whatever reason; nothing is wrong with the state.
+            TableError: a file of the state's tables is gone or not whole.
+            ForeignTable: a table is not the state's.
+        """
+        with self._lock:
+            mark = CopyMark(self._state.incarnation, txid, self._digest)
+            try:
+                if self._copy is None:
+                    self._copy = self._found()
+                held = None if self._copy is None else self._copy.mark
+                if held != mark:
+                    self._bring_to(mark, held)
+            except (NotFollowed, TableMissing, Uncombinable) as error:
+                self._drop()
+                raise StaleCopy(f"there is no copy of state {self._state.name}", found=error) from error
+            except BaseException:
+                self._drop()
+                raise
+            assert self._copy is not None
+            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys)
+
+    def drop(self) -> None:
+        """Throws the copy away: the next call builds it again."""
+        with self._lock:
+            self._drop()
+
+    def close(self) -> None:
+        """Leaves the copy where it is: the next process on this host brings it on."""
+        with self._lock:
+            self._closed = True
+            if self._copy is not None:
+                self._copy.close()
+                self._copy = None
+
+    # --- from the tables to the copy -----------------------------------------------------------------
+
+    def _found(self) -> LocalCopy | None:
+        """A copy that an earlier process has left; those of other lives and forms go."""
+        found = None
+        for folder in copies_in(self._base, storage.list_names(self._base)):
+            try:
+                copy = LocalCopy(folder, self._bytes_max)
+            except StaleCopy:
+                continue  # another process writes it
+            mark = copy.mark
+            fits = mark is not None and (mark.incarnation, mark.digest) == (self._state.incarnation, self._digest)
+            if fits and found is None:
+                found = copy
+            else:
+                copy.delete()
+        return found
+
+    def _bring_to(self, mark: CopyMark, held: CopyMark | None) -> None:
+        same = held is not None and (held.incarnation, held.digest) == (mark.incarnation, mark.digest)
+        if held is not None and same and held.txid <= mark.txid and self._follow(held, mark):
+            return
+        self._drop()
+        plain, logged, merged = tables = self._tables(mark.txid)
+        size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
+        if size <= self._inline_bytes:
+            self._copy, self._log = self._build(mark, *tables)
+            return
+        if self._builder is None:
+            self._builder = threading.Thread(
+                target=self._build_beside, args=(mark, *tables), name=f"copy-{self._state.name}", daemon=True
+            )
+            self._builder.start()
+        raise StaleCopy(f"the copy of state {self._state.name} is being built")
+
+    def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
+        """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""
+        try:
+            made, followed = self._build(mark, plain, logged, merged)
+        except Exception as error:
+            log.warning("the local copy of state %s could not be built: %s", self._state.name, error)
+            return  # the builder stays: it is not tried again in this process
+        with self._lock:
+            self._builder = None
+            if self._closed or self._copy is not None:
+                made.delete()
+            else:
+                self._copy, self._log = made, followed
+
+    def _follow(self, held: CopyMark, mark: CopyMark) -> bool:
+        """Applies the log's rows behind what is held; False where the log no longer has them all."""
+        path = str(self._warehouse / self._state.published_path)
+        if self._log is not None and not self._log.refresh():
+            self._log = None
+        if self._log is None:
+            self._log = TableFiles(self._engine, path, None, held.txid)
+        check_own(self._state, path, self._log.control)
+        if self._log.control.floor > held.txid:
+            return False
+        assert self._copy is not None
+        files = [file for file in self._log.files.values() if greatest_txid(file) > held.txid]
+        self._apply(self._copy, path, files, held, mark)
+        # Files that are applied are not looked at again.
+        self._log.files = {file.path: file for file in files if greatest_txid(file) > mark.txid}
+        return True
+
+    def _tables(self, txid: int) -> tuple[TableFiles | None, TableFiles, int]:
+        """The plain table if it was made, the log with all that is not merged, and the transaction merged last."""
+        state, root = self._state, self._warehouse
+        for _ in range(_TRIES):
+            try:
+                plain = TableFiles(self._engine, str(root / state.plain_path), state.merge_app)
+            except TableMissing:
+                plain = None  # the first MERGE makes it; without it the log must have all, or there is no copy
+            merged = (plain.merged or 0) if plain is not None else 0
+            logged = TableFiles(self._engine, str(root / state.published_path), None, merged)
+            for table in (logged,) if plain is None else (plain, logged):
+                check_own(state, table.path, table.control)
+            merged = max(merged, logged.control.starts_at - 1)
+            if merged > txid:
+                raise NotFollowed(f"state {state.name} is merged up to {merged}, past transaction {txid}")
+            if logged.control.floor <= merged:
+                return plain, logged, merged
+        raise NotFollowed(f"the tables of state {state.name} change all the time")
+
+    def _build(
+        self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int
+    ) -> tuple[LocalCopy, TableFiles]:
+        """Builds a copy: the plain table, and on top the log."""
+        copy = LocalCopy(new_folder(self._base), self._bytes_max)
+        try:
+            first = CopyMark(mark.incarnation, merged, mark.digest)
+            copy.fill([] if plain is None else self._filling(plain), first)
+            files = [file for file in logged.files.values() if greatest_txid(file) > merged]
+            self._apply(copy, logged.path, files, first, mark)
+        except BaseException:
+            copy.delete()
+            raise
+        logged.files = {file.path: file for file in files if greatest_txid(file) > mark.txid}
+        return copy, logged
+
+    def _filling(self, plain: TableFiles) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+        files = list(plain.files.values())
+        require_whole(f"table {plain.path}", plain.path, files)
+        return (self._pairs(batch) for batch in _rows(plain.path, files, self._schema))
+
+    def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
+        require_whole(f"table {path}", path, files)
+        hidden = [pa.field(TXID_COLUMN, pa.int64())]
+        if self._state.merging == LAST:
+            hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
+        schema = pa.schema([*self._schema, *hidden])
+        rows: list[tuple[int, bytes, bytes | None]] = []
+        for batch in _rows(path, files, schema):
+            rows += self._logged(batch, held.txid, mark.txid)
+        rows.sort(key=lambda row: row[0])  # stable: of one transaction as the files have them
+        combine = None if self._combine is None else partial(self._combined, self._combine)
+        copy.apply(((key, value) for _, key, value in rows), held, mark, combine)
+
+    def _logged(self, batch: pa.RecordBatch, above: int, upto: int) -> Iterator[tuple[int, bytes, bytes | None]]:
+        txids = batch.column(TXID_COLUMN).to_pylist()
+        gone = batch.column(DELETED_COLUMN).to_pylist() if self._state.merging == LAST else [False] * len(txids)
+        keys, values = self._codec.encode_keys(batch), self._codec.encode_values(batch)
+        for txid, deleted, key, value in zip(txids, gone, keys, values, strict=True):
+            if above < txid <= upto:
+                yield txid, key, None if deleted else value
+
+    def _combined(self, combine: Combine, stored: bytes | None, part: bytes) -> bytes:
+        if stored is None:
+            return part
+        (a,), (b,) = self._codec.values_of(stored), self._codec.values_of(part)
+        return self._codec.encoded((combine(a, b),))
+
+    def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+        return zip(self._codec.encode_keys(batch), self._codec.encode_values(batch), strict=True)
+
+    def _drop(self) -> None:
+        if self._copy is not None:
+            self._copy.delete()
+        self._copy = self._log = None
+
+
+def digest_of(state: StateDescriptor, boot: str) -> str:
+    """Tells two forms of a state apart, and two boots of the machine."""
+    facts = [_FORM, state.name, state.keys, state.schema_json, state.aggregator, state.merging, boot]
+    return sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _rows(root: str, files: Sequence[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of some files of a table; null in a column that a file does not have."""
+    for file in files:
+        try:
+            opened = pq.ParquetFile(io.BytesIO(storage.read(f"{root}/{file.path}")), coerce_int96_timestamp_unit="us")
+            there = [name for name in schema.names if name in opened.schema_arrow.names]
+            for batch in opened.iter_batches(_ROWS_A_BATCH, columns=there):
+                yield _shaped(batch, schema)
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(f"a data file of table {root} cannot be read: {file.path}", found=error) from error
+
+
+def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns: list[Any] = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

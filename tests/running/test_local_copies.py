@@ -1,0 +1,153 @@
+"""Batches that look states up give the same with local copies, without them, and with copies that are taken away."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
+from tests.sweep.oracle import Table
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentTopology
+from trident.coordinators import faults
+from trident.states.keyed.copies import StateCopies
+
+LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
+
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+
+class Lengths:
+    """An aggregator that goes on from the sum and the count that it has stored."""
+
+    def init(self, batch_id: Any) -> list:
+        return [0, 0]
+
+    def resume(self, batch_id: Any, total: int, count: int) -> list:
+        return [total, count]
+
+    def aggregate(self, state: list, word: str) -> None:
+        state[0] += len(word)
+        state[1] += 1
+
+    def complete(self, state: list) -> tuple[int, int]:
+        return state[0], state[1]
+
+
+def topology(passes: Callable[[str], bool] = bool) -> TridentTopology:
+    made = TridentTopology("copied")
+    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
+    words = lines.filter("line", passes).each("line", split, "word").project("word")
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    counts.new_values_stream().partition_persist(DeltaAppend("news"))
+    words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+    words.group_by("word").persistent_aggregate(DeltaMapState("lengths"), "word", Lengths(), "total, count")
+    return made
+
+
+def expected() -> dict[str, Counter]:
+    running, news, asked = Counter(), Counter(), Counter()
+    for line in LINES:
+        batch = Counter(line.split())
+        asked.update({(word, running.get(word)): count for word, count in batch.items()})
+        running += batch
+        news.update((word, running[word]) for word in batch)
+    lengths = Counter((word, len(word) * n, n) for word, n in running.items())
+    return {"news": news, "asked": asked, "counts": Counter(running.items()), "lengths": lengths}
+
+
+def found(query: Any, warehouse: Path) -> dict[str, Counter]:
+    rows = {name: Counter(tuple(row) for row in query.snapshot(name).collect()) for name in ("counts", "lengths")}
+    for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
+        rows[name] = Counter(tuple(row[column] for column in columns) for row in Table.read(warehouse / name).rows())
+    return rows
+
+
+@pytest.fixture
+def uses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each batch that looked states up: whether it was given copies."""
+    given: list[bool] = []
+    real = StateCopies.as_of
+
+    def noted(self: StateCopies, states: Any, txid: int) -> Any:
+        copies = real(self, states, txid)
+        given.append(copies is not None)
+        return copies
+
+    monkeypatch.setattr(StateCopies, "as_of", noted)
+    return given
+
+
+@pytest.mark.parametrize("local_copies", [True, False])
+def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies):  # noqa: F811
+    # An attempt that fails after it has staged must leave nothing that the copies could take.
+    faults.arm("resolve.stage:do_then_fail:3")
+    query = start(topology(), local_copies=local_copies)
+    query.process_all_available(WAIT_SECS)
+    assert not faults.unfired()
+    assert found(query, tmp_path / "warehouse") == expected()
+    assert all(uses) and bool(uses) == local_copies
+
+
+def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):  # noqa: F811
+    mended = tmp_path / "mended"
+
+    def stumble(line: str) -> bool:
+        if "longword" in line and not mended.exists():
+            raise ValueError("not yet")
+        return True
+
+    first = start(topology(stumble), max_attempts=1)
+    with pytest.raises(Exception, match="not yet"):
+        first.process_all_available(WAIT_SECS)
+    copies = tmp_path / "warehouse" / "_trident" / "copies"
+    folders = set(copies.glob("*/*/*.copy"))
+    mended.touch()
+    query = start(topology(stumble))
+    query.process_all_available(WAIT_SECS)
+    assert found(query, tmp_path / "warehouse") == expected()
+    assert folders and folders == set(copies.glob("*/*/*.copy"))
+    assert all(uses)
+
+
+def test_a_copy_that_goes_between_driver_and_worker_is_built_again(start, tmp_path, monkeypatch, uses):  # noqa: F811
+    real, taken = StateCopies.as_of, []
+
+    def taken_away(self: StateCopies, states: Any, txid: int) -> Any:
+        copies = real(self, states, txid)
+        if copies and txid in (1, 4):
+            taken.append(txid)
+            shutil.rmtree(copies["counts"].folder)
+        return copies
+
+    monkeypatch.setattr(StateCopies, "as_of", taken_away)
+    query = start(topology())
+    query.process_all_available(WAIT_SECS)
+    assert found(query, tmp_path / "warehouse") == expected()
+    assert taken == [1, 4] and all(uses)
+
+
+def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path, rng):  # noqa: F811
+    query, done = start(topology(), max_spout_pending=3), threading.Event()
+
+    def delete() -> None:
+        while not done.wait(rng.uniform(0, 0.2)):
+            for folder in (tmp_path / "warehouse" / "_trident" / "copies").glob("*/*"):
+                if rng.random() < 0.5:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    try:
+        query.process_all_available(WAIT_SECS)
+    finally:
+        done.set()
+        deleting.join()
+    assert found(query, tmp_path / "warehouse") == expected()

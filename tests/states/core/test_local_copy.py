@@ -1,0 +1,214 @@
+"""The local copy gives the values of the mark that is asked for, or none; killed, cut, full, foreign or deleted."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trident.states.core.local_copy import CopyMark, LocalCopy, StaleCopy, look_up
+
+ROOT = Path(__file__).resolve().parents[3]
+BYTES_MAX = 1 << 28
+LONG = b"long" * 500
+
+
+def mark(txid: int, incarnation: str = "inc1", digest: str = "d") -> CopyMark:
+    return CopyMark(incarnation, txid, digest)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    made = LocalCopy(tmp_path / "copy", BYTES_MAX)
+    yield made
+    made.close()
+
+
+def filled(copy: LocalCopy, **pairs: bytes) -> LocalCopy:
+    copy.fill([[(key.encode(), value) for key, value in pairs.items()]], mark(1))
+    return copy
+
+
+def in_another_process(folder: Path, keys: list[bytes], asked: CopyMark) -> list[bytes | None] | str:
+    program = (
+        "import sys; from pathlib import Path; from trident.states.core.local_copy import *\n"
+        "try: print(repr(look_up(Path(sys.argv[1]), eval(sys.argv[2]), CopyMark(*eval(sys.argv[3])))))\n"
+        "except StaleCopy as error: print(repr('stale: ' + str(error)))\n"
+    )
+    arguments = [str(folder), repr(keys), repr((asked.incarnation, asked.txid, asked.digest))]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return eval(done.stdout)
+
+
+def test_each_process_finds_the_values_of_the_mark(copy):
+    filled(copy, a=b"1", b=b"2")
+    keys = [b"a", b"b", b"c", b"a"]
+    expected = [b"1", b"2", None, b"1"]
+    assert copy.get(keys, mark(1)) == look_up(copy.folder, keys, mark(1)) == expected
+    assert in_another_process(copy.folder, keys, mark(1)) == expected
+    copy.apply([(b"a", b"3"), (b"b", None), (b"c", b"4"), (b"c", b"5")], mark(1), mark(2))
+    assert copy.get(keys, mark(2)) == in_another_process(copy.folder, keys, mark(2)) == [b"3", None, b"5", b"3"]
+
+
+def test_long_keys_and_keys_that_look_like_the_mark_are_keys(copy):
+    odd = [b"", b"\x00mark", b"k", LONG, LONG + b"x", b"x" * 500, b"x" * 501]
+    copy.fill([[(key, str(number).encode()) for number, key in enumerate(odd)]], mark(1))
+    assert copy.get(odd, mark(1)) == [str(number).encode() for number in range(len(odd))]
+    copy.apply([(LONG, None), (LONG + b"x", b"new")], mark(1), mark(2))
+    assert copy.get([LONG, LONG + b"x", LONG + b"y"], mark(2)) == [None, b"new", None]
+    kept = [key for key, value in zip(odd, copy.get(odd, mark(2))) if value is not None]
+    assert kept == [key for key in odd if key != LONG]
+
+
+def test_parts_are_combined_with_what_is_stored_in_the_order_in_which_they_come(copy):
+    filled(copy, a=b"1")
+    rows = [(b"a", b"2"), (b"b", b"3"), (b"a", b"4"), (b"b", b"5")]
+    copy.apply(rows, mark(1), mark(2), lambda stored, part: (stored or b"") + part)
+    assert copy.get([b"a", b"b"], mark(2)) == [b"124", b"35"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [mark(0), mark(2), mark(1, incarnation="inc2"), mark(1, digest="other")],
+    ids=["older", "newer", "life", "form"],
+)
+def test_another_mark_gives_no_value_and_takes_none(copy, asked):
+    filled(copy, a=b"1")
+    with pytest.raises(StaleCopy, match="holds something else"):
+        copy.get([b"a"], asked)
+    with pytest.raises(StaleCopy, match="holds something else"):
+        copy.apply([(b"a", b"9")], asked, mark(2))
+    assert copy.get([b"a"], mark(1)) == [b"1"]
+
+
+def test_what_fails_in_the_middle_changes_nothing(copy):
+    filled(copy, a=b"1")
+
+    def rows():
+        yield b"a", b"2"
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        copy.apply(rows(), mark(1), mark(2))
+    assert copy.get([b"a"], mark(1)) == [b"1"]
+
+
+def test_of_two_processes_one_writes(copy):
+    with pytest.raises(StaleCopy, match="cannot be written"):
+        LocalCopy(copy.folder, BYTES_MAX)
+    assert copy.folder.is_dir()
+
+
+def test_the_next_process_goes_on_with_what_one_has_left(copy):
+    filled(copy, a=b"1").close()
+    again = LocalCopy(copy.folder, BYTES_MAX)
+    assert again.mark == mark(1) and again.get([b"a"], mark(1)) == [b"1"]
+    again.close()
+
+
+def test_a_copy_that_was_not_filled_to_its_end_has_no_mark(copy):
+    def batches():
+        yield [(b"a", b"1")]
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError):
+        copy.fill(batches(), mark(1))
+    assert copy.mark is None
+    with pytest.raises(StaleCopy):
+        copy.get([b"a"], mark(1))
+    with pytest.raises(StaleCopy, match="not empty"):
+        filled(copy, a=b"1")
+
+
+def test_a_full_copy_says_so_and_stays_what_it_was(tmp_path):
+    copy = LocalCopy(tmp_path / "small", 1 << 17)
+    filled(copy, a=b"1")
+    with pytest.raises(StaleCopy, match="MDB_MAP_FULL"):
+        copy.apply([(str(n).encode(), b"x" * 1000) for n in range(1000)], mark(1), mark(2))
+    assert copy.get([b"a"], mark(1)) == [b"1"]
+    copy.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "deleted"])
+def test_a_damaged_copy_gives_no_value_in_a_new_process_and_is_made_anew(copy, damage):
+    filled(copy, **{f"key{n}": b"x" * 100 for n in range(1000)}).close()
+    data = copy.folder / "data.mdb"
+    if damage == "deleted":
+        shutil.rmtree(copy.folder)
+    elif damage == "foreign":
+        data.write_bytes(random.Random(1).randbytes(data.stat().st_size))
+    else:
+        os.truncate(data, 0 if damage == "empty" else data.stat().st_size // 2)
+    assert in_another_process(copy.folder, [b"key1"], mark(1)).startswith("stale: ")
+    try:
+        again = LocalCopy(copy.folder, BYTES_MAX)
+    except StaleCopy:
+        assert not copy.folder.exists()  # thrown away: the next one begins
+        again = LocalCopy(copy.folder, BYTES_MAX)
+    assert again.mark is None
+    assert filled(again, a=b"1").get([b"a"], mark(1)) == [b"1"]
+    again.close()
+
+
+def test_a_flipped_bit_of_a_value_is_found(copy):
+    filled(copy, a=b"a value that is looked for", b=b"another").close()
+    data = copy.folder / "data.mdb"
+    data.write_bytes(data.read_bytes().replace(b"looked for", b"lookee for"))  # LMDB keeps older pages for a while
+    assert "damaged" in in_another_process(copy.folder, [b"a"], mark(1))
+    assert in_another_process(copy.folder, [b"b"], mark(1)) == [b"another"]
+
+
+def test_a_copy_that_is_deleted_while_it_is_read_gives_no_other_ones_values(copy):
+    filled(copy, a=b"1")
+    assert look_up(copy.folder, [b"a"], mark(1)) == [b"1"]
+    copy.delete()
+    again = LocalCopy(copy.folder, BYTES_MAX)
+    again.fill([[(b"a", b"2")]], mark(2))
+    assert look_up(copy.folder, [b"a"], mark(2)) == [b"2"]
+    with pytest.raises(StaleCopy):
+        look_up(copy.folder, [b"a"], mark(1))
+    again.close()
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from trident.states.core.local_copy import *
+copy = LocalCopy(Path(sys.argv[1]), 1 << 28)
+held = copy.mark
+if held is None:
+    held = CopyMark("inc1", 0, "d")
+    copy.fill([[(str(n).encode(), b"0") for n in range(200)]], held)
+while True:
+    after = CopyMark("inc1", held.txid + 1, "d")
+    copy.apply([(str(n).encode(), str(after.txid).encode()) for n in range(200)], held, after)
+    held = after
+    print(held.txid, flush=True)
+"""
+
+
+def test_whenever_the_writer_is_killed_all_values_are_those_of_the_mark(tmp_path, rng):
+    folder, reached = tmp_path / "copy", 0
+    for _ in range(6):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert int(writer.stdout.readline()) == reached + 1
+        time.sleep(rng.uniform(0, 0.05))
+        writer.send_signal(signal.SIGKILL)
+        said = writer.communicate()[0].split()
+        copy = LocalCopy(folder, BYTES_MAX)
+        reached = copy.mark.txid
+        assert reached >= int(said[-1] if said else 0)
+        keys = [str(n).encode() for n in range(200)]
+        assert set(copy.get(keys, copy.mark)) == {str(reached).encode()}
+        copy.close()
+    assert reached > 6

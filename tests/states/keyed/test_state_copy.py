@@ -1,0 +1,173 @@
+"""A state's local copy is the state as of the transaction that is asked for, whatever its tables and files do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.keyed_helpers import Group, Native, as_map, keyed
+from trident.coordinators.errors import TableError
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.local_copy import StaleCopy, look_up
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.reading import read_state
+from trident.states.keyed.state_copy import StateCopy
+
+BOOT = "a boot"
+INLINE = 1 << 24
+
+
+@pytest.fixture(scope="module")
+def engine(spark):
+    return KernelEngine(spark)
+
+
+@pytest.fixture
+def group(spark, engine, tmp_path):
+    """A state that is combined, and one that keeps the last value of a key."""
+    return Group(spark, engine, tmp_path, keyed(), keyed("last", "word string, v double", merging="last"))
+
+
+def publish(group, txids):
+    for txid in txids:
+        counts = [("the", 2), (f"w{txid}", 1), (None, txid)]
+        last = [("the", float(txid), False), (f"w{txid}", -0.0, False), (f"w{txid - 2}", None, True)]
+        group.publish(txid, {"counts": counts, "last": last})
+
+
+def copy_of(group, name, base, inline=INLINE, boot=BOOT):
+    return StateCopy(
+        group.engine, group.warehouse, group.descriptor(name), base / "copies" / name, 1 << 28, inline, boot
+    )
+
+
+def held(group, name, copy, txid):
+    """Key → values that the copy has, of all keys that there ever were."""
+    found = copy.as_of(txid)
+    words = sorted({row[0] for _, row in group.rows[name]}, key=str)
+    codec = RowCodec(found.schema, found.keys)
+    rows = look_up(found.folder, codec.encode_keys(pa.table({"word": pa.array(words, pa.string())})), found.mark)
+    values = codec.decode_values(rows).to_pylist()
+    return {(word,): tuple(one.values()) for word, row, one in zip(words, rows, values) if row is not None}
+
+
+def merge(group, name, upto):
+    binding = group.bindings[name]
+    merging = Compactor(
+        group.spark, group.engine, group.warehouse, group.descriptor(name), binding.state, binding.aggregator
+    )
+    merging.merge_once(upto, force=True)
+
+
+@pytest.mark.parametrize("name", ["counts", "last"])
+def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, name):
+    copy = copy_of(group, name, tmp_path)
+    publish(group, [1])
+    assert held(group, name, copy, 1) == group.expected(name, 1)  # before the plain table is made
+    folder = copy.as_of(1).folder
+    publish(group, [2, 3, 4])
+    for txid in (2, 4):
+        assert held(group, name, copy, txid) == group.expected(name, txid), txid
+    merge(group, name, 3)
+    publish(group, [5, 6])
+    assert held(group, name, copy, 5) == group.expected(name, 5)
+    copy.close()
+    copy = copy_of(group, name, tmp_path)
+    assert held(group, name, copy, 6) == group.expected(name, 6)
+    assert copy.as_of(6).folder == folder, "it was built again"
+    merge(group, name, 6)
+    copy.close()
+    shutil.rmtree(folder)
+    built = copy_of(group, name, tmp_path)
+    assert held(group, name, built, 6) == group.expected(name, 6)
+    table = as_map(group.bindings[name], read_state(group.spark, group.engine, group.warehouse, name, 6))
+    assert held(group, name, built, 6) == table
+    with pytest.raises(StaleCopy):
+        built.as_of(2)  # the plain table is past it
+    built.close()
+
+
+def test_rows_beyond_the_transaction_that_is_asked_for_stay_out(group, tmp_path):
+    publish(group, [1, 2, 3])
+    copy = copy_of(group, "last", tmp_path)
+    for txid in (1, 2, 1, 3):
+        assert held(group, "last", copy, txid) == group.expected("last", txid)
+    copy.close()
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut", "foreign", "another boot", "another form"])
+def test_a_copy_in_doubt_is_built_again(group, tmp_path, harm):
+    publish(group, [1, 2])
+    copy = copy_of(group, "counts", tmp_path)
+    folder = copy.as_of(2).folder
+    copy.close()
+    (folder.parent / "a file of another program").mkdir()
+    if harm == "deleted":
+        shutil.rmtree(folder)
+    elif harm == "cut":
+        os.truncate(folder / "data.mdb", 5000)
+    elif harm == "foreign":
+        (folder / "data.mdb").write_bytes(b"nothing of LMDB's")
+    again = copy_of(group, "counts", tmp_path, boot="another" if harm == "another boot" else BOOT)
+    if harm == "another form":
+        again._digest = "another"
+    publish(group, [3])
+    assert held(group, "counts", again, 3) == group.expected("counts", 3)
+    assert again.as_of(3).folder != folder
+    assert sorted(os.listdir(folder.parent)) == sorted([again.as_of(3).folder.name, "a file of another program"])
+    again.close()
+
+
+def test_of_two_processes_each_has_its_own(group, tmp_path):
+    publish(group, [1])
+    one, other = copy_of(group, "counts", tmp_path), copy_of(group, "counts", tmp_path)
+    assert one.as_of(1).folder != other.as_of(1).folder
+    publish(group, [2])
+    assert held(group, "counts", other, 2) == group.expected("counts", 2)
+    assert held(group, "counts", one, 1) == group.expected("counts", 1)
+    one.close(), other.close()
+
+
+def test_the_copy_of_a_large_table_is_built_beside_the_transactions(group, tmp_path):
+    publish(group, [1])
+    copy = copy_of(group, "counts", tmp_path, inline=0)
+    with pytest.raises(StaleCopy, match="being built"):
+        copy.as_of(1)
+    publish(group, [2])
+    end = time.monotonic() + 60
+    while True:
+        try:
+            assert held(group, "counts", copy, 2) == group.expected("counts", 2)
+            break
+        except StaleCopy:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    copy.close()
+
+
+def test_a_log_file_that_lost_its_bytes_is_an_error_and_no_copy(group, tmp_path):
+    publish(group, [1, 2])
+    copy = copy_of(group, "counts", tmp_path)
+    copy.as_of(1)
+    (lost,) = (Path(group.snapshots["counts"].path) / "data" / group.incarnation).glob("2-0-x/*.parquet")
+    os.truncate(lost, 10)
+    with pytest.raises(TableError, match="not what was written"):
+        copy.as_of(2)
+    copy.close()
+
+
+def test_a_sum_that_does_not_fit_is_left_to_spark(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed("sums", "word string, n bigint", aggregator=Native("sum")))
+    copy = copy_of(group, "sums", tmp_path)
+    group.publish(1, {"sums": [("a", 2**62)]})
+    copy.as_of(1)
+    group.publish(2, {"sums": [("a", 2**62)]})
+    with pytest.raises(StaleCopy, match="does not fit"):
+        copy.as_of(2)
+    copy.close()

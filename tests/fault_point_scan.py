@@ -46,6 +46,7 @@ FUNCTIONS = {
     "storage.delete",
     "storage.try_delete",
     "storage.flush",
+    "storage.flush_names",
     "storage.lock",
     "folder.claim",
     "folder.rename",

@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
 
 from tests.jvm_options import session_options
@@ -61,3 +64,19 @@ def spark() -> Iterator[SparkSession]:
 def _remove_folder() -> Iterator[None]:
     yield
     shutil.rmtree(_folder(), ignore_errors=True)
+
+
+@contextmanager
+def calls_to_the_jvm() -> Iterator[list[str]]:
+    """The commands that this thread sends to the JVM."""
+    found: list[str] = []
+    send, here = ClientServerConnection.send_command, threading.get_ident()
+
+    def counted(self: ClientServerConnection, command: str, *args: object) -> str:
+        if threading.get_ident() == here:
+            found.append(command)
+        return send(self, command, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientServerConnection, "send_command", counted)
+        yield found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import time
 from contextlib import AbstractContextManager, suppress
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -236,6 +237,27 @@ def try_delete(path: AnyPath) -> None:
     """Removes a file that is needed no more, as far as it can: one that stays costs space, nothing else."""
     with suppress(OSError):
         delete(path)
+
+
+def flush_names(folder: AnyPath) -> None:
+    """Makes the names in a folder outlive a power cut, unless this process did and none has changed since.
+
+    For folders that last: each one is remembered. A folder's time tells of a change, but not of two within one tick
+    of the file system's clock: a folder that has changed lately is flushed each time.
+    """
+    now, before, key = time.time_ns(), stat(folder), os.fspath(folder)
+    if before is not None and _flushed.get(key) == before.signature:
+        return
+    flush(folder)
+    if before is not None and now - before.mtime_ns > _TICK_NS:
+        _flushed[key] = before.signature
+    else:
+        _flushed.pop(key, None)
+
+
+# Folders whose names are known to be on the disk, as they were looked at before they were flushed.
+_flushed: dict[str, Signature] = {}
+_TICK_NS = 1_000_000_000
 
 
 def make_warehouse(warehouse: AnyPath) -> None:

@@ -162,7 +162,7 @@ class ManifestStore:
             except FileExistsError:
                 path = self._folder / f"{attempt.txid}-{attempt.attempt_id}-{uuid.uuid4().hex[:8]}.json"
                 storage.create(path, data)
-            storage.flush(self._old_folder)  # the folder of this incarnation may be new
+            storage.flush_names(self._old_folder)  # the folder of this incarnation may be new
         relative = path.relative_to(self._warehouse).as_posix()
         return Decision(attempt.txid, attempt.attempt_id, relative, len(data), hashlib.sha256(data).hexdigest())
 

@@ -120,13 +120,12 @@ def staged_file(report: Mapping[str, Any]) -> StagedFile:
 
 
 def fsync_folders(root: Path, folder: str) -> None:
-    """Flushes the entries of every folder from root/folder up to root."""
+    """Makes the names in every folder from root/folder up to root outlive a power cut."""
     path = root / folder
-    while True:
-        storage.flush(path)
-        if path == root:
-            return
+    storage.flush(path)
+    while path != root:
         path = path.parent
+        storage.flush_names(path)
 
 
 def drop_attempts_up_to(folder: Path, txid: int) -> None:

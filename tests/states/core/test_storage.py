@@ -199,3 +199,43 @@ def test_another_file_system_is_refused_and_a_file_uri_is_this_one(tmp_path: Pat
     assert storage.read(f"file://{tmp_path}/a%20b") == b"x"
     assert storage.join("s3a://lake/w/", "_trident", "x") == "s3a://lake/w/_trident/x"
     assert storage.anchor_of("s3a://lake/w/_trident/top/g") == "s3a://lake/w/_trident"
+
+
+# --- the names in a folder --------------------------------------------------------------------------
+
+
+def aged(folder: Path) -> None:
+    """A folder whose last change is older than a tick of any file system's clock."""
+    os.utime(folder, (1, 1))
+
+
+def test_names_are_flushed_once_and_again_when_one_has_changed(tmp_path: Path, flushed: list[str]) -> None:
+    for change in (lambda: None, (tmp_path / "a").mkdir, (tmp_path / "a").rmdir):
+        change()
+        storage.flush_names(tmp_path)
+        aged(tmp_path)
+        storage.flush_names(tmp_path)
+        assert flushed == [str(tmp_path)] * 2, "the first time it had changed just now: two changes may have one time"
+        storage.flush_names(tmp_path)
+        assert flushed == [str(tmp_path)] * 2
+        flushed.clear()
+
+
+def test_a_folder_in_the_place_of_one_whose_names_were_flushed_is_flushed(tmp_path: Path, flushed: list[str]) -> None:
+    folder = tmp_path / "folder"
+    for _ in range(3):
+        folder.mkdir()
+        aged(folder)
+        storage.flush_names(folder)
+        folder.rename(tmp_path / f"{time.time_ns()}")  # its number is not given to the next
+    assert len(flushed) == 3
+
+
+def test_names_whose_flush_failed_are_flushed_again(tmp_path: Path, flushed: list[str], monkeypatch) -> None:
+    aged(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            storage.flush_names(tmp_path)
+    storage.flush_names(tmp_path)
+    assert flushed == [str(tmp_path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,3 +138,30 @@ def test_a_staged_file_is_flushed_with_every_folder_above_it_up_to_the_table(tmp
     fsync_folders(tmp_path, "data/inc/1-0-aa")
     assert flushed == [str(path.parent), *(str(above) for above in path.parent.parents)][: len(flushed)]
     assert flushed[-1] == str(tmp_path)
+
+
+def test_of_the_folders_above_a_staged_file_only_the_new_ones_are_flushed_again(tmp_path: Path, flushed) -> None:
+    def staged(attempt: str) -> list[str]:
+        (tmp_path / "data/inc" / attempt).mkdir(parents=True)
+        flushed.clear()
+        fsync_folders(tmp_path, f"data/inc/{attempt}")
+        return [os.path.relpath(path, tmp_path) for path in flushed]
+
+    assert staged("1-0-aa") == ["data/inc/1-0-aa", "data/inc", "data", "."]
+    for folder in (tmp_path / "data", tmp_path):  # older than a tick of the clock
+        os.utime(folder, (1, 1))
+    assert staged("2-0-bb")[2:] == ["data", "."], "what was flushed when it was new is flushed once more"
+    assert staged("3-0-cc") == ["data/inc/3-0-cc", "data/inc"]
+    shutil.rmtree(tmp_path / "data/inc")  # as VACUUM removes a folder that is empty
+    assert staged("4-0-dd") == ["data/inc/4-0-dd", "data/inc", "data"]
+
+
+def test_the_folder_of_a_lifes_manifests_is_flushed_when_it_is_new(store: ManifestStore, tmp_path, flushed) -> None:
+    manifests = (tmp_path / store.write(manifest(1)).manifest).parents[1]
+    os.utime(manifests, (1, 1))
+    store.write(manifest(2))
+    flushed.clear()
+    store.write(manifest(3))
+    assert str(manifests) not in flushed and len(flushed) == 2
+    ManifestStore(tmp_path, "top", "g", "later").write(replace(manifest(3), incarnation="later"))
+    assert str(manifests) in flushed

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
 
+from tests.spark_fixtures import calls_to_the_jvm
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.core.staged import StagedFile
 from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
@@ -44,22 +41,6 @@ def made(engine: KernelEngine, path: Path, **properties: str) -> TableSnapshot:
 
 def part(name: str, word: str | None = "w") -> StagedFile:
     return StagedFile(f"data/{name}.parquet", 700, 1_700_000_000_123, 1, STATS, {"word": word})
-
-
-@contextmanager
-def calls_to_the_jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The commands that this thread sends."""
-    found: list[str] = []
-    send, here = ClientServerConnection.send_command, threading.get_ident()
-
-    def counted(self: ClientServerConnection, command: str, *args: object) -> Any:
-        if threading.get_ident() == here:
-            found.append(command)
-        return send(self, command, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ClientServerConnection, "send_command", counted)
-        yield found
 
 
 def comparable(path: str, version: int) -> list[tuple[str, Any]]:
@@ -100,16 +81,16 @@ def test_python_writes_the_entry_that_kernel_writes(engine, tmp_path, files, txn
     assert len(DeltaTable(ours.path).file_uris()) == len(files)
 
 
-def test_a_commit_of_files_makes_no_call_to_the_jvm(engine, tmp_path, monkeypatch) -> None:
+def test_a_commit_of_files_makes_no_call_to_the_jvm(engine, tmp_path) -> None:
     """It made 24, of a tenth of a millisecond to a millisecond each, and Kernel's own work behind one of them."""
     snapshot = engine.commit_files(made(engine, tmp_path / "t"), [part("1")], ("app", 1), {"trident": "1"}, "x")
-    with calls_to_the_jvm(monkeypatch) as calls:
+    with calls_to_the_jvm() as calls:
         for txid in (2, 3):
             control = {"trident": str(txid)}
             snapshot = engine.commit_files(snapshot, [part(str(txid))], ("app", txid), control, "x")
             assert (snapshot.control("trident"), snapshot.txn_version("app")) == (str(txid), txid)
     assert calls == []
-    with calls_to_the_jvm(monkeypatch) as calls:
+    with calls_to_the_jvm() as calls:
         assert len(engine.live_files(snapshot)) == 3
     assert calls, "the count counts nothing"
 

@@ -156,7 +156,7 @@ class DecidedRows:
     """The part of a decided batch that one state without a table is given.
 
     Attributes:
-        files: the staged rows.
+        files: the staged rows: Parquet below ``root``, in which hidden columns stand beside the keys and values.
         details: what the manifest says besides: "keys", "values", "merging".
         first: whether this process decided it, so that no other can have published it.
         user_code: runs code of the user's on them.

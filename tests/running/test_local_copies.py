@@ -7,14 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentTopology
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
 from trident.coordinators import faults
+from trident.coordinators.processes import UNKNOWN
+from trident.running.site import SparkOpening
 from trident.states.keyed.copies import StateCopies
 
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
@@ -151,3 +154,12 @@ def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path,
         done.set()
         deleting.join()
     assert found(query, tmp_path / "warehouse") == expected()
+
+
+@pytest.mark.parametrize(("boot", "kept"), [("one", True), (UNKNOWN, False)])
+def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, tmp_path: Path, boot, kept) -> None:
+    """As on macOS without psutil: a copy is not flushed, and of an earlier boot it may be half of one."""
+    monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
+    assert (SparkOpening._copies(SimpleNamespace(_site=site)) is not None) == kept

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
-from trident.coordinators.processes import boot_id
+from trident.coordinators.processes import UNKNOWN, boot_id
 from trident.messages.executor import MessageSpoutExecutor
 from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
@@ -140,11 +140,14 @@ class SparkOpening:
         return GroupParts(spouts, runner, self._compactor())
 
     def _copies(self) -> StateCopies | None:
-        """Local copies are where every worker is on the host that keeps them."""
-        site = self._site
-        if not site.config.local_copies or not is_local_master(site.spark.sparkContext.master):
+        """Local copies are where every worker is on the host that keeps them, and two boots of it can be told apart.
+
+        A copy is never flushed: one that a power cut has left half written must not be taken for whole.
+        """
+        site, boot = self._site, boot_id()
+        if not site.config.local_copies or not is_local_master(site.spark.sparkContext.master) or boot == UNKNOWN:
             return None
-        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, boot_id())
+        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, boot)
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

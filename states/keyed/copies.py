@@ -84,5 +84,8 @@ class StateCopies:
 
 
 def copies_folder(warehouse: Path, boot: str) -> Path:
-    """The folder of this host's copies of a warehouse's states; other hosts and other boots have others."""
-    return warehouse / "_trident" / "copies" / sha256(boot.encode()).hexdigest()[:16]
+    """The folder of this host's copies of a warehouse's states; other hosts and other boots have others.
+
+    Its name can be no topology's, whose folder is beside it and goes with a reset.
+    """
+    return warehouse / "_trident" / ".copies" / sha256(boot.encode()).hexdigest()[:16]

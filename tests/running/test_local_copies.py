@@ -16,9 +16,10 @@ from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
 from trident.coordinators import faults
+from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
 from trident.running.site import SparkOpening
-from trident.states.keyed.copies import StateCopies
+from trident.states.keyed.copies import StateCopies, copies_folder
 
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
 
@@ -110,7 +111,7 @@ def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):
     first = start(topology(stumble), max_attempts=1)
     with pytest.raises(Exception, match="not yet"):
         first.process_all_available(WAIT_SECS)
-    copies = tmp_path / "warehouse" / "_trident" / "copies"
+    copies = tmp_path / "warehouse" / "_trident" / ".copies"
     folders = set(copies.glob("*/*/*.copy"))
     mended.touch()
     query = start(topology(stumble))
@@ -142,7 +143,7 @@ def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path,
 
     def delete() -> None:
         while not done.wait(rng.uniform(0, 0.2)):
-            for folder in (tmp_path / "warehouse" / "_trident" / "copies").glob("*/*"):
+            for folder in (tmp_path / "warehouse" / "_trident" / ".copies").glob("*/*"):
                 if rng.random() < 0.5:
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -163,3 +164,9 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
     assert (SparkOpening._copies(SimpleNamespace(_site=site)) is not None) == kept
+
+
+def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:
+    name = copies_folder(tmp_path, "boot").relative_to(tmp_path / "_trident").parts[0]
+    with pytest.raises(TopologyError):
+        TridentTopology(name)

@@ -100,6 +100,7 @@ class Group:
         self.bindings: dict[str, StateBinding] = {}
         self.snapshots: dict[str, TableSnapshot] = {}
         self.rows: dict[str, list[tuple[int, tuple]]] = {}
+        self.attempt_id = 0
         for binding in bindings:
             self.add(binding, starts_at)
 
@@ -139,7 +140,7 @@ class Group:
     def _publish(self, name: str, txid: int, rows: Sequence[tuple]) -> None:
         snapshot = self.engine.load(self.snapshots[name].path)
         control = json.loads(snapshot.control(DOMAIN) or "{}")
-        control.update(txid=txid, attempt_id=0, digest=f"d{txid}")
+        control.update(txid=txid, attempt_id=self.attempt_id, digest=f"d{txid}")
         self.snapshots[name] = self.engine.commit_files(
             snapshot,
             self.write(name, txid, rows),

@@ -49,11 +49,20 @@ class CopyMark(msgspec.Struct, frozen=True):
         incarnation: of the topology.
         txid: the transaction as of which all its keys are.
         digest: of the state's descriptor, the form of the copy, and the boot of the machine.
+        commit: the last commit of the state's log up to the transaction: tells two histories apart.
     """
 
     incarnation: str
     txid: int
     digest: str
+    commit: str
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """The mark as it is kept, with the file that it was written into: in a copy of that file it says nothing."""
+
+    mark: CopyMark
+    file: str
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class LocalCopy:
             raise StaleCopy(f"there can be no copy in {folder}", found=error) from error
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._env = _opened(folder, bytes_max)
+            self._env, self._file = _opened(folder, bytes_max)
         except OSError as error:
             self._owner.close()
             raise StaleCopy(f"the copy in {folder} cannot be written", found=error) from error
@@ -105,7 +114,7 @@ class LocalCopy:
     def mark(self) -> CopyMark | None:
         """The mark of its content; None where it is empty, or was being filled when its writer died."""
         with _refused(self.folder), self._env.begin() as txn:
-            return _mark(txn)
+            return _mark(txn, self._file)
 
     def fill(self, batches: Iterable[Iterable[tuple[bytes, bytes]]], after: CopyMark) -> None:
         """Puts all keys into an empty copy; in many transactions, the mark in the last.
@@ -121,7 +130,7 @@ class LocalCopy:
                 with self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     cursor.putmulti(sorted(_entry(key, value) for key, value in batch))
             with self._env.begin(write=True) as txn:
-                txn.put(_MARK, msgspec.msgpack.encode(after))
+                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
 
     def apply(
         self,
@@ -142,7 +151,7 @@ class LocalCopy:
             StaleCopy: it holds something else, or the disk refused; nothing changed.
         """
         with _refused(self.folder), self._env.begin(write=True) as txn:
-            _require(txn, before, self.folder)
+            _require(txn, before, self.folder, self._file)
             for key, value in rows:
                 if value is not None and combine is not None:
                     value = combine(_value(self.folder, key, txn.get(_name(key))), value)
@@ -150,11 +159,11 @@ class LocalCopy:
                     txn.delete(_name(key))
                 else:
                     txn.put(*_entry(key, value))
-            txn.put(_MARK, msgspec.msgpack.encode(after))
+            txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
 
     def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
         """As :func:`look_up`, in the process that writes."""
-        return _look_up(self._env, self.folder, keys, mark)
+        return _look_up((self._env, self._file), self.folder, keys, mark)
 
     def close(self) -> None:
         """Leaves the copy to the next process on this host."""
@@ -176,9 +185,10 @@ def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes |
     return _look_up(_opened(folder, None), folder, keys, mark)
 
 
-def _look_up(env: lmdb.Environment, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
+def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
+    env, file = opened
     with _refused(folder), env.begin(buffers=True) as txn:
-        _require(txn, mark, folder)
+        _require(txn, mark, folder, file)
         return [_value(folder, key, txn.get(_name(key))) for key in keys]
 
 
@@ -210,16 +220,17 @@ def _value(folder: Path, key: bytes, kept: bytes | memoryview | None) -> bytes |
     return value
 
 
-def _mark(txn: lmdb.Transaction) -> CopyMark | None:
+def _mark(txn: lmdb.Transaction, file: str) -> CopyMark | None:
     found = txn.get(_MARK)
     try:
-        return None if found is None else msgspec.msgpack.decode(bytes(found), type=CopyMark)
+        held = None if found is None else msgspec.msgpack.decode(bytes(found), type=_Held)
     except msgspec.DecodeError:
         return None
+    return held.mark if held is not None and held.file == file else None
 
 
-def _require(txn: lmdb.Transaction, mark: CopyMark, folder: Path) -> None:
-    found = _mark(txn)
+def _require(txn: lmdb.Transaction, mark: CopyMark, folder: Path, file: str) -> None:
+    found = _mark(txn, file)
     if found != mark:
         raise StaleCopy(f"the copy in {folder} holds something else", found=found, expected=mark)
 
@@ -232,13 +243,22 @@ def _refused(folder: Path) -> Iterator[None]:
         raise StaleCopy(f"the copy in {folder} cannot be used", found=error) from error
 
 
+# An environment, and the file that it has open.
+_Opened = tuple[lmdb.Environment, str]
+
 # One environment a process and folder: LMDB's locks are those of the process, and a second one would end them.
-_environments: dict[tuple[str, int], lmdb.Environment] = {}
+_environments: dict[tuple[str, str], lmdb.Environment] = {}
 _lock = threading.Lock()
 _pid = os.getpid()
 
 
-def _opened(folder: Path, bytes_max: int | None) -> lmdb.Environment:
+def _file(path: Path) -> str:
+    """Names a file; another one has another name, also one that was copied to its place."""
+    found = path.stat()
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _opened(folder: Path, bytes_max: int | None) -> _Opened:
     """The environment of a folder in this process; with ``bytes_max`` for writing."""
     global _pid
     with _lock:
@@ -247,9 +267,10 @@ def _opened(folder: Path, bytes_max: int | None) -> lmdb.Environment:
             _pid = os.getpid()
         data = folder / "data.mdb"
         try:
-            known = _environments.get((str(folder), data.stat().st_ino))
+            file = _file(data)
+            known = _environments.get((str(folder), file))
             if known is not None:
-                return known
+                return known, file
         except FileNotFoundError:
             if bytes_max is None:
                 raise StaleCopy(f"there is no copy in {folder}") from None
@@ -273,8 +294,9 @@ def _opened(folder: Path, bytes_max: int | None) -> lmdb.Environment:
         if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"] and env.info()["last_txnid"]:
             env.close()
             raise StaleCopy(f"the copy in {folder} was cut short")
-        _environments[str(folder), data.stat().st_ino] = env
-        return env
+        file = _file(data)
+        _environments[str(folder), file] = env
+        return env, file
 
 
 def _forget(folder: Path) -> None:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from trident.coordinators.errors import TridentError
+from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.delta.kernel import KernelEngine
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 # Files of a table in this many bytes are copied while the transaction waits; larger ones beside the transactions.
 _INLINE_BYTES = 16 << 20
 _FAILURES_MAX = 3
+COPIES = ".copies"
 
 
 class StateCopies:
@@ -30,11 +32,12 @@ class StateCopies:
         engine: Delta's Kernel.
         warehouse: of the topology, on a local disk.
         bytes_max: the greatest size of one copy.
-        boot: of the machine.
+        host, boot: the machine and its boot.
     """
 
-    def __init__(self, engine: KernelEngine, warehouse: Path, bytes_max: int, boot: str) -> None:
+    def __init__(self, engine: KernelEngine, warehouse: Path, bytes_max: int, host: str, boot: str) -> None:
         self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
+        self._folder = copies_folder(warehouse, host, boot)
         self._copies: dict[str, StateCopy] = {}
         self._failures: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -70,9 +73,14 @@ class StateCopies:
                 raise StaleCopy(f"the copy of state {state} has failed too often")
             if state not in self._copies:
                 descriptor = load_descriptor(self._warehouse, state)
-                base = copies_folder(self._warehouse, self._boot) / state
                 self._copies[state] = StateCopy(
-                    self._engine, self._warehouse, descriptor, base, self._bytes_max, _INLINE_BYTES, self._boot
+                    self._engine,
+                    self._warehouse,
+                    descriptor,
+                    self._folder / state,
+                    self._bytes_max,
+                    _INLINE_BYTES,
+                    self._boot,
                 )
             return self._copies[state]
 
@@ -83,9 +91,23 @@ class StateCopies:
         log.warning("the local copies of %s cannot be used, so their tables are read: %s", ", ".join(states), reason)
 
 
-def copies_folder(warehouse: Path, boot: str) -> Path:
-    """The folder of this host's copies of a warehouse's states; other hosts and other boots have others.
+def forget_copies(warehouse: Path) -> None:
+    """Removes the copies of a warehouse's states, on all hosts: a repair changes tables without a transaction.
+
+    Raises:
+        OSError: one could not be removed.
+    """
+    storage.delete(warehouse / "_trident" / COPIES)
+
+
+def copies_folder(warehouse: Path, host: str, boot: str) -> Path:
+    """The folder of this host's copies of a warehouse's states; those of its earlier boots are removed.
 
     Its name can be no topology's, whose folder is beside it and goes with a reset.
     """
-    return warehouse / "_trident" / ".copies" / sha256(boot.encode()).hexdigest()[:16]
+    name, this_boot = (sha256(text.encode()).hexdigest()[:12] for text in (host, boot))
+    base = warehouse / "_trident" / COPIES
+    for other in storage.list_names(base):
+        if other.startswith(f"{name}-") and other != f"{name}-{this_boot}":
+            storage.try_delete(base / other)
+    return base / f"{name}-{this_boot}"

@@ -22,10 +22,12 @@ import pyarrow.parquet as pq
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.binding import LAST
+from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
+from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import NotFollowed, TableFiles
@@ -86,13 +88,10 @@ class StateCopy:
             ForeignTable: a table is not the state's.
         """
         with self._lock:
-            mark = CopyMark(self._state.incarnation, txid, self._digest)
             try:
                 if self._copy is None:
                     self._copy = self._found()
-                held = None if self._copy is None else self._copy.mark
-                if held != mark:
-                    self._bring_to(mark, held)
+                mark = self._bring_to(txid)
             except (NotFollowed, TableMissing, Uncombinable) as error:
                 self._drop()
                 raise StaleCopy(f"there is no copy of state {self._state.name}", found=error) from error
@@ -133,22 +132,56 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, mark: CopyMark, held: CopyMark | None) -> None:
-        same = held is not None and (held.incarnation, held.digest) == (mark.incarnation, mark.digest)
-        if held is not None and same and held.txid <= mark.txid and self._follow(held, mark):
-            return
+    def _bring_to(self, txid: int) -> CopyMark:
+        held = None if self._copy is None else self._copy.mark
+        if held is not None and self._is_followed(held) and self._log is not None:
+            mark = self._mark(txid, self._log)
+            if held == mark or held.txid < txid and self._follow(held, mark, self._log):
+                return mark
         self._drop()
-        plain, logged, merged = tables = self._tables(mark.txid)
+        plain, logged, merged = self._tables(txid)
+        mark = self._mark(txid, logged)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
         if size <= self._inline_bytes:
-            self._copy, self._log = self._build(mark, *tables)
-            return
+            self._copy, self._log = self._build(mark, plain, logged, merged)
+            return mark
         if self._builder is None:
             self._builder = threading.Thread(
-                target=self._build_beside, args=(mark, *tables), name=f"copy-{self._state.name}", daemon=True
+                target=self._build_beside,
+                args=(mark, plain, logged, merged),
+                name=f"copy-{self._state.name}",
+                daemon=True,
             )
             self._builder.start()
         raise StaleCopy(f"the copy of state {self._state.name} is being built")
+
+    def _mark(self, txid: int, logged: TableFiles) -> CopyMark:
+        """The mark of the state as of a transaction.
+
+        Raises:
+            NotFollowed: the log is past the transaction: this process was replaced.
+        """
+        check_own(self._state, logged.path, logged.control)
+        if logged.control.txid > txid:
+            raise NotFollowed(f"the log of state {self._state.name} is past transaction {txid}")
+        return CopyMark(self._state.incarnation, txid, self._digest, _commit(logged.control))
+
+    def _is_followed(self, held: CopyMark) -> bool:
+        """Brings the log's facts up to date, and tells whether its history goes through what is held."""
+        path = str(self._warehouse / self._state.published_path)
+        before = self._log
+        version = None if before is None else before.version
+        if before is not None and before.refresh():
+            # One commit more, or none: it comes behind the one that was last seen.
+            if version is not None and before.version <= version + 1:
+                return True
+        else:
+            self._log = TableFiles(self._engine, path, None, held.txid)
+        at = history.find_version_by_control(path, DOMAIN, held.txid)
+        control = None if at is None else log_entries.read_commit(path, at).control.get(DOMAIN)
+        if control is None:
+            return False
+        return _commit(decode_control(path, log_entries.as_text(control))) == held.commit
 
     def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
         """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""
@@ -164,21 +197,14 @@ class StateCopy:
             else:
                 self._copy, self._log = made, followed
 
-    def _follow(self, held: CopyMark, mark: CopyMark) -> bool:
+    def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles) -> bool:
         """Applies the log's rows behind what is held; False where the log no longer has them all."""
-        path = str(self._warehouse / self._state.published_path)
-        if self._log is not None and not self._log.refresh():
-            self._log = None
-        if self._log is None:
-            self._log = TableFiles(self._engine, path, None, held.txid)
-        check_own(self._state, path, self._log.control)
-        if self._log.control.floor > held.txid:
+        if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
-        files = [file for file in self._log.files.values() if greatest_txid(file) > held.txid]
-        self._apply(self._copy, path, files, held, mark)
-        # Files that are applied are not looked at again.
-        self._log.files = {file.path: file for file in files if greatest_txid(file) > mark.txid}
+        files = [file for file in logged.files.values() if greatest_txid(file) > held.txid]
+        self._apply(self._copy, logged.path, files, held, mark)
+        logged.files = {}  # they are applied, and not looked at again
         return True
 
     def _tables(self, txid: int) -> tuple[TableFiles | None, TableFiles, int]:
@@ -206,14 +232,14 @@ class StateCopy:
         """Builds a copy: the plain table, and on top the log."""
         copy = LocalCopy(new_folder(self._base), self._bytes_max)
         try:
-            first = CopyMark(mark.incarnation, merged, mark.digest)
+            first = CopyMark(mark.incarnation, merged, mark.digest, "")
             copy.fill([] if plain is None else self._filling(plain), first)
             files = [file for file in logged.files.values() if greatest_txid(file) > merged]
             self._apply(copy, logged.path, files, first, mark)
         except BaseException:
             copy.delete()
             raise
-        logged.files = {file.path: file for file in files if greatest_txid(file) > mark.txid}
+        logged.files = {}
         return copy, logged
 
     def _filling(self, plain: TableFiles) -> Iterator[Iterator[tuple[bytes, bytes]]]:
@@ -255,6 +281,11 @@ class StateCopy:
         if self._copy is not None:
             self._copy.delete()
         self._copy = self._log = None
+
+
+def _commit(control: ControlRecord) -> str:
+    """Names a commit of a log: of two histories a transaction has another attempt, or another batch."""
+    return f"{control.txid}-{control.attempt_id}-{control.digest}"
 
 
 def digest_of(state: StateDescriptor, boot: str) -> str:

@@ -334,10 +334,12 @@ PLANTED: dict[str, Caught] = {
         "local_copy.py::test_another_mark_gives_no_value_and_takes_none[newer]",
         "local_copy.py::test_another_mark_gives_no_value_and_takes_none[life]",
         "local_copy.py::test_another_mark_gives_no_value_and_takes_none[form]",
+        "local_copy.py::test_another_mark_gives_no_value_and_takes_none[history]",
     ),
-    "101-copy-takes-rows-of-later-transactions": spark(
+    "101-copy-of-another-history-is-gone-on-with": spark(
         "assert {",
-        "state_copy.py::test_rows_beyond_the_transaction_that_is_asked_for_stay_out",
+        "state_copy.py::test_after_the_tables_went_back_another_history_is_followed[same process]",
+        "state_copy.py::test_after_the_tables_went_back_another_history_is_followed[restarted]",
     ),
     "102-copy-keeps-deleted-keys": spark(
         "assert {",

@@ -167,6 +167,14 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
 
 
 def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:
-    name = copies_folder(tmp_path, "boot").relative_to(tmp_path / "_trident").parts[0]
+    name = copies_folder(tmp_path, "host", "boot").relative_to(tmp_path / "_trident").parts[0]
     with pytest.raises(TopologyError):
         TridentTopology(name)
+
+
+def test_copies_of_earlier_boots_of_this_host_are_removed_and_those_of_other_hosts_stay(tmp_path):
+    old, other = copies_folder(tmp_path, "here", "boot 1"), copies_folder(tmp_path, "elsewhere", "boot 1")
+    for folder in (old, other):
+        (folder / "counts").mkdir(parents=True)
+    new = copies_folder(tmp_path, "here", "boot 2")
+    assert not old.exists() and other.exists() and new != old

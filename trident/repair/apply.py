@@ -48,6 +48,7 @@ from trident.spark.session import make_session, spark_settings
 from trident.states.delta import history
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.table_lock import table_lock
+from trident.states.keyed.copies import forget_copies
 from trident.states.keyed.log_watch import repair_marker, repaired_to
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class _Repair:
                 raise CoordinationError("the lease was lost while repairing", action="run the command again")
             self._lease.fences[step.group].verify(self._zk)
             with faults.fault_point(STEP):
+                forget_copies(self._warehouse)
                 done.append(self._do(step))
         return done
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.ports import GroupParts, StoredGroup, Term
-from trident.coordinators.processes import UNKNOWN, boot_id
+from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.messages.executor import MessageSpoutExecutor
 from trident.running.positions_check import check_by_manifest
 from trident.running.runner import SparkBatchRunner
@@ -147,7 +147,7 @@ class SparkOpening:
         site, boot = self._site, boot_id()
         if not site.config.local_copies or not is_local_master(site.spark.sparkContext.master) or boot == UNKNOWN:
             return None
-        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, boot)
+        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, host_name(), boot)
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

@@ -20,8 +20,8 @@ BYTES_MAX = 1 << 28
 LONG = b"long" * 500
 
 
-def mark(txid: int, incarnation: str = "inc1", digest: str = "d") -> CopyMark:
-    return CopyMark(incarnation, txid, digest)
+def mark(txid: int, incarnation: str = "inc1", digest: str = "d", commit: str = "c") -> CopyMark:
+    return CopyMark(incarnation, txid, digest, commit)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def in_another_process(folder: Path, keys: list[bytes], asked: CopyMark) -> list
         "try: print(repr(look_up(Path(sys.argv[1]), eval(sys.argv[2]), CopyMark(*eval(sys.argv[3])))))\n"
         "except StaleCopy as error: print(repr('stale: ' + str(error)))\n"
     )
-    arguments = [str(folder), repr(keys), repr((asked.incarnation, asked.txid, asked.digest))]
+    arguments = [str(folder), repr(keys), repr((asked.incarnation, asked.txid, asked.digest, asked.commit))]
     done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return eval(done.stdout)
@@ -77,8 +77,8 @@ def test_parts_are_combined_with_what_is_stored_in_the_order_in_which_they_come(
 
 @pytest.mark.parametrize(
     "asked",
-    [mark(0), mark(2), mark(1, incarnation="inc2"), mark(1, digest="other")],
-    ids=["older", "newer", "life", "form"],
+    [mark(0), mark(2), mark(1, incarnation="inc2"), mark(1, digest="other"), mark(1, commit="other")],
+    ids=["older", "newer", "life", "form", "history"],
 )
 def test_another_mark_gives_no_value_and_takes_none(copy, asked):
     filled(copy, a=b"1")
@@ -158,6 +158,17 @@ def test_a_damaged_copy_gives_no_value_in_a_new_process_and_is_made_anew(copy, d
     again.close()
 
 
+def test_a_file_that_was_copied_to_the_place_of_a_copy_has_no_mark(copy):
+    """One that a back-up brings back may have been read while it was written."""
+    filled(copy, a=b"1").close()
+    shutil.copy(copy.folder / "data.mdb", copy.folder / "backup")
+    os.replace(copy.folder / "backup", copy.folder / "data.mdb")
+    assert in_another_process(copy.folder, [b"a"], mark(1)).startswith("stale: ")
+    again = LocalCopy(copy.folder, BYTES_MAX)
+    assert again.mark is None
+    again.close()
+
+
 def test_a_flipped_bit_of_a_value_is_found(copy):
     filled(copy, a=b"a value that is looked for", b=b"another").close()
     data = copy.folder / "data.mdb"
@@ -185,10 +196,10 @@ from trident.states.core.local_copy import *
 copy = LocalCopy(Path(sys.argv[1]), 1 << 28)
 held = copy.mark
 if held is None:
-    held = CopyMark("inc1", 0, "d")
+    held = CopyMark("inc1", 0, "d", "c")
     copy.fill([[(str(n).encode(), b"0") for n in range(200)]], held)
 while True:
-    after = CopyMark("inc1", held.txid + 1, "d")
+    after = CopyMark("inc1", held.txid + 1, "d", "c")
     copy.apply([(str(n).encode(), str(after.txid).encode()) for n in range(200)], held, after)
     held = after
     print(held.txid, flush=True)

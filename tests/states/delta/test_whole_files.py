@@ -172,7 +172,7 @@ def test_every_reader_of_a_keyed_state_and_of_an_append_refuses_what_lost_its_by
 
 
 def test_files_between_the_two_halves_of_a_batch_and_emitted_ones(spark, tmp_path: Path) -> None:
-    emission = Emission({"p": 1}, (str(tmp_path / "f"),), 7, 1, "", (EmittedFile("f", 7),))
+    emission = Emission({"p": 1}, parts=(EmittedFile("f", 7),))
     emptied(tmp_path / "f")
 
     class Here(PartitionEmission):

@@ -151,6 +151,7 @@ class LocalCopy:
             StaleCopy: it holds something else, or the disk refused; nothing changed.
         """
         with _refused(self.folder), self._env.begin(write=True) as txn:
+            self._env.reader_check()  # a worker that was killed while it read would keep old pages for ever
             _require(txn, before, self.folder, self._file)
             for key, value in rows:
                 if value is not None and combine is not None:
@@ -274,8 +275,8 @@ def _opened(folder: Path, bytes_max: int | None) -> _Opened:
         except FileNotFoundError:
             if bytes_max is None:
                 raise StaleCopy(f"there is no copy in {folder}") from None
-        for key in [key for key in _environments if key[0] == str(folder)]:
-            _environments.pop(key).close()  # it was deleted and made again
+        for key in [key for key in _environments if key[0] == str(folder) or not os.path.exists(key[0])]:
+            _environments.pop(key).close()  # it was deleted, and perhaps made again: its file would take space on
         try:
             env = lmdb.open(
                 str(folder),

@@ -120,9 +120,12 @@ def test_a_server_whose_port_another_process_listens_at_waits_for_it(served: Pat
     before = endpoint(served)
     with connected(hosts(served), session_secs=SESSION_SECS) as zk:
         session_number = zk.session_number
+        # Stopped, so that its next server does not have the port first.
+        os.kill(before.supervisor_pid, signal.SIGSTOP)
         os.kill(before.server_pid, signal.SIGKILL)
         assert eventually(lambda: gone(before.server_pid))
         with socket.create_server(("127.0.0.1", before.port)):
+            os.kill(before.supervisor_pid, signal.SIGCONT)
             said = f"another process has its port {before.port}"
             assert eventually(lambda: said in (served / "server.out").read_text(), RESTART_SECS)
         assert zk.wait_connected(session_number, timeout_secs=RESTART_SECS)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.zk_fixtures import eventually
-from trident.coordinators import kazoo_tls, zookeeper
+from trident.coordinators import kazoo_tls, zookeeper_connection
 from trident.coordinators.errors import (
     ConfigError,
     CorruptZnode,
@@ -225,7 +225,7 @@ def test_a_read_is_not_repeated_in_the_next_session(cutting_proxy, zk_connect):
 
 
 def test_close_does_not_wait_for_a_callback_that_hangs(zk_connect, monkeypatch):
-    monkeypatch.setattr(zookeeper, "_CLOSE_SECS_MAX", 0.5)
+    monkeypatch.setattr(zookeeper_connection, "_CLOSE_SECS_MAX", 0.5)
     zk = zk_connect()
     release = threading.Event()
     zk.multi([Create(zk.path("a"))])

@@ -575,8 +575,8 @@ class Frames:
 
 
 def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(start, spark: SparkSession) -> None:
-    def kept() -> int:
-        return spark.sparkContext._jsc.getPersistentRDDs().size()
+    def kept() -> set[int]:
+        return set(spark.sparkContext._jsc.getPersistentRDDs().keySet())
 
     def bad(n: int) -> int:  # for one row only: of two partitions that fail, Spark reports either
         if n == 0:
@@ -590,4 +590,4 @@ def test_a_batch_that_is_kept_in_memory_is_freed_when_its_plan_cannot_be_built(s
     query = start(topology)
     with pytest.raises(AttemptCapReached, match="same way each time.*ValueError"):
         query.await_termination(WAIT_SECS)
-    assert kept() == before
+    assert kept() <= before  # those of earlier tests may go meanwhile

@@ -189,6 +189,17 @@ def test_a_copy_that_is_deleted_while_it_is_read_gives_no_other_ones_values(copy
     again.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_reader_lets_go_of_copies_that_were_deleted(tmp_path):
+    for number in range(3):
+        copy = LocalCopy(tmp_path / str(number), BYTES_MAX)
+        filled(copy, a=b"1")
+        assert look_up(copy.folder, [b"a"], mark(1)) == [b"1"]
+        shutil.rmtree(copy.folder)
+    mapped = {line.split()[-2] for line in Path("/proc/self/maps").read_text().splitlines() if "data.mdb" in line}
+    assert len([path for path in mapped if path.startswith(str(tmp_path))]) <= 1
+
+
 _WRITER = """
 import sys
 from pathlib import Path

@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "coordinators/loopback_port.py": (1, _MACHINE),
     "coordinators/processes.py": (4, _MACHINE),
     "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
-    "states/core/local_copy.py": (7, "a copy beside the workers, which is thrown away when it is doubted"),
+    "states/core/local_copy.py": (8, "a copy beside the workers, which is thrown away when it is doubted"),
     "states/core/local_storage.py": (36, _STORAGE),
     "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/user_file.py": (4, _SESSION),

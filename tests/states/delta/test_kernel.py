@@ -540,13 +540,13 @@ def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, tab
     try:
         assert worker.stdout.readline() == "up\n"
         deadline = time.monotonic() + RACE_SECS
-        snapshot, rounds = table, RACE_ROUNDS or 200
+        snapshot, rounds, lead = table, RACE_ROUNDS or 200, 0.0
         for txid in range(1, rounds + 1):
             worker.stdin.write("load\n")
             assert worker.stdout.readline() == f"ready {snapshot.version}\n"
             start = time.monotonic() + 0.004
-            worker.stdin.write(json.dumps([start + random.uniform(0, 0.003), txid]) + "\n")
-            time.sleep(max(0.0, start + random.uniform(0, 0.003) - time.monotonic()))
+            worker.stdin.write(json.dumps([start + max(0.0, -lead) + random.uniform(0, 0.003), txid]) + "\n")
+            time.sleep(max(0.0, start + max(0.0, lead) + random.uniform(0, 0.003) - time.monotonic()))
             mine = None
             with contextlib.suppress(CommitConflict):
                 control = {"trident": record(txid, by="parent")}
@@ -555,6 +555,7 @@ def test_of_two_processes_that_race_for_one_version_exactly_one_wins(engine, tab
             assert (mine is None) == child_won, f"round {txid}: parent won {mine is not None}, child won {child_won}"
             winner = "child" if child_won else "parent"
             won[winner] += 1
+            lead += 0.001 if winner == "parent" else -0.001  # the slower one begins earlier, until both win
             assert read_commit(table.path, txid).control == {"trident": {"txid": txid, "by": winner}}
             snapshot = mine or engine.load(table.path)
             if txid % 50 == 0:

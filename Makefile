@@ -1,6 +1,6 @@
 # make venv    .venv with the package and its test dependencies (done by the others when needed)
 # make check   lint, format, order of imports, dead code, types: seconds; the first thing that make test does
-# make test    the tests, a quarter of an hour: of the longer targets below a sample, of kills, failover and soak none
+# make test    the tests, ten minutes on two cores: of the longer targets below a sample, of kills, failover and soak none
 # make demo    a word count that survives kill -9
 # make bench   the benchmarks
 # make matrix  every spout kind with six kinds of state under every fault, one state at a time
@@ -25,8 +25,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := test
 
 VENV := .venv
-# Two test processes, each with its own Spark session and ZooKeeper server; PYTEST_ARGS adds more.
-PYTEST := -n 2 --dist worksteal
+# Three test processes, each with its own Spark session and ZooKeeper server: with two, two cores are idle a sixth of
+# the time. PYTEST_ARGS adds more.
+PYTEST := -n 3 --dist worksteal
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark-classes.jsa

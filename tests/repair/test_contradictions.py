@@ -98,9 +98,13 @@ def test_a_missing_pin_halts_and_is_rebuilt_from_the_manifest(world: World, pend
         stuck(world, 0)
     without(world, f"lines/coordinator/{3 + pending}")
     check_said(world.fails(), "pin of transaction", "'lines' is missing")
+    copies = world.warehouse / "_trident" / ".copies"
+    (copies / "host-boot" / "counts").mkdir(parents=True)
     found = world.dry_run().findings
     assert [finding.kind for finding in found] == ["positions lost"] and found[0].chosen
+    assert copies.exists()
     assert world.repair(apply=True).left == []
+    assert not copies.exists(), "a repair may change tables without a transaction: no local copy would see it"
     goes_on(world)
 
 

@@ -200,6 +200,27 @@ def test_a_reader_lets_go_of_copies_that_were_deleted(tmp_path):
     assert len([path for path in mapped if path.startswith(str(tmp_path))]) <= 1
 
 
+_READER = """
+import sys, lmdb
+txn = lmdb.open(sys.argv[1], readonly=True).begin()
+print("reads", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_reader_that_was_killed_keeps_no_old_pages(copy):
+    """LMDB lets go of no page that a reader may want: one that is gone would make the file grow for ever."""
+    filled(copy, a=b"1")
+    command = [sys.executable, "-c", _READER, str(copy.folder)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout.readline() == "reads\n"
+    assert f"{reader.pid} " in copy._env.readers()
+    reader.kill()
+    reader.communicate()
+    copy.apply([(b"a", b"2")], mark(1), mark(2))
+    assert f"{reader.pid} " not in copy._env.readers()
+
+
 _WRITER = """
 import sys
 from pathlib import Path

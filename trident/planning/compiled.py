@@ -75,8 +75,9 @@ class CompiledGroup:
         variants = (False, True) if lowered.depends_on_partitions else (False,)
         self._early = {single: self._compile(lowered.segments, single) for single in variants}
         self._late = self._compile(lowered.late_segments, False)
-        # Rows that a local copy is asked for are few, and in one Spark partition.
-        self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
+        self._late_on_copies = self._late
+        if lowered.copied_states:  # rows that a local copy is asked for are few, and in one Spark partition
+            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
 
     def build(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo) -> BuiltBatch:
         """The rows of early states and of boundaries.

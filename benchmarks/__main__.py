@@ -29,6 +29,7 @@ NAMES = (
     "kinds",
     "stream-api",
     "tracking",
+    "local-copies",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

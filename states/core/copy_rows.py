@@ -1,21 +1,35 @@
 """Rows of a keyed state as bytes, for its local copy: equal keys are equal bytes, values come back exact.
 
-Dates and instants are written as the integers that Arrow has for them, so that those beyond Python's years are kept,
-and no time zone comes in. NaN is one key, as in Spark's grouping and joins; 0.0 and -0.0 are one; a value keeps its
-sign and its NaN.
+A column at a time, by Arrow and numpy: no Python object is made for a value of a plain type. Dates and instants are
+written as the integers that Arrow has for them, so that those beyond Python's years are kept, and no time zone comes
+in. NaN is one key, as in Spark's grouping and joins; 0.0 and -0.0 are one; a value keeps its sign and its NaN.
+
+A key: of each column a byte that says whether it is null, and its bytes; behind all, the lengths of the columns that
+have no fixed width, but for the last of them. Integers stand so that their bytes have their order: keys that are near
+each other are near each other in the copy.
+
+A row of values: of each column a byte that says whether it is null; the columns of a fixed width; the lengths of the
+others; the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, TypedDict
+from itertools import pairwise
+from typing import Any, TypedDict, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+BYTES = pa.large_binary()
 _NAN = float("nan")
+_LENGTH = np.dtype("<u4")
+_DECIMAL = np.dtype("V16")
 _encode = msgspec.msgpack.Encoder().encode
+_Matrix = Any  # of numpy: the bytes of each row, all rows of one length
 
 
 class RowCodec:
@@ -34,53 +48,249 @@ class RowCodec:
         self.values = tuple(name for name in schema.names if name not in keys)
         self._key_types = [schema.field(name).type for name in self.keys]
         self._value_types = [schema.field(name).type for name in self.values]
-        self._decode = msgspec.msgpack.Decoder(
-            tuple[tuple(_python_type(kind) | None for kind in self._value_types)]  # type: ignore[misc]
-            if self._value_types
-            else tuple[()]
-        ).decode
+        widths = [_width(kind) for kind in self._value_types]
+        sized = [width for width in widths if width is not None]
+        # Where each column of a fixed width stands, and where the lengths of the others do.
+        self._starts = np.cumsum([len(widths), *sized])
+        self._head = int(self._starts[-1]) + _LENGTH.itemsize * (len(widths) - len(sized))
+
+    # --- keys -----------------------------------------------------------------------------------------
+
+    def key_array(self, table: pa.Table | pa.RecordBatch) -> pa.LargeBinaryArray:
+        """The key of each row. The columns are found by their names, and cast where an instant has another zone."""
+        pieces, lengths = [], []
+        for name, kind in zip(self.keys, self._key_types, strict=True):
+            column = _wire(table.column(name), kind)
+            pieces.append(_nulls(column))
+            if _width(kind) is not None:
+                pieces.append(_key_bytes(column, kind))
+            else:
+                packed = _packed(
+                    column, kind, [_one_zero(v) for v in column.to_pylist()] if _has_floats(kind) else None
+                )
+                lengths.append(_lengths(packed))
+                pieces.append(packed)
+        return _joined([*pieces, *lengths[:-1]])
 
     def encode_keys(self, table: pa.Table | pa.RecordBatch) -> list[bytes]:
-        """The key of each row. The columns are found by their names, and cast where an instant has another zone."""
-        columns = [
-            _keys(_wire(table.column(name), kind), kind) for name, kind in zip(self.keys, self._key_types, strict=True)
-        ]
-        if len(columns) == 1:
-            return [_encode(value) for value in columns[0]]
-        return [_encode(row) for row in zip(*columns, strict=True)]
+        """As :meth:`key_array`, as Python's bytes."""
+        return as_bytes(self.key_array(table))
+
+    # --- values ---------------------------------------------------------------------------------------
+
+    def value_array(self, table: pa.Table | pa.RecordBatch) -> pa.LargeBinaryArray:
+        """The values of each row."""
+        columns = [_wire(table.column(name), kind) for name, kind in zip(self.values, self._value_types, strict=True)]
+        return self._rows(columns, table.num_rows)
 
     def encode_values(self, table: pa.Table | pa.RecordBatch) -> list[bytes]:
-        """The values of each row."""
-        columns = [
-            _wire(table.column(name), kind).to_pylist()
-            for name, kind in zip(self.values, self._value_types, strict=True)
-        ]
-        if not columns:
-            return [_encode(())] * table.num_rows
-        return [_encode(row) for row in zip(*columns, strict=True)]
+        """As :meth:`value_array`, as Python's bytes."""
+        return as_bytes(self.value_array(table))
 
-    def values_of(self, row: bytes) -> tuple[Any, ...]:
-        """The values of one encoded row, as they are written: instants and dates as integers."""
-        found: tuple[Any, ...] = self._decode(row)
-        return found
+    def encode_plain(self, rows: Sequence[Sequence[Any]]) -> list[bytes]:
+        """Encodes values as :meth:`plain_values` gives them."""
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.values)
+        arrays = [pa.array(column, _wire_type(kind)) for column, kind in zip(columns, self._value_types, strict=True)]
+        return as_bytes(self._rows(arrays, len(rows)))
 
-    def encoded(self, values: tuple[Any, ...]) -> bytes:
-        """One row of such values."""
-        return _encode(values)
+    def plain_values(self, rows: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """The values of some encoded rows as Python has them: instants and dates as integers."""
+        return list(zip(*[column.to_pylist() for column in self._columns(rows)], strict=True))
 
     def decode_values(self, rows: Sequence[bytes | None]) -> pa.Table:
         """The value columns of encoded rows; nulls where there is no row."""
-        decode, nothing = self._decode, (None,) * len(self.values)
-        columns = zip(*[nothing if row is None else decode(row) for row in rows]) if rows else [()] * len(self.values)
         arrays = [
-            pa.array(column, _wire_type(kind)).cast(kind)
-            for column, kind in zip(columns, self._value_types, strict=True)
+            column if column.type == kind else column.cast(kind)
+            for column, kind in zip(self._columns(rows), self._value_types, strict=True)
         ]
         return pa.table(arrays, names=list(self.values))
 
+    def _rows(self, columns: Sequence[pa.Array], count: int) -> pa.LargeBinaryArray:
+        sized, others = [], []
+        for column, kind in zip(columns, self._value_types, strict=True):
+            if _width(kind) is not None:
+                sized.append(_bytes(column))
+            else:
+                others.append(_packed(column, kind))
+        head = [*map(_nulls, columns), *sized, *map(_lengths, others)]
+        return _joined([*head, *others]) if head else pa.array([b""] * count, BYTES)
 
-def _wire(column: Any, kind: pa.DataType) -> Any:
+    def _columns(self, rows: Sequence[bytes | None]) -> list[pa.Array]:
+        """The value columns of encoded rows, in the types that are written."""
+        there = [row for row in rows if row is not None]
+        text, lengths = b"".join(there), np.fromiter(map(len, there), np.int64, len(there))
+        starts = np.cumsum(lengths) - lengths
+        whole = np.frombuffer(text, np.uint8)
+        head = np.zeros((len(rows), self._head), np.uint8)
+        head[:, : len(self.values)] = 1
+        at = np.array([row is not None for row in rows], bool)
+        head[at] = whole[starts[:, None] + np.arange(self._head)]
+        columns, place = [], iter(pairwise(self._starts.tolist()))
+        behind, length_at = starts + self._head, int(self._starts[-1])
+        for number, kind in enumerate(self._value_types):
+            nulls = head[:, number].astype(bool)
+            if _width(kind) is not None:
+                start, end = next(place)
+                columns.append(_array(np.ascontiguousarray(head[:, start:end]), nulls, kind))
+                continue
+            upto = behind + _view(head[at, length_at : length_at + _LENGTH.itemsize], _LENGTH)
+            packed: list[bytes | None] = [None] * len(rows)
+            for row, a, b in zip(np.flatnonzero(at).tolist(), behind.tolist(), upto.tolist(), strict=True):
+                if not nulls[row]:
+                    packed[row] = text[a:b]
+            columns.append(_unpacked(packed, kind))
+            behind, length_at = upto, length_at + _LENGTH.itemsize
+        return columns
+
+
+def as_bytes(array: pa.Array) -> list[bytes]:
+    """An array of bytes as a list."""
+    return cast("list[bytes]", array.to_numpy(zero_copy_only=False).tolist())
+
+
+def matrix_array(matrix: _Matrix) -> pa.LargeBinaryArray:
+    """Rows of bytes, all of one length, as an array."""
+    count, width = matrix.shape
+    fixed = pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(np.ascontiguousarray(matrix))])
+    return fixed.cast(BYTES)
+
+
+def joined(*pieces: pa.Array | pa.Scalar) -> pa.LargeBinaryArray:
+    """The bytes of each row, one behind the other."""
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", BYTES))
+
+
+def _joined(pieces: Sequence[_Matrix | pa.Array]) -> pa.LargeBinaryArray:
+    arrays: list[pa.Array] = []
+    beside: list[_Matrix] = []
+    for piece in [*pieces, None]:
+        if isinstance(piece, np.ndarray):
+            beside.append(piece)
+            continue
+        if beside:
+            arrays.append(matrix_array(beside[0] if len(beside) == 1 else np.hstack(beside)))
+            beside = []
+        if piece is not None:
+            arrays.append(piece)
+    return arrays[0] if len(arrays) == 1 else joined(*arrays)
+
+
+# --- columns of a fixed width -------------------------------------------------------------------------
+
+
+def _dtype(kind: pa.DataType) -> Any:
+    """The form in which a column of a fixed width is written; None of another one."""
+    if pa.types.is_boolean(kind):
+        return np.dtype("u1")
+    if pa.types.is_decimal128(kind):
+        return _DECIMAL
+    wire = _wire_type(kind)
+    if pa.types.is_integer(wire) or pa.types.is_float32(wire) or pa.types.is_float64(wire):
+        return np.dtype(wire.to_pandas_dtype()).newbyteorder("<")
+    return None
+
+
+def _width(kind: pa.DataType) -> int | None:
+    form = _dtype(kind)
+    return None if form is None else int(form.itemsize)
+
+
+def _nulls(column: pa.Array) -> _Matrix:
+    """Of each row 1 where the column is null, else 0."""
+    if not column.null_count:
+        return np.zeros((len(column), 1), np.uint8)
+    return column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8).reshape(-1, 1)
+
+
+def _numbers(column: pa.Array) -> Any:
+    """A column as numpy has it; zero where it is null."""
+    form = _dtype(column.type)
+    if form == _DECIMAL:
+        start = column.offset * form.itemsize
+        numbers = np.frombuffer(column.buffers()[1], form, len(column), start) if len(column) else np.zeros(0, form)
+    else:
+        numbers = column.fill_null(False if pa.types.is_boolean(column.type) else 0).to_numpy(zero_copy_only=False)
+        return numbers.astype(form, copy=False)
+    if column.null_count:
+        numbers = numbers.copy()
+        numbers[column.is_null().to_numpy(zero_copy_only=False)] = np.zeros((), form)
+    return numbers
+
+
+def _bytes(column: pa.Array) -> _Matrix:
+    numbers = np.ascontiguousarray(_numbers(column))
+    return numbers.view(np.uint8).reshape(len(numbers), numbers.dtype.itemsize)
+
+
+def _key_bytes(column: pa.Array, kind: pa.DataType) -> _Matrix:
+    """A key column's bytes: those of one NaN and one zero; of integers in their order."""
+    numbers = _numbers(column)
+    if pa.types.is_floating(kind):
+        numbers = numbers + numbers.dtype.type(0)  # of -0.0 it is 0.0
+        numbers[np.isnan(numbers)] = _NAN
+    elif numbers.dtype.kind == "i":
+        matrix = _plain_bytes(numbers.astype(numbers.dtype.newbyteorder(">")))
+        matrix[:, 0] ^= 0x80
+        return matrix
+    return _plain_bytes(numbers)
+
+
+def _plain_bytes(numbers: Any) -> _Matrix:
+    return np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), numbers.dtype.itemsize)
+
+
+def _array(matrix: _Matrix, nulls: Any, kind: pa.DataType) -> pa.Array:
+    """A column from its bytes."""
+    if pa.types.is_decimal128(kind):
+        valid = pa.array(~nulls).buffers()[1] if nulls.any() else None
+        return pa.Array.from_buffers(kind, len(matrix), [valid, pa.py_buffer(matrix)])
+    numbers = _view(matrix, _dtype(kind))
+    wire = _wire_type(kind)
+    given = numbers.astype(bool) if pa.types.is_boolean(kind) else numbers
+    return pa.array(given, wire, mask=nulls, from_pandas=False) if nulls.any() else pa.array(given, wire)
+
+
+def _view(matrix: _Matrix, form: Any) -> Any:
+    return np.ascontiguousarray(matrix).view(form).reshape(len(matrix))
+
+
+# --- the other columns --------------------------------------------------------------------------------
+
+
+def _packed(column: pa.Array, kind: pa.DataType, values: list[Any] | None = None) -> pa.LargeBinaryArray:
+    """The bytes of a column's values: of texts and bytes their own, of others those of MessagePack; none of a null.
+
+    Args:
+        values: the values to be written instead.
+    """
+    if not _is_text(kind):
+        found = column.to_pylist() if values is None else values
+        return pa.array([b"" if value is None else _encode(value) for value in found], BYTES)
+    return (column if column.type == BYTES else column.cast(BYTES)).fill_null(b"")
+
+
+def _unpacked(packed: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    if _is_text(kind):
+        return pa.array(packed, BYTES).cast(kind)
+    decode = msgspec.msgpack.Decoder(_python_type(kind)).decode
+    return pa.array([None if value is None else decode(value) for value in packed], _wire_type(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _lengths(packed: pa.LargeBinaryArray) -> _Matrix:
+    return _plain_bytes(pc.binary_length(packed).to_numpy(zero_copy_only=False).astype(_LENGTH))
+
+
+def _wire(column: Any, kind: pa.DataType) -> pa.Array:
     """A column in the types that are written."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
     if column.type != kind:
         column = column.cast(kind)
     wire = _wire_type(kind)
@@ -104,7 +314,7 @@ def _wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """The type that an encoded value is decoded to, for ``pa.array`` of the written type."""
+    """The type that a value's MessagePack is decoded to, for ``pa.array`` of the written type."""
     if pa.types.is_decimal(kind):
         return Decimal
     if pa.types.is_boolean(kind):
@@ -122,11 +332,6 @@ def _python_type(kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):
         return list[tuple[_python_type(kind.key_type), _python_type(kind.item_type) | None]]  # type: ignore[misc]
     return int
-
-
-def _keys(column: Any, kind: pa.DataType) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    return [_one_zero(value) for value in values] if _has_floats(kind) else values
 
 
 def _has_floats(kind: pa.DataType) -> bool:

@@ -25,9 +25,13 @@ from pathlib import Path
 
 import lmdb
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trident.coordinators.errors import TridentError
+from trident.states.core.copy_rows import BYTES, as_bytes, joined, matrix_array
+from trident.states.core.sorted_runs import RUN_BYTES, sort_by
 
 # LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
 _KEY_BYTES_MAX = 500
@@ -36,6 +40,9 @@ _SHORT, _LONG = b"k", b"l"
 _READERS_MAX = 1024
 _CHECK_BYTES = 4
 _SUFFIX = ".copy"
+_BLOCK_BYTES = 512  # of st_blocks
+
+Combining = Callable[[list[bytes | None], list[list[bytes]]], list[bytes]]
 
 
 class StaleCopy(TridentError):
@@ -82,6 +89,20 @@ class CopyAsOf:
     keys: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class CopiedRows:
+    """Rows for a copy, as bytes: see ``copy_rows.RowCodec``.
+
+    Attributes:
+        keys, values: of each row.
+        gone: whether the key is deleted; None: none is.
+    """
+
+    keys: pa.LargeBinaryArray
+    values: pa.LargeBinaryArray
+    gone: pa.BooleanArray | None = None
+
+
 class LocalCopy:
     """A copy that this process writes.
 
@@ -116,19 +137,43 @@ class LocalCopy:
         with _refused(self.folder), self._env.begin() as txn:
             return _mark(txn, self._file)
 
-    def fill(self, batches: Iterable[Iterable[tuple[bytes, bytes]]], after: CopyMark) -> None:
-        """Puts all keys into an empty copy; in many transactions, the mark in the last.
+    @property
+    def disk_bytes(self) -> int:
+        """How much disk its file takes; 0 where it is gone."""
+        try:
+            return (self.folder / "data.mdb").stat().st_blocks * _BLOCK_BYTES
+        except OSError:
+            return 0
+
+    def fill(
+        self,
+        batches: Iterable[CopiedRows],
+        after: CopyMark,
+        combine: Combining | None = None,
+        run_bytes: int = RUN_BYTES,
+    ) -> None:
+        """Puts all keys into an empty copy, in their order; in many transactions, the mark in the last.
+
+        Args:
+            batches: of a key that comes twice the last counts.
+            after: what it holds then.
+            combine: as in :meth:`apply`: of a key that comes twice all are combined, in their order.
+            run_bytes: of so many bytes a part is sorted in memory.
 
         Raises:
-            StaleCopy: it is not empty, or the disk refused.
+            StaleCopy: it is not empty, or the disk refused; then it has no mark.
         """
         with _refused(self.folder):
             with self._env.begin() as txn:
                 if txn.stat()["entries"]:
                     raise StaleCopy(f"the copy in {self.folder} is not empty")
-            for batch in batches:
+            for table in sort_by((_entries(batch) for batch in batches), "name", self.folder, run_bytes):
+                kept = _last_of_each(table) if combine is None else _combined_of_each(self.folder, table, combine)
+                # In order: each page is filled once, and none is split.
+                pairs = zip(as_bytes(kept.column("name")), as_bytes(kept.column("entry")), strict=True)
                 with self._env.begin(write=True) as txn, txn.cursor() as cursor:
-                    cursor.putmulti(sorted(_entry(key, value) for key, value in batch))
+                    if cursor.putmulti(pairs, append=True, overwrite=False)[1] != kept.num_rows:
+                        raise StaleCopy(f"the rows for the copy in {self.folder} came out of order")
             with self._env.begin(write=True) as txn:
                 txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
 
@@ -137,7 +182,7 @@ class LocalCopy:
         rows: Iterable[tuple[bytes, bytes | None]],
         before: CopyMark,
         after: CopyMark,
-        combine: Callable[[bytes | None, bytes], bytes] | None = None,
+        combine: Combining | None = None,
     ) -> None:
         """Makes the copy that of a later transaction, at once.
 
@@ -145,7 +190,8 @@ class LocalCopy:
             rows: (key, its new value, or None where the key is deleted); of a key that comes twice the last counts.
             before: what it holds now.
             after: what it holds then.
-            combine: where the values are parts: (what is stored or None, a part) → what is stored then.
+            combine: where the values are parts: (of each key what is stored or None, of each key its parts in order)
+                → of each key what is stored then.
 
         Raises:
             StaleCopy: it holds something else, or the disk refused; nothing changed.
@@ -153,14 +199,25 @@ class LocalCopy:
         with _refused(self.folder), self._env.begin(write=True) as txn:
             self._env.reader_check()  # a worker that was killed while it read would keep old pages for ever
             _require(txn, before, self.folder, self._file)
-            for key, value in rows:
-                if value is not None and combine is not None:
-                    value = combine(_value(self.folder, key, txn.get(_name(key))), value)
+            changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
+            for key in sorted(changed):  # neighbours share pages
+                value = changed[key]
                 if value is None:
                     txn.delete(_name(key))
                 else:
                     txn.put(*_entry(key, value))
             txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
+
+    def _combined(
+        self, txn: lmdb.Transaction, rows: Iterable[tuple[bytes, bytes | None]], combine: Combining
+    ) -> dict[bytes, bytes | None]:
+        parts: dict[bytes, list[bytes]] = {}
+        for key, part in rows:
+            assert part is not None, "a part is a value"
+            parts.setdefault(key, []).append(part)
+        keys = sorted(parts)
+        stored = [_value(self.folder, key, txn.get(_name(key))) for key in keys]
+        return dict(zip(keys, combine(stored, [parts[key] for key in keys]), strict=True))
 
     def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
         """As :func:`look_up`, in the process that writes."""
@@ -201,22 +258,81 @@ def _name(key: bytes) -> bytes:
 
 
 def _entry(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """An entry: a check of key and value, the length of a long key and the key, the value."""
+    """An entry: a check of key and value; of a long key its length and itself; the value."""
     name = _name(key)
-    before = key if name[:1] == _LONG else b""
-    check = zlib.crc32(value, zlib.crc32(key))
-    return name, check.to_bytes(_CHECK_BYTES, "big") + len(before).to_bytes(_CHECK_BYTES, "big") + before + value
+    check = zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECK_BYTES, "big")
+    return name, check + (len(key).to_bytes(_CHECK_BYTES, "big") + key if name[:1] == _LONG else b"") + value
+
+
+def _entries(rows: CopiedRows) -> pa.Table:
+    """As :func:`_entry`, of many at once."""
+    keys, values = rows.keys, rows.values
+    checks = np.fromiter(map(zlib.crc32, as_bytes(joined(keys, values))), ">u4", len(keys))
+    names = joined(pa.scalar(_SHORT, BYTES), keys)
+    entries = joined(matrix_array(checks.view(np.uint8).reshape(-1, _CHECK_BYTES)), values)
+    is_long = pc.greater(pc.binary_length(keys), _KEY_BYTES_MAX)
+    if pc.any(is_long).as_py():
+        pairs = [_entry(*pair) for pair in zip(as_bytes(keys.filter(is_long)), as_bytes(values.filter(is_long)))]
+        names = pc.replace_with_mask(names, is_long, pa.array([name for name, _ in pairs], BYTES))
+        entries = pc.replace_with_mask(entries, is_long, pa.array([entry for _, entry in pairs], BYTES))
+    gone = pa.repeat(False, len(keys)) if rows.gone is None else rows.gone
+    return pa.table([names, entries, gone], names=["name", "entry", "gone"])
+
+
+def _is_last(table: pa.Table) -> pa.BooleanArray:
+    """Of rows in the order of their names: whether it is the last of its name."""
+    names = table.column("name").combine_chunks()
+    count = len(names)
+    return pa.concat_arrays([pc.not_equal(names.slice(1), names.slice(0, count - 1)), pa.array([True] * min(count, 1))])
+
+
+def _last_of_each(table: pa.Table) -> pa.Table:
+    return table.filter(pc.and_not(_is_last(table), table.column("gone")))
+
+
+def _combined_of_each(folder: Path, table: pa.Table, combine: Combining) -> pa.Table:
+    is_last = _is_last(table)
+    ends = np.flatnonzero(is_last.to_numpy(zero_copy_only=False)) + 1
+    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    kept = table.filter(is_last)
+    several = ends - starts > 1
+    if not several.any():
+        return kept
+    keys, parts = [], []
+    for start, end in zip(starts[several].tolist(), ends[several].tolist()):
+        rows = table.slice(start, end - start)
+        pairs = [_pair(folder, *pair) for pair in zip(as_bytes(rows.column("name")), as_bytes(rows.column("entry")))]
+        keys.append(pairs[0][0])
+        parts.append([value for _, value in pairs])
+    values = combine([None] * len(keys), parts)
+    entries = pa.array([_entry(key, value)[1] for key, value in zip(keys, values, strict=True)], BYTES)
+    return kept.set_column(
+        1, "entry", pc.replace_with_mask(kept.column("entry").combine_chunks(), pa.array(several), entries)
+    )
+
+
+def _pair(folder: Path, name: bytes, entry: bytes) -> tuple[bytes, bytes]:
+    """The key and the value of an entry."""
+    key = name[len(_SHORT) :]
+    if name[:1] == _LONG:
+        start = 2 * _CHECK_BYTES
+        key = entry[start : start + int.from_bytes(entry[_CHECK_BYTES:start], "big")]
+    value = _value(folder, key, entry)
+    assert value is not None
+    return key, value
 
 
 def _value(folder: Path, key: bytes, kept: bytes | memoryview | None) -> bytes | None:
     if kept is None:
         return None
     whole = bytes(kept)
-    end = 2 * _CHECK_BYTES + int.from_bytes(whole[_CHECK_BYTES : 2 * _CHECK_BYTES], "big")
-    value = whole[end:]
-    if int.from_bytes(whole[:_CHECK_BYTES], "big") != zlib.crc32(value, zlib.crc32(key)) or (
-        end > 2 * _CHECK_BYTES and whole[2 * _CHECK_BYTES : end] != key
-    ):
+    start = _CHECK_BYTES
+    if len(key) > _KEY_BYTES_MAX:
+        start += _CHECK_BYTES + len(key)
+        if whole[_CHECK_BYTES:start] != len(key).to_bytes(_CHECK_BYTES, "big") + key:
+            raise StaleCopy(f"the copy in {folder} is damaged")
+    value = whole[start:]
+    if int.from_bytes(whole[:_CHECK_BYTES], "big") != zlib.crc32(value, zlib.crc32(key)):
         raise StaleCopy(f"the copy in {folder} is damaged")
     return value
 
@@ -240,7 +356,7 @@ def _require(txn: lmdb.Transaction, mark: CopyMark, folder: Path, file: str) -> 
 def _refused(folder: Path) -> Iterator[None]:
     try:
         yield
-    except lmdb.Error as error:  # full, damaged, gone
+    except (lmdb.Error, OSError) as error:  # full, damaged, gone
         raise StaleCopy(f"the copy in {folder} cannot be used", found=error) from error
 
 

@@ -11,21 +11,23 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from hashlib import sha256
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
-from trident.states.core.copy_rows import RowCodec
+from trident.states.core.copy_rows import RowCodec, as_bytes
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.local_copy import CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
+from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableMissing
@@ -37,8 +39,8 @@ from trident.states.keyed.tables import check_own, greatest_txid
 
 log = logging.getLogger(__name__)
 
-_FORM = 1
-_ROWS_A_BATCH = 50_000
+_FORM = 2
+_ROWS_A_BATCH = 100_000
 _TRIES = 5
 
 
@@ -71,7 +73,8 @@ class StateCopy:
         self._base, self._bytes_max, self._inline_bytes = base, bytes_max, inline_bytes
         self._schema = arrow_schema(state.schema)
         self._codec = RowCodec(self._schema, state.keys)
-        self._combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
+        combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
+        self._combining = None if combine is None else partial(self._combined, combine)
         self._digest = digest_of(state, boot)
         self._lock = threading.Lock()
         self._copy: LocalCopy | None = None
@@ -231,51 +234,66 @@ class StateCopy:
     ) -> tuple[LocalCopy, TableFiles]:
         """Builds a copy: the plain table, and on top the log."""
         copy = LocalCopy(new_folder(self._base), self._bytes_max)
+        files = [file for file in logged.files.values() if greatest_txid(file) > merged]
         try:
-            first = CopyMark(mark.incarnation, merged, mark.digest, "")
-            copy.fill([] if plain is None else self._filling(plain), first)
-            files = [file for file in logged.files.values() if greatest_txid(file) > merged]
-            self._apply(copy, logged.path, files, first, mark)
+            rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, files, merged, mark.txid))
+            copy.fill(rows, mark, self._combining)
         except BaseException:
             copy.delete()
             raise
         logged.files = {}
         return copy, logged
 
-    def _filling(self, plain: TableFiles) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    def _merged_rows(self, plain: TableFiles | None) -> Iterator[CopiedRows]:
+        if plain is None:
+            return
         files = list(plain.files.values())
         require_whole(f"table {plain.path}", plain.path, files)
-        return (self._pairs(batch) for batch in _rows(plain.path, files, self._schema))
+        for batch in _rows(plain.path, files, self._schema):
+            yield self._encoded(batch)
 
-    def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
+    def _logged_rows(self, path: str, files: Sequence[LiveFile], above: int, upto: int) -> Iterator[CopiedRows]:
+        """The log's rows of some transactions, in the order of these."""
         require_whole(f"table {path}", path, files)
         hidden = [pa.field(TXID_COLUMN, pa.int64())]
         if self._state.merging == LAST:
             hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
         schema = pa.schema([*self._schema, *hidden])
-        rows: list[tuple[int, bytes, bytes | None]] = []
-        for batch in _rows(path, files, schema):
-            rows += self._logged(batch, held.txid, mark.txid)
-        rows.sort(key=lambda row: row[0])  # stable: of one transaction as the files have them
-        combine = None if self._combine is None else partial(self._combined, self._combine)
-        copy.apply(((key, value) for _, key, value in rows), held, mark, combine)
+        reached = above
+        for file in sorted(files, key=greatest_txid):  # stable: of one transaction as the log has them
+            for batch in _rows(path, [file], schema):
+                txids = batch.column(TXID_COLUMN)
+                asked = pc.and_(pc.greater(txids, above), pc.less_equal(txids, upto))
+                batch = batch.filter(asked)
+                if not batch.num_rows:
+                    continue
+                first, last = pc.min_max(batch.column(TXID_COLUMN)).as_py().values()
+                if first < reached:
+                    raise NotFollowed(f"file {file.path} of {path} has rows of transactions before the file before it")
+                reached = last
+                if first != last:
+                    batch = batch.take(pc.sort_indices(batch.column(TXID_COLUMN)))
+                yield self._encoded(batch)
 
-    def _logged(self, batch: pa.RecordBatch, above: int, upto: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        txids = batch.column(TXID_COLUMN).to_pylist()
-        gone = batch.column(DELETED_COLUMN).to_pylist() if self._state.merging == LAST else [False] * len(txids)
-        keys, values = self._codec.encode_keys(batch), self._codec.encode_values(batch)
-        for txid, deleted, key, value in zip(txids, gone, keys, values, strict=True):
-            if above < txid <= upto:
-                yield txid, key, None if deleted else value
+    def _encoded(self, batch: pa.RecordBatch) -> CopiedRows:
+        gone = None
+        if DELETED_COLUMN in batch.schema.names:
+            gone = pc.fill_null(batch.column(DELETED_COLUMN), False)
+        return CopiedRows(self._codec.key_array(batch), self._codec.value_array(batch), gone)
 
-    def _combined(self, combine: Combine, stored: bytes | None, part: bytes) -> bytes:
-        if stored is None:
-            return part
-        (a,), (b,) = self._codec.values_of(stored), self._codec.values_of(part)
-        return self._codec.encoded((combine(a, b),))
+    def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
+        rows = self._logged_rows(path, files, held.txid, mark.txid)
+        copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
 
-    def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
-        return zip(self._codec.encode_keys(batch), self._codec.encode_values(batch), strict=True)
+    def _combined(self, combine: Combine, stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
+        codec = self._codec
+        given = iter(codec.plain_values([part for one in parts for part in one]))
+        there = iter(codec.plain_values([one for one in stored if one is not None]))
+        values = []
+        for before, ours in zip(stored, parts, strict=True):
+            held = [next(there)] if before is not None else []
+            values.append(reduce(combine, (value for (value,) in [*held, *islice(given, len(ours))])))
+        return codec.encode_plain([(value,) for value in values])
 
     def _drop(self) -> None:
         if self._copy is not None:
@@ -292,6 +310,12 @@ def digest_of(state: StateDescriptor, boot: str) -> str:
     """Tells two forms of a state apart, and two boots of the machine."""
     facts = [_FORM, state.name, state.keys, state.schema_json, state.aggregator, state.merging, boot]
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _changes(rows: CopiedRows) -> Iterator[tuple[bytes, bytes | None]]:
+    gone = repeat(False) if rows.gone is None else rows.gone.to_pylist()
+    for key, value, deleted in zip(as_bytes(rows.keys), as_bytes(rows.values), gone, strict=False):
+        yield key, None if deleted else value
 
 
 def _rows(root: str, files: Sequence[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

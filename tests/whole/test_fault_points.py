@@ -65,6 +65,8 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/keyed/compactor.py:Compactor._fsync_plain": (2, _INSIDE + ": compact.drop"),
     "states/core/local_copy.py:LocalCopy.__init__": (2, _COPY),
     "states/core/local_copy.py:LocalCopy.delete": (1, _COPY),
+    "states/core/sorted_runs.py:sort_by": (1, _COPY),
+    "states/core/sorted_runs.py:_written": (1, _COPY),
     "states/keyed/copies.py:copies_folder": (1, _SPACE),
     "states/keyed/copies.py:forget_copies": (1, _INSIDE + ": repair.step"),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),

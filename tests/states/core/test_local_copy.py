@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from trident.states.core.local_copy import CopyMark, LocalCopy, StaleCopy, look_up
+from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy, StaleCopy, look_up
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
@@ -31,8 +33,18 @@ def copy(tmp_path):
     made.close()
 
 
+def arrays(pairs: Iterable[tuple[bytes, bytes | None]]) -> CopiedRows:
+    keys, values = zip(*pairs)
+    gone = pa.array([value is None for value in values])
+    return CopiedRows(*(pa.array([one or b"" for one in column], pa.large_binary()) for column in (keys, values)), gone)
+
+
+def joining(stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
+    return [b"".join([before or b"", *ours]) for before, ours in zip(stored, parts)]
+
+
 def filled(copy: LocalCopy, **pairs: bytes) -> LocalCopy:
-    copy.fill([[(key.encode(), value) for key, value in pairs.items()]], mark(1))
+    copy.fill([arrays((key.encode(), value) for key, value in pairs.items())], mark(1))
     return copy
 
 
@@ -60,7 +72,7 @@ def test_each_process_finds_the_values_of_the_mark(copy):
 
 def test_long_keys_and_keys_that_look_like_the_mark_are_keys(copy):
     odd = [b"", b"\x00mark", b"k", LONG, LONG + b"x", b"x" * 500, b"x" * 501]
-    copy.fill([[(key, str(number).encode()) for number, key in enumerate(odd)]], mark(1))
+    copy.fill([arrays((key, str(number).encode()) for number, key in enumerate(odd))], mark(1))
     assert copy.get(odd, mark(1)) == [str(number).encode() for number in range(len(odd))]
     copy.apply([(LONG, None), (LONG + b"x", b"new")], mark(1), mark(2))
     assert copy.get([LONG, LONG + b"x", LONG + b"y"], mark(2)) == [None, b"new", None]
@@ -71,7 +83,7 @@ def test_long_keys_and_keys_that_look_like_the_mark_are_keys(copy):
 def test_parts_are_combined_with_what_is_stored_in_the_order_in_which_they_come(copy):
     filled(copy, a=b"1")
     rows = [(b"a", b"2"), (b"b", b"3"), (b"a", b"4"), (b"b", b"5")]
-    copy.apply(rows, mark(1), mark(2), lambda stored, part: (stored or b"") + part)
+    copy.apply(rows, mark(1), mark(2), joining)
     assert copy.get([b"a", b"b"], mark(2)) == [b"124", b"35"]
 
 
@@ -114,18 +126,32 @@ def test_the_next_process_goes_on_with_what_one_has_left(copy):
     again.close()
 
 
-def test_a_copy_that_was_not_filled_to_its_end_has_no_mark(copy):
-    def batches():
-        yield [(b"a", b"1")]
-        raise ValueError("in the middle")
+@pytest.mark.parametrize("run_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("combine", [None, joining])
+def test_a_copy_is_filled_in_runs_that_come_in_any_order(copy, rng, combine, run_bytes):
+    pairs = [(str(n % 2000).encode() * (1 + n % 3 * 100), str(n).encode()) for n in range(3000)]
+    rng.shuffle(pairs)
+    if combine is None:
+        pairs = [(key, value if rng.random() < 0.9 else None) for key, value in pairs]
+    copy.fill((arrays(pairs[n : n + 300]) for n in range(0, 3000, 300)), mark(1), combine, run_bytes)
+    expected = {}
+    for key, value in pairs:
+        expected[key] = value if combine is None else expected.get(key, b"") + value
+    assert copy.get(list(expected), mark(1)) == list(expected.values())
+    assert sorted(os.listdir(copy.folder)) == ["data.mdb", "lock.mdb", "owner.lock"]
 
-    with pytest.raises(ValueError):
-        copy.fill(batches(), mark(1))
+
+def test_a_copy_that_was_not_filled_to_its_end_has_no_mark(tmp_path):
+    copy = LocalCopy(tmp_path / "small", 1 << 18)
+    keys = [str(n).encode() for n in range(50_000)]
+    with pytest.raises(StaleCopy, match="MDB_MAP_FULL"):
+        copy.fill((arrays((key, b"1") for key in keys[n::20]) for n in range(20)), mark(1), None, run_bytes=1)
     assert copy.mark is None
     with pytest.raises(StaleCopy):
-        copy.get([b"a"], mark(1))
+        copy.get([b"1000"], mark(1))
     with pytest.raises(StaleCopy, match="not empty"):
         filled(copy, a=b"1")
+    copy.close()
 
 
 def test_a_full_copy_says_so_and_stays_what_it_was(tmp_path):
@@ -182,7 +208,7 @@ def test_a_copy_that_is_deleted_while_it_is_read_gives_no_other_ones_values(copy
     assert look_up(copy.folder, [b"a"], mark(1)) == [b"1"]
     copy.delete()
     again = LocalCopy(copy.folder, BYTES_MAX)
-    again.fill([[(b"a", b"2")]], mark(2))
+    again.fill([arrays([(b"a", b"2")])], mark(2))
     assert look_up(copy.folder, [b"a"], mark(2)) == [b"2"]
     with pytest.raises(StaleCopy):
         look_up(copy.folder, [b"a"], mark(1))
@@ -229,7 +255,8 @@ copy = LocalCopy(Path(sys.argv[1]), 1 << 28)
 held = copy.mark
 if held is None:
     held = CopyMark("inc1", 0, "d", "c")
-    copy.fill([[(str(n).encode(), b"0") for n in range(200)]], held)
+    copy.fill([], held)
+    copy.apply([(str(n).encode(), b"0") for n in range(200)], held, held)
 while True:
     after = CopyMark("inc1", held.txid + 1, "d", "c")
     copy.apply([(str(n).encode(), str(after.txid).encode()) for n in range(200)], held, after)

@@ -1,0 +1,112 @@
+"""What local copies cost: built from a plain table, looked up in, brought on; beside the least that each needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.bench import Bench
+from benchmarks.report import Goal, Report
+
+if TYPE_CHECKING:
+    from trident.states.core.local_copy import CopyMark
+
+TITLE = "local copies of a state of 1 M and of 8 M keys: a build, 1,000 keys looked up, 1,000 keys changed"
+_ROWS = 1000
+
+
+def run(bench: Bench, report: Report) -> None:
+    """Both sizes, one after the other; the figures are CPU time of this process, since no other part takes any."""
+    found = [
+        _Sized(bench, keys).measure(report) for keys in (bench.size(1_000_000, 5_000), bench.size(8_000_000, 9_000))
+    ]
+    for name in ("a look-up", "a change"):
+        report.ratio(f"{name}: large / small", found[1][name], found[0][name])
+
+
+class _Sized:
+    """A plain table of as many keys in one Parquet file, in no order, and its copy."""
+
+    def __init__(self, bench: Bench, keys: int) -> None:
+        import pyarrow as pa
+
+        self._bench, self._keys, self.what = bench, keys, f"{keys:,} keys"
+        self._schema = pa.schema([("key", pa.string()), ("n", pa.int64())])
+        self._folder = bench.fresh("local-copies")
+        self._folder.mkdir()
+
+    def measure(self, report: Report) -> dict[str, float]:
+        """Builds, looks up, changes; returns the median of each, in ms."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from trident.states.core.copy_rows import RowCodec
+        from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy
+
+        rng, codec = np.random.default_rng(1), RowCodec(self._schema, ["key"])
+        path = self._folder / "plain.parquet"
+        names = pa.array([f"k{n:08d}" for n in rng.permutation(self._keys).tolist()])
+        pq.write_table(pa.table([names, pa.array(rng.integers(0, 1 << 40, self._keys))], schema=self._schema), path)
+
+        def rows() -> Any:
+            for batch in pq.ParquetFile(path).iter_batches(100_000):
+                yield CopiedRows(codec.key_array(batch), codec.value_array(batch))
+
+        def table(number: int) -> pa.Table:
+            asked = [f"k{n:08d}" for n in rng.integers(0, self._keys, _ROWS).tolist()]
+            return pa.table([pa.array(asked), pa.array([number] * _ROWS, pa.int64())], schema=self._schema)
+
+        held = CopyMark("bench", 0, "", "")
+        read = [_cpu_ms(lambda: [None for _ in pq.ParquetFile(path).iter_batches(100_000)]) for _ in range(3)]
+        copies = []
+
+        def build() -> None:
+            copies.append(LocalCopy(Path(self._folder / f"{len(copies)}.copy"), 8 << 30))
+            copies[-1].fill(rows(), held)
+
+        built = [_cpu_ms(build) for _ in range(self._bench.size(3, 1))]
+        millions = self._keys / 1e6
+        report.figure(f"{self.what}: the table is read by Arrow", "ms a million", [ms / millions for ms in read])
+        goal = None if self._bench.quick else Goal(at_most=1000)
+        report.figure(f"{self.what}: a build", "ms a million", [ms / millions for ms in built], goal)
+        report.ratio(f"{self.what}: a build / reading its table", min(built), min(read))
+        for one in copies[:-1]:
+            one.delete()
+        copy = copies[-1]
+        report.figure(f"{self.what}: the file", "MB", [copy.disk_bytes / 1e6])
+
+        def look_up(asked: pa.Table, held: CopyMark) -> None:
+            codec.decode_values(copy.get(codec.encode_keys(asked), held))
+
+        def change(given: pa.Table, held: CopyMark, after: CopyMark) -> None:
+            copy.apply(zip(codec.encode_keys(given), codec.encode_values(given), strict=True), held, after)
+
+        looked, changed = [], []
+        for number in range(1, self._bench.size(40, 3)):
+            asked = table(number)
+            looked.append(_cpu_ms(partial(look_up, asked, held)))
+            after = _next(held)
+            changed.append(_cpu_ms(partial(change, table(number), held, after)))
+            held = after
+        copy.delete()
+        goal = None if self._bench.quick else Goal(at_most=4)
+        return {
+            "a look-up": report.figure(f"{self.what}: {_ROWS:,} looked up", "ms", looked, goal),
+            "a change": report.figure(f"{self.what}: {_ROWS:,} changed", "ms", changed, goal),
+        }
+
+
+def _next(mark: CopyMark) -> CopyMark:
+    import msgspec
+
+    return msgspec.structs.replace(mark, txid=mark.txid + 1)
+
+
+def _cpu_ms(run: Callable[[], object]) -> float:
+    started = time.process_time()
+    run()
+    return (time.process_time() - started) * 1000

@@ -50,7 +50,7 @@ from trident.coordinators.errors import (
 from trident.coordinators.znodes import SetData
 from trident.running.query import TopologyQuery
 from trident.running.starting import start_topology
-from trident.running.status import read_status
+from trident.running.status import read_status, status_path
 from trident.spouts.contracts import SpoutKind
 from trident.udf.schemas import as_schema
 
@@ -531,6 +531,9 @@ def test_reset_begins_again_with_a_new_incarnation(start, zk_server, zk_root, tm
     config = TridentConfig(warehouse=str(tmp_path / "warehouse"), zookeeper=zk_server, zookeeper_root=zk_root)
     with pytest.raises(Exception, match="is running"):
         admin.reset("words", config=config)
+    # The guard asks the status, which is written half a second after the start, not the sooner for a quick batch.
+    file = status_path(config.warehouse, "words")
+    assert eventually(lambda: file.exists() and read_status(config.warehouse, "words").role == "leader", WAIT_SECS)
     # By way of a ZooKeeper that has never heard of it: while it runs, and when it was stopped.
     wrong = config.replace(zookeeper_root=f"{zk_root}-other")
     reset = partial(admin.reset, "words", True)

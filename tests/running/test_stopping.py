@@ -238,7 +238,7 @@ def test_a_hand_over_does_not_wait_for_the_last_merge(start: Starter, armed: Any
     first.request_stop()
     began = time.monotonic()
     standby.process_all_available(WAIT_SECS)
-    assert time.monotonic() - began < 8, "the MERGE alone would have taken a minute"
+    assert time.monotonic() - began < 40, "the MERGE alone would have taken a minute"
     assert counts(standby) == {"a": 3, "b": 3}
     assert stopped(first, WAIT_SECS), "the MERGE is given up: the successor merges"
     assert read_status(tmp_path / "warehouse", "counted").run_id == standby.run_id, "the leader's, not ours"

@@ -163,6 +163,7 @@ class Group:
             f"data/{self.incarnation}/{txid}-0-x",
             spec.partition_columns,
             {spec.txid_column: txid} if spec.txid_column else {},
+            sorted_by=spec.sorted_by,
         )
         return [
             StagedFile(**{**report, "partition_values": json.loads(report["partition_values"])})

@@ -33,6 +33,7 @@ class TableSpec:
         path: relative to the warehouse.
         schema_json: as ``StructType.json()`` gives it; all columns nullable.
         txid_column: the hidden column that the stager fills, or None.
+        sorted_by: the columns by which the stager puts each file's rows in order.
     """
 
     path: str
@@ -40,6 +41,7 @@ class TableSpec:
     partition_columns: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     txid_column: str | None = None
+    sorted_by: Sequence[str] = ()
 
     def lacks_columns(self, found_schema_json: str) -> bool:
         """Tells whether a table with that schema could take these rows if it had a few more columns."""

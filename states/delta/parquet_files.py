@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from trident.states.core import storage
+from trident.states.delta.key_order import in_order, rows_in_a_group
 from trident.states.delta.partition_values import partition_texts
 
 REPORT_SCHEMA = (
@@ -57,6 +58,7 @@ class FileTarget:
         partition_columns: these go into the file's partition values, not its rows.
         constants: a bigint column added to every row (the hidden txid), name → value.
         codec: the Parquet codec.
+        sorted_by: the columns by which a file's rows are in order; none: as they come.
     """
 
     name: str
@@ -65,6 +67,7 @@ class FileTarget:
     partition_columns: Sequence[str] = ()
     constants: Mapping[str, int] = field(default_factory=dict)
     codec: str = "snappy"
+    sorted_by: Sequence[str] = ()
 
 
 def writer_of(target: FileTarget) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -154,6 +157,9 @@ class _OpenFile:
         if not self._pending:
             return
         table = pa.concat_tables(self._pending).combine_chunks()
+        group_rows = _ROW_GROUP_ROWS
+        if self._target.sorted_by:
+            table, group_rows = in_order(table, self._target.sorted_by), rows_in_a_group(table.num_rows)
         if self._writer is None:
             root = self._target.root
             storage.make_folder(storage.join(root, self._target.folder), storage.anchor_of(root))
@@ -169,7 +175,7 @@ class _OpenFile:
                 use_dictionary=_with_statistics(table.schema),
                 metadata_collector=self._footer,
             )
-        self._writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        self._writer.write_table(table, row_group_size=group_rows)
         self._rows += table.num_rows
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 

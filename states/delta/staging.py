@@ -37,12 +37,14 @@ class StagingTarget:
     Attributes:
         root: the table's folder.
         txid_column: a hidden bigint column that holds the txid, or None.
+        sorted_by: the columns by which the rows of each file are in order.
     """
 
     name: str
     root: Path
     partition_columns: Sequence[str] = ()
     txid_column: str | None = None
+    sorted_by: Sequence[str] = ()
 
 
 def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
@@ -84,6 +86,7 @@ def stage(
                 partition_columns=tuple(target.partition_columns),
                 constants={target.txid_column: attempt.txid} if target.txid_column else {},
                 codec=codec,
+                sorted_by=tuple(target.sorted_by),
             )
             reports.append(_written(frames[target.name], file_target))
         try:

@@ -81,7 +81,7 @@ class KeyedKind(TableKind):
 
     def published_table(self, binding: StateBinding) -> TableSpec:
         schema = table_schema(binding.log_schema, TXID_COLUMN)
-        return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN)
+        return TableSpec(self.published_path(binding.name), schema, (), PROPERTIES, TXID_COLUMN, tuple(binding.keys))
 
     def plain_table(self, binding: StateBinding) -> TableSpec:
         return TableSpec(binding.name, table_schema(binding.schema, UPTO_COLUMN), (), PROPERTIES)

@@ -91,10 +91,9 @@ class DeltaCommitter:
             if spec is None:
                 targets.append(StagingTarget(binding.name, self._own_root(binding.name)))
             else:
+                root = self._tables.warehouse / spec.path
                 targets.append(
-                    StagingTarget(
-                        binding.name, self._tables.warehouse / spec.path, spec.partition_columns, spec.txid_column
-                    )
+                    StagingTarget(binding.name, root, spec.partition_columns, spec.txid_column, spec.sorted_by)
                 )
         return targets
 

@@ -206,7 +206,7 @@ class WarmUp:
         table = binding.published_table
         if table is None:
             return StagingTarget(binding.name, self._folder)
-        return StagingTarget(binding.name, self._folder, table.partition_columns, table.txid_column)
+        return StagingTarget(binding.name, self._folder, table.partition_columns, table.txid_column, table.sorted_by)
 
     def _nothing(self, schema: StructType) -> "DataFrame":
         """No rows, of which Spark cannot know beforehand: it would leave out whatever works on none."""

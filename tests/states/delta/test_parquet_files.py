@@ -66,6 +66,18 @@ def test_partition_columns_leave_the_rows_and_become_values(tmp_path: Path) -> N
     assert pq.read_table(tmp_path / by_value[None]["path"]).to_pydict() == {"n": [2]}
 
 
+def test_a_sorted_file_has_its_rows_in_order_in_row_groups_of_one_range_each(tmp_path: Path) -> None:
+    keys = [f"w{n * 7919 % 9_000:05}" for n in range(9_000)]
+    table = pa.table({"part": [[n] for n in range(9_000)], "word": [None, *keys[1:]], "n": range(9_000)})
+    (report,) = written(tmp_path, table, sorted_by=("part", "word", "n"))
+    file = pq.ParquetFile(tmp_path / report["path"])
+    rows = file.read().to_pylist()
+    assert sorted(rows, key=lambda row: row["n"]) == table.to_pylist(), "each row stays whole"
+    assert [row["word"] for row in rows] == [*sorted(keys[1:]), None]
+    found = [file.metadata.row_group(n).column(1).statistics for n in range(file.num_row_groups)]
+    assert len(found) == 3 and all(a.max < b.min for a, b in zip(found, found[1:]))
+
+
 @pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, 1.0]])
 def test_bounds_of_floats_that_could_be_wrong_are_left_out(tmp_path: Path, values: list[float]) -> None:
     (report,) = written(tmp_path, pa.table({"x": values}))

@@ -58,6 +58,7 @@ def keyed(
     keys: Sequence[str] = ("word",),
     aggregator: Any = None,
     merging: str = "combine",
+    ordered_by: str = "",
     **settings: Any,
 ) -> StateBinding:
     """The binding of a keyed state; counts words unless told.
@@ -66,9 +67,8 @@ def keyed(
     """
     struct = StructType.fromDDL(schema)
     values = tuple(field.name for field in struct.fields if field.name not in keys)
-    return StateBinding(
-        DeltaMapState(name, **settings), KEYED, tuple(keys), struct, values, aggregator or Native("count"), merging
-    )
+    state, combined = DeltaMapState(name, **settings), aggregator or Native("count")
+    return StateBinding(state, KEYED, tuple(keys), struct, values, combined, merging, ordered_by)
 
 
 def append(name: str = "lines", schema: str = "line string", partition_columns: Sequence[str] = ()) -> StateBinding:

@@ -186,6 +186,8 @@ class StateBinding:
         merging: "combine": a keyed row is a part of its key's value, and the
             aggregator combines them; "last": it is the whole new value, or says
             that the key is deleted (at most one row per key and transaction).
+        ordered_by: of a keyed state, the integer or timestamp of its rows, by which a local copy finds those below a
+            position; "": none. Of a row where it is null a copy finds the key alone.
     """
 
     state: Any
@@ -195,6 +197,7 @@ class StateBinding:
     value_fields: tuple[str, ...]
     aggregator: Any = None
     merging: str = COMBINE
+    ordered_by: str = ""
 
     @property
     def name(self) -> str:

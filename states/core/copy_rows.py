@@ -14,7 +14,7 @@ others; the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypedDict, cast
@@ -75,6 +75,46 @@ class RowCodec:
     def encode_keys(self, table: pa.Table | pa.RecordBatch) -> list[bytes]:
         """As :meth:`key_array`, as Python's bytes."""
         return as_bytes(self.key_array(table))
+
+    def plain_keys(self, keys: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """Some encoded keys as Python has them, with one NaN and one zero: instants and dates as integers."""
+        return list(zip(*[column.to_pylist() for column in self._key_columns(keys)], strict=True))
+
+    def decode_keys(self, keys: Sequence[bytes]) -> pa.Table:
+        """The key columns of encoded keys."""
+        arrays = [column.cast(kind) for column, kind in zip(self._key_columns(keys), self._key_types, strict=True)]
+        return pa.table(arrays, names=list(self.keys))
+
+    def position_by(self, column: str) -> Callable[[Sequence[bytes], Sequence[bytes]], list[int | None]]:
+        """(encoded keys, their values) → the integer, day or instant that each row has in a column.
+
+        Raises:
+            TypeError: the column has no order of 64-bit integers.
+        """
+        kinds = dict(zip((*self.keys, *self.values), (*self._key_types, *self._value_types)))
+        if not pa.types.is_signed_integer(_wire_type(kinds[column])):
+            raise TypeError(f"column {column} of type {kinds[column]} is no position")
+        if column in self.keys:
+            at = self.keys.index(column)
+            return lambda keys, values: self._key_columns(keys)[at].to_pylist()
+        at = self.values.index(column)
+        return lambda keys, values: self._columns(values)[at].to_pylist()
+
+    def _key_columns(self, keys: Sequence[bytes]) -> list[pa.Array]:
+        """The key columns of encoded keys, in the types that are written."""
+        widths = [_width(kind) for kind in self._key_types]
+        behind = _LENGTH.itemsize * max(widths.count(None) - 1, 0)  # the lengths
+        fixed = len(widths) + sum(width for width in widths if width is not None)
+        pieces: list[list[bytes | None]] = [[] for _ in widths]
+        for key in keys:
+            at, end = 0, len(key) - behind
+            known = np.frombuffer(key, _LENGTH, offset=end).tolist() if behind else []
+            lengths = iter([*known, end - fixed - sum(known)])
+            for width, column in zip(widths, pieces, strict=True):
+                start = at + 1
+                at = start + (next(lengths) if width is None else width)
+                column.append(None if key[start - 1] else key[start:at])
+        return [_key_array(column, kind) for column, kind in zip(pieces, self._key_types, strict=True)]
 
     # --- values ---------------------------------------------------------------------------------------
 
@@ -252,6 +292,20 @@ def _array(matrix: _Matrix, nulls: Any, kind: pa.DataType) -> pa.Array:
 
 def _view(matrix: _Matrix, form: Any) -> Any:
     return np.ascontiguousarray(matrix).view(form).reshape(len(matrix))
+
+
+def _key_array(pieces: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    """A key column from the bytes of each row, as :func:`_key_bytes` gives them; None where it is null."""
+    width = _width(kind)
+    if width is None:
+        return _unpacked(pieces, kind)
+    nulls = np.fromiter((piece is None for piece in pieces), bool, len(pieces))
+    text = b"".join(bytes(width) if piece is None else piece for piece in pieces)
+    matrix = np.frombuffer(text, np.uint8).reshape(len(pieces), width).copy()
+    if _dtype(kind).kind == "i":
+        matrix[:, 0] ^= 0x80
+        matrix = np.ascontiguousarray(matrix[:, ::-1])
+    return _array(matrix, nulls, kind)
 
 
 # --- the other columns --------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class StateDescriptor:
             and what is newest in its group no longer waits for it.
         merging: how log rows become the value of a key: "combine" or "last"
             (see :class:`trident.states.core.binding.StateBinding`).
+        ordered_by: as of the binding.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StateDescriptor:
     starts_at: int = 1
     ends_at: int | None = None
     merging: str = field(default=COMBINE, metadata={MAY_BE_MISSING: True})
+    ordered_by: str = field(default="", metadata={MAY_BE_MISSING: True})
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -91,6 +93,7 @@ class StateDescriptor:
             aggregator=binding.aggregator_name,
             starts_at=starts_at,
             merging=binding.merging,
+            ordered_by=binding.ordered_by,
         )
 
     @property

@@ -5,6 +5,9 @@ is thrown away and built again. Its *mark* says of which incarnation of the topo
 form, and as of which transaction. Values and mark change in one LMDB transaction, so a process that dies in the middle
 leaves the values of the mark, and a reader finds the values of the mark that it asks for, or none at all.
 
+Beside its values a copy may keep its keys in the *order* of a position that each row has, such as a time: what is due
+is a range of it. Entries of this index change in the same LMDB transaction as values and mark.
+
 Several processes may read a copy at once, Spark's workers among them; the one that holds ``owner.lock`` writes it.
 """
 
@@ -37,12 +40,19 @@ from trident.states.core.sorted_runs import RUN_BYTES, sort_by
 _KEY_BYTES_MAX = 500
 _MARK = b"\x00mark"
 _SHORT, _LONG = b"k", b"l"
+# Entries of the index: the position so that greater ones are greater bytes, then the name of the row's entry.
+_INDEX = b"i"
+_POSITION_BYTES, _HALF = 8, 1 << 63
 _READERS_MAX = 1024
 _CHECK_BYTES = 4
 _SUFFIX = ".copy"
 _BLOCK_BYTES = 512  # of st_blocks
 
 Combining = Callable[[list[bytes | None], list[list[bytes]]], list[bytes]]
+# (keys, their values) → the position of each row, of 64 bits; None: it is in no order.
+Order = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[int | None]]
+# A row that is found by its position: position, key, value.
+Placed = tuple[int, bytes, bytes]
 
 
 class StaleCopy(TridentError):
@@ -81,12 +91,14 @@ class CopyAsOf:
         mark: of what is read.
         schema: of keys and values, in Arrow's types.
         keys: the key columns.
+        ordered_by: the column that is the position of each row; "": the copy has no index.
     """
 
     folder: Path
     mark: CopyMark
     schema: pa.Schema
     keys: tuple[str, ...]
+    ordered_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,13 +121,14 @@ class LocalCopy:
     Args:
         folder: of the copy, on a local disk. Made where it is missing.
         bytes_max: the greatest size of its file.
+        order: the position of a row; the same one for as long as the copy is there. None: it has no index.
 
     Raises:
         StaleCopy: another process writes it, or it cannot be opened.
     """
 
-    def __init__(self, folder: Path, bytes_max: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, bytes_max: int, order: Order | None = None) -> None:
+        self.folder, self._order = folder, order
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owner = open(folder / "owner.lock", "ab")
@@ -170,8 +183,9 @@ class LocalCopy:
             for table in sort_by((_entries(batch) for batch in batches), "name", self.folder, run_bytes):
                 kept = _last_of_each(table) if combine is None else _combined_of_each(self.folder, table, combine)
                 # In order: each page is filled once, and none is split.
-                pairs = zip(as_bytes(kept.column("name")), as_bytes(kept.column("entry")), strict=True)
+                pairs = _named(kept)
                 with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                    cursor.putmulti(self._index_of(kept))  # below all other entries
                     if cursor.putmulti(pairs, append=True, overwrite=False)[1] != kept.num_rows:
                         raise StaleCopy(f"the rows for the copy in {self.folder} came out of order")
             with self._env.begin(write=True) as txn:
@@ -200,13 +214,34 @@ class LocalCopy:
             self._env.reader_check()  # a worker that was killed while it read would keep old pages for ever
             _require(txn, before, self.folder, self._file)
             changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
-            for key in sorted(changed):  # neighbours share pages
+            keys = sorted(changed)  # neighbours share pages
+            if self._order is not None:
+                old = [_value(self.folder, key, txn.get(_name(key))) for key in keys]
+                for name, _ in self._index([(key, value) for key, value in zip(keys, old) if value is not None]):
+                    txn.delete(name)
+                for name, check in self._index([(key, value) for key in keys if (value := changed[key]) is not None]):
+                    txn.put(name, check)
+            for key in keys:
                 value = changed[key]
                 if value is None:
                     txn.delete(_name(key))
                 else:
                     txn.put(*_entry(key, value))
             txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
+
+    def _index(self, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The entries of the index for some rows, in their order."""
+        if self._order is None or not rows:
+            return []
+        positions = self._order([key for key, _ in rows], [value for _, value in rows])
+        placed = zip(positions, rows, strict=True)
+        names = [_placed(position) + _name(key) for position, (key, _) in placed if position is not None]
+        return [(name, _check(name)) for name in sorted(names)]
+
+    def _index_of(self, entries: pa.Table) -> list[tuple[bytes, bytes]]:
+        if self._order is None:
+            return []
+        return self._index([_pair(self.folder, *pair) for pair in _named(entries)])
 
     def _combined(
         self, txn: lmdb.Transaction, rows: Iterable[tuple[bytes, bytes | None]], combine: Combining
@@ -222,6 +257,12 @@ class LocalCopy:
     def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
         """As :func:`look_up`, in the process that writes."""
         return _look_up((self._env, self._file), self.folder, keys, mark)
+
+    def in_order(
+        self, mark: CopyMark, first: int | None = None, below: int | None = None, limit: int | None = None
+    ) -> list[Placed]:
+        """As :func:`in_order`, in the process that writes."""
+        return _in_order((self._env, self._file), self.folder, mark, (first, below, limit))
 
     def close(self) -> None:
         """Leaves the copy to the next process on this host."""
@@ -248,6 +289,46 @@ def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMar
     with _refused(folder), env.begin(buffers=True) as txn:
         _require(txn, mark, folder, file)
         return [_value(folder, key, txn.get(_name(key))) for key in keys]
+
+
+def in_order(
+    folder: Path, mark: CopyMark, first: int | None = None, below: int | None = None, limit: int | None = None
+) -> list[Placed]:
+    """The rows with first <= position < below as of a mark, least first, from any process of the host.
+
+    Of equal positions the order is that of the keys' bytes. A row without a position is in no range. The caller's duty:
+    the copy has an index; one without gives no row.
+
+    Args:
+        first, below: None: from the least one, to the greatest one.
+        limit: the number of rows at most.
+
+    Raises:
+        StaleCopy: the copy is not there, not that of the mark, or damaged.
+    """
+    return _in_order(_opened(folder, None), folder, mark, (first, below, limit))
+
+
+def _in_order(
+    opened: _Opened, folder: Path, mark: CopyMark, asked: tuple[int | None, int | None, int | None]
+) -> list[Placed]:
+    (env, file), (first, below, limit), found = opened, asked, list[Placed]()
+    with _refused(folder), env.begin() as txn, txn.cursor() as cursor:
+        _require(txn, mark, folder, file)
+        end = None if below is None else _placed(below)
+        more = cursor.set_range(_INDEX if first is None else _placed(first))
+        while more and (limit is None or len(found) < limit):
+            name = cursor.key()
+            if name[:1] != _INDEX or (end is not None and name >= end):
+                break
+            start = len(_INDEX) + _POSITION_BYTES
+            entry = txn.get(name[start:])
+            if entry is None or cursor.value() != _check(name):
+                raise StaleCopy(f"the copy in {folder} is damaged")
+            position = int.from_bytes(name[len(_INDEX) : start], "big") - _HALF
+            found.append((position, *_pair(folder, name[start:], entry)))
+            more = cursor.next()
+    return found
 
 
 # --- how it is kept ---------------------------------------------------------------------------------
@@ -279,6 +360,10 @@ def _entries(rows: CopiedRows) -> pa.Table:
     return pa.table([names, entries, gone], names=["name", "entry", "gone"])
 
 
+def _named(entries: pa.Table) -> Iterator[tuple[bytes, bytes]]:
+    return zip(as_bytes(entries.column("name")), as_bytes(entries.column("entry")), strict=True)
+
+
 def _is_last(table: pa.Table) -> pa.BooleanArray:
     """Of rows in the order of their names: whether it is the last of its name."""
     names = table.column("name").combine_chunks()
@@ -301,7 +386,7 @@ def _combined_of_each(folder: Path, table: pa.Table, combine: Combining) -> pa.T
     keys, parts = [], []
     for start, end in zip(starts[several].tolist(), ends[several].tolist()):
         rows = table.slice(start, end - start)
-        pairs = [_pair(folder, *pair) for pair in zip(as_bytes(rows.column("name")), as_bytes(rows.column("entry")))]
+        pairs = [_pair(folder, *pair) for pair in _named(rows)]
         keys.append(pairs[0][0])
         parts.append([value for _, value in pairs])
     values = combine([None] * len(keys), parts)
@@ -335,6 +420,17 @@ def _value(folder: Path, key: bytes, kept: bytes | memoryview | None) -> bytes |
     if int.from_bytes(whole[:_CHECK_BYTES], "big") != zlib.crc32(value, zlib.crc32(key)):
         raise StaleCopy(f"the copy in {folder} is damaged")
     return value
+
+
+def _placed(position: int) -> bytes:
+    """The beginning of an index entry: of a greater position greater bytes."""
+    if not -_HALF <= position < _HALF:  # beyond what a row can have: from the least, or to the greatest
+        return _INDEX if position < 0 else bytes([_INDEX[0] + 1])
+    return _INDEX + (position + _HALF).to_bytes(_POSITION_BYTES, "big")
+
+
+def _check(name: bytes) -> bytes:
+    return zlib.crc32(name).to_bytes(_CHECK_BYTES, "big")
 
 
 def _mark(txn: lmdb.Transaction, file: str) -> CopyMark | None:

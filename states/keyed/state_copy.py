@@ -75,6 +75,7 @@ class StateCopy:
         self._codec = RowCodec(self._schema, state.keys)
         combine = None if state.merging == LAST else state_combine(self._schema, state.keys, state.aggregator)
         self._combining = None if combine is None else partial(self._combined, combine)
+        self._order = self._codec.position_by(state.ordered_by) if state.ordered_by else None
         self._digest = digest_of(state, boot)
         self._lock = threading.Lock()
         self._copy: LocalCopy | None = None
@@ -102,7 +103,7 @@ class StateCopy:
                 self._drop()
                 raise
             assert self._copy is not None
-            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys)
+            return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
 
     def drop(self) -> None:
         """Throws the copy away: the next call builds it again."""
@@ -124,7 +125,7 @@ class StateCopy:
         found = None
         for folder in copies_in(self._base, storage.list_names(self._base)):
             try:
-                copy = LocalCopy(folder, self._bytes_max)
+                copy = LocalCopy(folder, self._bytes_max, self._order)
             except StaleCopy:
                 continue  # another process writes it
             mark = copy.mark
@@ -233,7 +234,7 @@ class StateCopy:
         self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int
     ) -> tuple[LocalCopy, TableFiles]:
         """Builds a copy: the plain table, and on top the log."""
-        copy = LocalCopy(new_folder(self._base), self._bytes_max)
+        copy = LocalCopy(new_folder(self._base), self._bytes_max, self._order)
         files = [file for file in logged.files.values() if greatest_txid(file) > merged]
         try:
             rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, files, merged, mark.txid))
@@ -309,6 +310,8 @@ def _commit(control: ControlRecord) -> str:
 def digest_of(state: StateDescriptor, boot: str) -> str:
     """Tells two forms of a state apart, and two boots of the machine."""
     facts = [_FORM, state.name, state.keys, state.schema_json, state.aggregator, state.merging, boot]
+    if state.ordered_by:
+        facts.append(state.ordered_by)
     return sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

@@ -94,6 +94,34 @@ def test_a_session_in_another_zone_asks_for_the_same_keys():
     assert len(set(codec.encode_keys(utc))) == len(INSTANTS)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in VALUES if not kind.startswith("map")])
+def test_a_key_comes_back_from_its_bytes(kind):
+    values = [*VALUES[kind], None]
+    rows = table(
+        f"k {kind}, w string, l {kind}, v bigint", values, ["é"] * len(values), values[::-1], [0] * len(values)
+    )
+    for keys in (["k"], ["k", "l"], ["k", "w", "l"]):
+        codec = RowCodec(rows.schema, keys)
+        encoded = codec.encode_keys(rows)
+        again = codec.decode_keys(encoded)
+        assert again.schema.types == [rows.schema.field(name).type for name in keys]
+        assert codec.encode_keys(again) == encoded and codec.decode_keys([]).num_rows == 0
+        if kind not in ("double", "float") and "<" not in kind:
+            assert again == rows.select(keys)
+
+
+def test_a_position_is_an_integer_or_an_instant_of_keys_or_values():
+    rows = table("k timestamp, l int, v bigint, t timestamp", INSTANTS, [1] * 6, range(6), INSTANTS[::-1])
+    codec = RowCodec(rows.schema, ["k", "l"])
+    pairs = codec.encode_keys(rows), codec.encode_values(rows)
+    micros = rows["k"].cast(pa.int64()).to_pylist()
+    assert codec.plain_keys(pairs[0]) == list(zip(micros, [1] * 6))
+    for column, expected in (("k", micros), ("l", [1] * 6), ("v", list(range(6))), ("t", micros[::-1])):
+        assert codec.position_by(column)(*pairs) == expected
+    with pytest.raises(TypeError, match="is no position"):
+        RowCodec(table("k string, v bigint", ["a"], [1]).schema, ["k"]).position_by("k")
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.one_of(st.none(), st.text())), min_size=2, max_size=6))
 def test_keys_of_two_columns_do_not_run_together(pairs):

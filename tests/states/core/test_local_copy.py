@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy, StaleCopy, look_up
+from trident.states.core.local_copy import CopiedRows, CopyMark, LocalCopy, StaleCopy, in_order, look_up
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
@@ -226,6 +228,101 @@ def test_a_reader_lets_go_of_copies_that_were_deleted(tmp_path):
     assert len([path for path in mapped if path.startswith(str(tmp_path))]) <= 1
 
 
+# --- in the order of a position ----------------------------------------------------------------------
+
+
+def at(value: bytes) -> int | None:
+    """The position of the rows below: the value's first word."""
+    word = value.split(b" ")[0]
+    return None if word == b"none" else int(word)
+
+
+def by_first_word(keys: Sequence[bytes], values: Sequence[bytes]) -> list[int | None]:
+    return [at(value) for value in values]
+
+
+POSITIONS = st.one_of(
+    st.none(), st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]), st.integers(-(2**63), 2**63 - 1)
+)
+KEYS = st.sampled_from([b"", b"a", b"b", b"\xff" * 3, LONG, LONG + b"x", b"x" * 500])
+CHANGES = st.lists(st.dictionaries(KEYS, st.one_of(st.just("gone"), POSITIONS), max_size=7), max_size=5)
+EDGES = st.one_of(st.none(), st.integers(-4, 4), st.integers(-(2**63) - 1, 2**63 + 1))
+
+
+@given(st.dictionaries(KEYS, POSITIONS), CHANGES, EDGES, EDGES, st.one_of(st.none(), st.integers(0, 4)))
+def test_a_range_gives_what_a_sorted_list_gives(tmp_path_factory, first, changes, low, below, limit):
+    copy = LocalCopy(tmp_path_factory.mktemp("ordered") / "copy", 1 << 20, by_first_word)
+    rows = {key: f"{'none' if p is None else p} 0".encode() for key, p in first.items()}
+    copy.fill([arrays(rows.items())] if rows else [], mark(0), run_bytes=100)
+    for txid, changed in enumerate(changes, start=1):
+        new = {
+            key: None if p == "gone" else f"{'none' if p is None else p} {txid}".encode() for key, p in changed.items()
+        }
+        copy.apply(new.items(), mark(txid - 1), mark(txid))
+        rows = {key: value for key, value in {**rows, **new}.items() if value is not None}
+    expected = sorted(
+        ((at(value), key, value) for key, value in rows.items() if at(value) is not None),
+        key=lambda row: (row[0], len(row[1]) > 500),
+    )
+    held = mark(len(changes))
+    for edges in ((None, None), (low, below)):
+        low, below = edges
+        inside = [r for r in expected if (low is None or low <= r[0]) and (below is None or r[0] < below)]
+        found = in_order(copy.folder, held, low, below)
+        assert sorted(found) == sorted(inside) and [r[0] for r in found] == [r[0] for r in inside]
+        assert found == copy.in_order(held, low, below)
+        assert copy.in_order(held, low, below, limit) == (found if limit is None else found[:limit])
+    copy.delete()
+
+
+def test_a_part_that_moves_its_key_moves_it_in_the_order(tmp_path):
+    copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
+    copy.fill([arrays([(b"a", b"5 x"), (b"b", b"7 x")])], mark(1))
+
+    def added(stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
+        return [b"%d y" % sum(map(at, [before or b"0", *ours])) for before, ours in zip(stored, parts)]
+
+    copy.apply([(b"a", b"4 x"), (b"c", b"6 x"), (b"c", b"2 x")], mark(1), mark(2), added)
+    assert copy.in_order(mark(2)) == [(7, b"b", b"7 x"), (8, b"c", b"8 y"), (9, b"a", b"9 y")]
+    copy.close()
+
+
+@pytest.mark.parametrize("asked", [mark(0), mark(2), mark(1, incarnation="inc2"), mark(1, commit="other")])
+def test_a_range_is_that_of_the_mark(tmp_path, asked):
+    copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
+    copy.fill([arrays([(b"a", b"5")])], mark(1))
+    for find in (copy.in_order, lambda asked: in_order(copy.folder, asked)):
+        with pytest.raises(StaleCopy, match="holds something else"):
+            find(asked)
+    copy.close()
+
+
+def test_an_order_that_fails_in_the_middle_changes_nothing(tmp_path):
+    copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
+    copy.fill([arrays([(b"a", b"5"), (b"b", b"6")])], mark(1))
+    with pytest.raises(ValueError):
+        copy.apply([(b"a", b"9"), (b"b", None), (b"c", b"no number")], mark(1), mark(2))
+    assert copy.in_order(mark(1)) == [(5, b"a", b"5"), (6, b"b", b"6")]
+    copy.close()
+
+
+@pytest.mark.parametrize("harm", ["entry of the index", "row that is gone", "row"])
+def test_a_damaged_order_gives_no_row(tmp_path, harm):
+    copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
+    copy.fill([arrays([(LONG, b"5"), (b"b", b"6 looked for")])], mark(1))
+    with copy._env.begin(write=True) as txn:
+        if harm == "entry of the index":
+            name = next(name for name, _ in txn.cursor() if name[:1] == b"i")
+            txn.put(name, b"\0\0\0\0")
+        elif harm == "row":
+            txn.put(b"kb", txn.get(b"kb").replace(b"looked", b"lookee"))
+        else:
+            txn.delete(b"kb")
+    with pytest.raises(StaleCopy, match="damaged"):
+        copy.in_order(mark(1))
+    copy.close()
+
+
 _READER = """
 import sys, lmdb
 txn = lmdb.open(sys.argv[1], readonly=True).begin()
@@ -251,7 +348,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from trident.states.core.local_copy import *
-copy = LocalCopy(Path(sys.argv[1]), 1 << 28)
+copy = LocalCopy(Path(sys.argv[1]), 1 << 28, lambda keys, values: map(int, values))
 held = copy.mark
 if held is None:
     held = CopyMark("inc1", 0, "d", "c")
@@ -280,5 +377,7 @@ def test_whenever_the_writer_is_killed_all_values_are_those_of_the_mark(tmp_path
         assert reached >= int(said[-1] if said else 0)
         keys = [str(n).encode() for n in range(200)]
         assert set(copy.get(keys, copy.mark)) == {str(reached).encode()}
+        placed = copy.in_order(copy.mark)
+        assert [row[0] for row in placed] == [reached] * 200 and {row[1] for row in placed} == set(keys)
         copy.close()
     assert reached > 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from tests.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
-from trident.states.core.local_copy import StaleCopy, look_up
+from trident.states.core.local_copy import StaleCopy, in_order, look_up
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import read_state
@@ -206,3 +207,54 @@ def test_a_sum_that_does_not_fit_is_left_to_spark(spark, engine, tmp_path):
     with pytest.raises(StaleCopy, match="does not fit"):
         copy.as_of(2)
     copy.close()
+
+
+@pytest.mark.parametrize("merging", ["last", "combine"])
+def test_what_is_due_is_a_range_of_it_over_merges_and_restarts(spark, engine, tmp_path, merging):
+    binding = keyed("open", "word string, n bigint", aggregator=Native("sum"), merging=merging, ordered_by="n")
+    group = Group(spark, engine, tmp_path, binding)
+    copy, gone = copy_of(group, "open", tmp_path), merging == "last"
+
+    def due(txid, below):
+        found = copy.as_of(txid)
+        assert found.ordered_by == "n"
+        codec = RowCodec(found.schema, found.keys)
+        rows = in_order(found.folder, found.mark, None, below)
+        keys, values = codec.plain_keys([key for _, key, _ in rows]), codec.plain_values([value for *_, value in rows])
+        return [(at, *key, *value) for (at, *_), key, value in zip(rows, keys, values)]
+
+    def expected(txid, below):
+        rows = sorted((n, word, n) for (word,), (n,) in group.expected("open", txid).items() if n is not None)
+        return [row for row in rows if row[0] < below]
+
+    for txid, rows in enumerate(
+        ([("a", 5), ("b", 3), (None, 4)], [("a", 1), ("c", 3), ("none", None)], [("b", 2), ("c", -9)]), start=1
+    ):
+        group.publish(txid, {"open": [(*row, False) if gone else row for row in rows]})
+        for below in (-5, 4, 5, 100):
+            assert due(txid, below) == expected(txid, below), (txid, below)
+    merge(group, "open", 2)
+    if gone:
+        group.publish(4, {"open": [("a", None, True), (None, None, True)]})
+        assert due(4, 100) == expected(4, 100) == [(-9, "c", -9), (2, "b", 2)]
+    txid = 4 if gone else 3
+    copy.close()
+    copy = copy_of(group, "open", tmp_path)
+    assert due(txid, 5) == expected(txid, 5)
+    copy.drop()
+    copy.close()
+    copy = copy_of(group, "open", tmp_path)
+    assert due(txid, 5) == expected(txid, 5) != []
+    copy.close()
+
+
+def test_a_copy_without_an_order_is_not_gone_on_with_where_there_is_one(spark, engine, tmp_path):
+    group = Group(spark, engine, tmp_path, keyed("seen", "word string, n bigint", merging="last"))
+    group.publish(1, {"seen": [("a", 1, False)]})
+    copy = copy_of(group, "seen", tmp_path)
+    folder = copy.as_of(1).folder
+    copy.close()
+    ordered = replace(group.descriptor("seen"), ordered_by="n")
+    again = StateCopy(group.engine, group.warehouse, ordered, folder.parent, 1 << 28, INLINE, BOOT)
+    assert again.as_of(1).folder != folder and not folder.exists()
+    again.close()

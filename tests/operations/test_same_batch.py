@@ -51,7 +51,10 @@ TOGETHER: dict[str, Callable[[TridentTopology, Stream, Stream], Stream]] = {
 @pytest.mark.parametrize("how", MEET)
 def test_independent_spouts_warn_at_the_users_line_and_in_explain(how: str) -> None:
     topology, orders, payments = streams()
-    with pytest.warns(SameBatchOnlyWarning, match="'orders' and 'payments'.*one transaction.*resume") as caught:
+    with pytest.warns(
+        SameBatchOnlyWarning,
+        match="'orders' and 'payments'.*one transaction.*with_watermark.*within='10 minutes'.*resume",
+    ) as caught:
         MEET[how](topology, orders, payments).partition_persist(DeltaAppend("out"))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert "note: only rows of one transaction meet: streams 'orders' and 'payments'" in topology.explain()

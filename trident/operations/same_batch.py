@@ -17,9 +17,11 @@ class SameBatchOnlyWarning(UserWarning):
     """A join or multi_reduce of streams of independent spouts: rows of two batches never meet, and are not kept.
 
     A pair of rows is found only if both spouts happen to put them into one
-    transaction. To find pairs over all batches, keep the rows in a state:
-    merge the streams, ``group_by`` the key, and keep what each side said with an
-    aggregator of your own (docs/stream-api.md, "Joining over batches").
+    transaction. To find all pairs, give the join a time bound, by event time:
+    ``one.join(other, "id", within="10 minutes")``, both behind ``with_watermark``
+    (docs/event-time.md). Without event times merge the streams, ``group_by`` the
+    key, and keep what each side said with an aggregator of your own
+    (docs/stream-api.md, "Joining over batches").
 
     Where the batches of the spouts do belong together, as those of two
     FixedBatchSpouts, ``warnings.filterwarnings("ignore", category=SameBatchOnlyWarning)``.
@@ -34,9 +36,11 @@ def warn_if_independent(node: Node, what: str) -> None:
     one, other = pair
     text = (
         f"{what} of streams {one} and {other}: only rows of one transaction meet, and these are independent spouts, "
-        "so a row whose partner comes in another batch finds none, and is not kept; to find all pairs, merge the "
-        "streams, group_by the key, and keep both sides in a state: persistent_aggregate with an Aggregator that has "
-        "resume, then new_values_stream (docs/stream-api.md, 'Joining over batches')"
+        "so a row whose partner comes in another batch finds none, and is not kept; to find all pairs, put "
+        "with_watermark(field, delay) before both and give the join a time bound, as in one.join(other, 'id', "
+        "within='10 minutes') (docs/event-time.md); without event times keep both sides in a state: group_by the key, "
+        "persistent_aggregate with an Aggregator that has resume, new_values_stream (docs/stream-api.md, "
+        "'Joining over batches')"
     )
     warn_at(node.location, text, SameBatchOnlyWarning)
 

@@ -69,6 +69,8 @@ class WindowNode(PersistNode):
         clock: of processing time; microseconds since 1970.
     """
 
+    ends_watermark = True
+
     spec: WindowSpec
     clock: Clock = now_us
 
@@ -224,7 +226,7 @@ def watermark_of(node: Node, known: dict[Node, Watermark | None] | None = None) 
     """
     if isinstance(node, WatermarkNode):
         return Watermark(node.field, node)
-    if isinstance(node, WindowNode):
+    if node.ends_watermark:
         return None
     known = {} if known is None else known
     if node not in known:

@@ -189,6 +189,11 @@ class Node:
         return field if field in self.names else None
 
     @property
+    def ends_watermark(self) -> bool:
+        """Tells whether the stream behind it has no watermark, whatever it had before."""
+        return False
+
+    @property
     def drawn_as(self) -> str:
         """ "spout", "Python", "Spark", "repartition" or "state": its look in a picture of the plan."""
         return "Python" if self.calls_user else "Spark"

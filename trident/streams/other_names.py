@@ -53,7 +53,7 @@ STREAM_NAMES = {
     "alias": "write name('…'); fields are renamed with rename({'old': 'new'})",
     "with_column_renamed": "write rename({'old': 'new'})",
     "with_columns_renamed": "write rename({'old': 'new'})",
-    "drop_duplicates": _ONE_ROW,
+    "drop_duplicates_within_watermark": "write drop_duplicates(keys, within='1 day')",
     "distinct": _ONE_ROW,
     "count": "write aggregate(Count(), 'count') for a batch, or persistent_aggregate(state, Count(), 'count') over all",
     "sum": "write aggregate('n', Sum(), 'total'), or over all batches persistent_aggregate(state, 'n', Sum(), 'total')",

@@ -9,6 +9,8 @@ from trident.coordinators.errors import TopologyError
 from trident.operations import joins, merging, multi_reduce, row_functions
 from trident.operations.joins import JoinOutFieldsMode
 from trident.operations.same_batch import warn_if_independent
+from trident.operations.timed import TimedNode
+from trident.operations.timed_joins import join_within
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Node
 from trident.streams.rows import RowOperations
@@ -35,6 +37,21 @@ def join(
     given = row_functions.project(node, node.names[node.hidden :])
     graph.add(given)
     return given
+
+
+def joined_within(
+    graph: TopologyGraph,
+    streams: Sequence[Any],
+    keys: Any,
+    outputs: Any,
+    how: Any,
+    mode: JoinOutFieldsMode,
+    within: Any,
+    name: Any,
+) -> TimedNode:
+    """The node of a join with a time bound; the caller adds it to the graph."""
+    _check(graph, streams, "join")
+    return join_within(graph, [stream._node for stream in streams], keys, how, outputs, mode, within, name)
 
 
 def reduce_several(graph: TopologyGraph, streams: Sequence[Any], inputs: Any, reducer: Any, outputs: Any) -> Node:

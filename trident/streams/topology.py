@@ -202,7 +202,9 @@ class TridentTopology(OtherNames):
         Rows of two transactions never meet, and none is kept for a later one: of
         streams of independent spouts a pair is found only if both rows happen to be
         in one transaction. That warns (:class:`SameBatchOnlyWarning`). To find all
-        pairs keep both sides in a state: docs/stream-api.md, "Joining over batches".
+        pairs by event time write ``a.join(b, "user", within="10 minutes")``
+        (:meth:`trident.streams.stream.Stream.join`); without times keep both sides in a state:
+        docs/stream-api.md, "Joining over batches".
 
         Args:
             streams: two or more, of this topology; one may be there twice.

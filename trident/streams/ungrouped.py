@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError
-from trident.operations import columns, repartitioning, row_functions, top_rows, windows
+from trident.operations import columns, repartitioning, row_functions, timed, top_rows, windows
+from trident.operations.dedup import drop_duplicates
 from trident.operations.joins import JoinOutFieldsMode
 from trident.planning.nodes import Names, field_names
 from trident.streams.arguments import Columnar, Function, Outputs, flat
 from trident.streams.rows import RowOperations
-from trident.streams.several import join, merge
-from trident.streams.states import StateHandle
+from trident.streams.several import join, joined_within, merge
+from trident.streams.states import StateHandle, add_sink
 from trident.udf.expressions import is_expression
 
 if TYPE_CHECKING:
@@ -108,11 +109,22 @@ class StreamOperations(RowOperations):
         how: Any = "inner",
         outputs: Union[Names, None] = None,
         mode: JoinOutFieldsMode = JoinOutFieldsMode.COMPACT,
+        within: Any = None,
+        name: Union[str, None] = None,
     ) -> "Self":
-        """Joins the rows of each batch with those of another stream: ``join(other, "user", "left")``.
+        """Joins with another stream: ``join(other, "user", "left")``, ``join(other, "user", within="10 minutes")``.
 
-        Rows of two transactions never meet: :meth:`TridentTopology.join` says what
-        that means for streams of independent spouts.
+        Without ``within`` the rows of each batch are joined. Rows of two transactions then
+        never meet: :meth:`TridentTopology.join` says what that means for streams of independent spouts.
+
+        With ``within`` rows are joined over all batches, by event time: both streams are behind
+        :meth:`with_watermark`, and two rows with equal keys are a pair when their times are at most that far apart.
+        Each pair goes on exactly once, in the transaction that brings the later of the two, over replays, crashes
+        and restarts. Rows wait in a keyed state until no partner can come: until the watermark, the lesser of both
+        streams', has passed the bound. An outer row goes on then, with nulls; a stream that gives no rows so holds
+        it back. Rows whose time is before the watermark of the transaction before, or null, are late: they are not
+        joined, and are among :meth:`late_rows`. A null key is equal to a null key. Behind the join there is no
+        watermark: put ``with_watermark`` behind it where one is needed.
 
         Args:
             other: of the same topology.
@@ -120,7 +132,12 @@ class StreamOperations(RowOperations):
             how: "inner", "left", "right", "full", or as in :meth:`TridentTopology.join`.
             outputs: the keys, then this stream's other fields, then the other's; or as ``mode`` says.
             mode: which fields; as in :meth:`TridentTopology.join`.
+            within: a duration; or two, as ``("-5 minutes", "1 hour")``: the other's time less this one's lies
+                between them.
+            name: of the state that keeps the rows that wait; one after the topology's name when left out.
         """
+        if within is not None:
+            return self._timed(joined_within(self._graph, [self, other], on, outputs, how, mode, within, name))
         return self._next(join(self._graph, [self, other], on, outputs, how, mode))
 
     # --- Spark partitions ------------------------------------------------------------------
@@ -217,3 +234,49 @@ class StreamOperations(RowOperations):
             TopologyError: it is no timestamp, or the delay is no duration.
         """
         return self._next(windows.with_watermark(self._node, field, delay))
+
+    # --- over batches, with a time ---------------------------------------------------------
+
+    def drop_duplicates(self, *subset: Names, within: Union[str, None] = None, name: Union[str, None] = None) -> "Self":
+        """The first row of each key, over all batches: ``drop_duplicates("id", within="1 day")``.
+
+        Behind :meth:`with_watermark`. A row goes on unless one of its key has gone on whose event time is less than
+        ``within`` before its own; so one that is out of order, before the row that has gone on, does not. Rows of a
+        batch count in their order. A key is forgotten when the watermark is ``within`` behind the row that has gone
+        on; it is the clock's time that plays no part, so a replay gives the same.
+
+        A row whose time is before the watermark of the transaction before, or null, comes too late: it does not go
+        on, and is among :meth:`late_rows`. So no two rows of a key go on that are nearer than ``within``, exactly,
+        over replays, crashes and restarts.
+
+        Rows that go on keep the watermark.
+
+        Args:
+            subset: the fields that are the key; all fields when left out.
+            within: a duration such as "1 day" or "1 hour 30 minutes".
+            name: of the state that keeps the keys; one after the topology's name when left out.
+
+        Raises:
+            FieldError: a field does not exist, or cannot be a key.
+            TopologyError: there is no watermark, or no such time.
+        """
+        keys = flat(subset, "drop_duplicates") if subset else self.fields
+        return self._timed(drop_duplicates(self._graph, self._node, keys, within, name))
+
+    def late_rows(self, side: int = 0) -> "Self":
+        """The rows that came too late for ``drop_duplicates``, ``process`` or a join within a time, as they came.
+
+        Call it on the stream that the operation gave. A row is late where its event time is before the watermark of
+        the transaction before, or null.
+
+        Args:
+            side: of a join: 0 for this stream's, 1 for the other's.
+
+        Raises:
+            TopologyError: the stream is of another operation, or has no event time.
+        """
+        return self._next(timed.late_rows_behind(self._node, side))
+
+    def _timed(self, node: "timed.TimedNode") -> "Self":
+        add_sink(self._graph, node)
+        return self._next(timed.rows_of(node))

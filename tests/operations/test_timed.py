@@ -1,0 +1,196 @@
+"""Dedup, joins within a time and timers on Spark: against oracles, over crashes and restarts, and what they refuse."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests import timed_oracle as oracle
+from tests.stream_helpers import RowsSpout, stream_of, topology_of
+from tests.sweep.oracle import Table
+from tests.timed_turns import Turns
+from tests.topology_helpers import Starter, starter
+from trident import DeltaAppend, FixedBatchSpout, TridentTopology
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.joins import JoinOutFieldsMode
+from trident.streams.stream import Stream
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+FIELDS = "key string, at timestamp, n long"
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
+
+
+def second_of(time: datetime | None) -> float | None:
+    return None if time is None else time.astimezone(timezone.utc).timestamp()
+
+
+def batches_of(rng: random.Random, turns: int) -> list[list[tuple]]:
+    """(key, seconds, number) of rows that are all different."""
+    numbers = iter(range(10_000))
+    times = [[rng.choice([None, *[8 * turn + rng.randrange(-6, 12)] * 9]) for _ in range(7)] for turn in range(turns)]
+    return [[(rng.choice(["a", "b", None]), time, next(numbers)) for time in some] for some in times]
+
+
+def stamped(batches: list) -> list:
+    return [[(key, at(time), n) for key, time, n in rows] for rows in batches]
+
+
+def numbers(rows: list, field: int) -> Counter:
+    return Counter(row[field] for row in rows)
+
+
+def test_dedup_and_a_join_give_what_the_oracles_give(spark: SparkSession, rng: random.Random) -> None:
+    """In one Spark partition and in several, with an empty batch."""
+    left = stream_of(FIELDS)
+    right = topology_of(left).new_stream("others", RowsSpout(FIELDS)).with_watermark("at", "2 seconds")
+    left = left.with_watermark("at", "4 seconds")
+    passed = left.drop_duplicates("key", within="9 seconds")
+    passed.partition_persist(DeltaAppend("passed"))
+    passed.late_rows().partition_persist(DeltaAppend("late"))
+    joined = left.join(right, "key", "full", "key, at, n, its_at, its_n", within=("-3 seconds", "7 seconds"))
+    joined.partition_persist(DeltaAppend("joined"))
+    joined.late_rows(1).partition_persist(DeltaAppend("late_right"))
+    turns, count = Turns(spark, left), 4
+    lefts, rights = batches_of(rng, count), batches_of(rng, count)
+    lefts[rng.randrange(count)] = []
+    rows = [[[(key, time, (key, n)) for key, time, n in batch] for batch in side] for side in (lefts, rights)]
+    deduped = oracle.dedup(rows[0], 4, 9)
+    pairs = oracle.join(*rows, (4, 2), (-3, 7), (True, True))
+    for turn in range(count):
+        given = {"rows": stamped(lefts)[turn], "others": stamped(rights)[turn]}
+        found = turns.run(given, partitions=rng.choice([1, 3]))
+        assert numbers(found["passed"], 2) == Counter(n for _, n in deduped[turn][0])
+        assert numbers(found["late"], 2) == Counter(n for _, n in deduped[turn][1])
+        assert Counter((row[2], row[4]) for row in found["joined"]) == Counter(
+            (one and one[1], other and other[1]) for one, other in pairs[turn][0]
+        )
+        assert numbers(found["late_right"], 2) == Counter(n for _, n in pairs[turn][2])
+
+
+# --- whole topologies --------------------------------------------------------------------
+
+
+def visits(lefts: list, rights: list) -> TridentTopology:
+    topology = TridentTopology("visits")
+    views = topology.new_stream("views", FixedBatchSpout(FIELDS, stamped(lefts))).with_watermark("at", "4 seconds")
+    buys = topology.new_stream("buys", FixedBatchSpout(FIELDS, stamped(rights))).with_watermark("at", "2 seconds")
+    passed = views.drop_duplicates("key", within="9 seconds", name="seen")
+    passed.project("n").partition_persist(DeltaAppend("passed"))
+    passed.late_rows().project("n").partition_persist(DeltaAppend("late"))
+    joined = views.join(buys, "key", "left", "key, at, n, its_at, its_n", within="7 seconds", name="waiting")
+    joined.project("n", "its_n").partition_persist(DeltaAppend("joined"))
+    return topology
+
+
+@pytest.fixture
+def start(spark: SparkSession, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
+    with starter(spark, zk_server, zk_root, tmp_path) as started:
+        yield started
+
+
+def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.Random) -> None:
+    """A coordinator that hangs behind a decision, half published, and wakes up deposed."""
+    lefts, rights = batches_of(rng, 4), batches_of(rng, 4)
+    start.replace_at("publish.table", visits(lefts, rights), visits(lefts, rights))
+    rows = [[[(key, time, n) for key, time, n in batch] for batch in side] for side in (lefts, rights)]
+    deduped = oracle.dedup(rows[0], 4, 9)
+    pairs = oracle.join(*rows, (4, 2), (-7, 7), (True, False))
+
+    def found(name: str) -> Counter:
+        rows = Table.read(tmp_path / "warehouse" / name).rows()
+        return Counter(tuple(value for field, value in row.items() if field != "txid") for row in rows)
+
+    assert found("passed") == Counter((n,) for given, _ in deduped for n in given)
+    assert found("late") == Counter((n,) for _, late in deduped for n in late)
+    assert found("joined") == Counter(pair for given, *_ in pairs for pair in given)
+
+
+# --- what is refused ---------------------------------------------------------------------
+
+
+def marked(fields: str = FIELDS) -> Stream:
+    return stream_of(fields).with_watermark("at", "4 seconds")
+
+
+def beside(stream: Stream, how: Callable[[Stream], Stream] = lambda s: s.with_watermark("at", "1 second")) -> Stream:
+    return how(topology_of(stream).new_stream("others", RowsSpout("key string, at timestamp, m long")))
+
+
+def with_bound(stream: Stream, **more: Any) -> Stream:
+    given = {"on": "key", "outputs": "key, at, n, its_at, m", "within": "1 minute", **more}
+    return stream.join(beside(stream), **given)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: marked().drop_duplicates("key"), TopologyError, "needs a time.*no `within`.*Upsert"),
+        (lambda: stream_of(FIELDS).drop_duplicates("key", within="1 day"), TopologyError, "needs a watermark"),
+        (lambda: marked().drop_duplicates("kye", within="1 day"), FieldError, "did you mean 'key'"),
+        (lambda: marked().drop_duplicates("key", within="0 days"), TopologyError, "more than nothing"),
+        (lambda: marked().drop_duplicates("key", within="1 month"), TopologyError, "no duration"),
+        (lambda: marked("_due long, at timestamp").drop_duplicates("_due", within="1 day"), FieldError, "key '_due'"),
+        (
+            lambda: marked("k map<string, long>, at timestamp").drop_duplicates("k", within="1 day"),
+            TopologyError,
+            "a type that can be compared",
+        ),
+        (lambda: marked().late_rows(), TopologyError, "no such late rows.*with_watermark"),
+        (lambda: marked().drop_duplicates("key", within="1 day").late_rows(1), TopologyError, "no such late rows"),
+        (lambda: with_bound(stream_of(FIELDS)), TopologyError, "join within a time needs a watermark"),
+        (lambda: with_bound(marked(), within=("2 seconds", "1 second")), TopologyError, "holds no time"),
+        (lambda: with_bound(marked(), within=5), TopologyError, "no duration"),
+        (lambda: with_bound(marked(), mode=JoinOutFieldsMode.PRESERVE), TopologyError, "COMPACT"),
+        (lambda: with_bound(marked(), outputs=None), FieldError, "two fields of one name"),
+        (lambda: with_bound(marked(), how="cross"), TopologyError, "does not know the type"),
+    ],
+)
+def test_what_cannot_be_is_said_when_it_is_built(build: Callable[[], Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=f"(?si){message}"):
+        build()
+
+
+def test_what_they_are_and_where_it_is_kept() -> None:
+    stream = marked()
+    passed = stream.drop_duplicates(within="1 day")
+    assert passed.fields == stream.fields == passed.late_rows().fields
+    # Rows that go on keep the watermark, those of a join have none.
+    assert "of at of Stream" in repr(passed.tumbling_window("1 hour"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a join within a time finds all pairs: nothing to warn of
+        joined = with_bound(stream)
+    assert joined.schema.simpleString() == "struct<key:string,at:timestamp,n:bigint,its_at:timestamp,m:bigint>"
+    assert "processing time" in repr(joined.tumbling_window("1 hour"))
+    text = topology_of(stream).explain()
+    assert "drop_duplicates(key, at, n within 1 day)" in text and "keyed state test_drop_duplicates1" in text
+    assert "join(key inner within 1 minute)" in text and "keyed state test_join1" in text
+
+
+def test_its_times_are_part_of_the_topologys_identity() -> None:
+    def identity(build: Callable[[Stream], Any], delay: str = "4 seconds") -> str:
+        stream = stream_of(FIELDS).with_watermark("at", delay)
+        build(stream)
+        return repr(topology_of(stream).identity())
+
+    builds = [
+        lambda s: s.drop_duplicates("key", within="1 day"),
+        lambda s: s.drop_duplicates("key", within="2 days"),
+        lambda s: s.drop_duplicates("key", "n", within="1 day"),
+        lambda s: with_bound(s),
+        lambda s: with_bound(s, how="left"),
+        lambda s: with_bound(s, within=("0 seconds", "1 minute")),
+    ]
+    assert len({identity(build) for build in builds}) == len(builds)
+    assert identity(builds[0]) != identity(builds[0], "5 seconds")
+    assert identity(builds[0]) == identity(builds[0])

@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 from benchmarks.__main__ import main
 from benchmarks.bench import steady_ms
 from benchmarks.report import Goal, Report
+from benchmarks.table import BEGIN, END
+from benchmarks.table import main as write_tables
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,3 +88,31 @@ def test_the_steady_state_leaves_the_warm_up_out() -> None:
     assert steady_ms(records, 2) == pytest.approx(150.0)
     with pytest.raises(ValueError, match="too few"):
         steady_ms(records, 4)
+
+
+def _written(folder: Path, name: str, value: float, quick: bool = False) -> str:
+    report = Report("some", "Some | title")
+    report.figure("a | b", "ms", [value, value + 2, value + 1])
+    report.ratio("ours / limit", value, 10.0, Goal(at_most=1.5))
+    facts = "cores cpu memory_gb kernel file_system load_before python spark delta java spark_master driver_memory"
+    machine = {fact: "some" for fact in f"{facts} shuffle_partitions codec".split()} | {"commit": name}
+    found = {"some": report.to_json() | {"error": None}}
+    run = {"schema": 1, "made": "2026-01-01T00:00:00", "quick": quick, "machine": machine, "benchmarks": found}
+    (folder / name).write_text(json.dumps(run))
+    return str(folder / name)
+
+
+def test_the_page_of_figures_is_made_from_the_newest_runs(tmp_path: Path, capsys) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    old, new = _written(tmp_path, "old", 100.0), _written(tmp_path, "new", 12.0)
+    assert write_tables([old, new, "--into", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n### Some | title") and text.endswith(f"{END}\nafter\n")
+    assert "| a \\| b | 13.0 ms (12.0 to 14.0, 3 rounds) |  |" in text and "commit new" in text
+    assert "| **ours / limit** | **1.20** × | ≤ 1.5: reached |" in text and "old" not in text
+    assert write_tables([old]) == 0 and "| **10.00** × | ≤ 1.5: **missed** |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        write_tables([_written(tmp_path, "quick", 1.0, quick=True)])
+    with pytest.raises(SystemExit):
+        write_tables([new, "--into", new])

@@ -21,7 +21,7 @@ def sort_by(batches: Iterable[pa.Table], column: str, folder: Path, run_bytes: i
     Args:
         batches: all of one schema.
         column: of type ``large_binary``, without nulls.
-        folder: for the runs; on a local disk. Whoever gave it deletes it with what is left in it.
+        folder: for the runs; on a local disk. The caller deletes it with all that is left in it.
 
     Raises:
         OSError: the disk refused.

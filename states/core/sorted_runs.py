@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -47,7 +49,30 @@ def sort_by(batches: Iterable[pa.Table], column: str, folder: Path, run_bytes: i
 
 def _sorted(tables: list[pa.Table], column: str) -> pa.Table:
     whole = pa.concat_tables(tables).combine_chunks()
-    return whole.take(pc.sort_indices(whole.column(column)))
+    values = whole.column(column).combine_chunks()
+    return whole.take(_order(values))
+
+
+def _order(values: pa.LargeBinaryArray) -> pa.Array:
+    """The places of the values in their order, equal ones as they came.
+
+    By eight bytes behind what all have in common: twice as fast as by the whole values, and nearly always enough.
+    """
+    count = len(values)
+    if not count:
+        return pc.sort_indices(values)
+    least, greatest = (one.as_py() for one in pc.min_max(values).values())
+    start = len(os.path.commonprefix([least, greatest]))
+    # Behind the last value stand zeros.
+    text = np.concatenate([np.frombuffer(values.buffers()[2], np.uint8), np.zeros(start + 8, np.uint8)])
+    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + count + 1]
+    parts = text[offsets[:-1, None] + np.arange(start, start + 8)]
+    parts[np.arange(start, start + 8) >= np.diff(offsets)[:, None]] = 0
+    order = pa.array(np.argsort(parts.view(">u8").reshape(count).astype(np.uint64), kind="stable"))
+    ordered = values.take(order)
+    if pc.all(pc.less_equal(ordered.slice(0, count - 1), ordered.slice(1))).as_py():
+        return order
+    return pc.sort_indices(values)
 
 
 def _written(table: pa.Table, path: Path) -> Path:

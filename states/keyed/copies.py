@@ -13,7 +13,7 @@ from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed.state_copy import StateCopy
+from trident.states.keyed.state_copy import CopyHealth, StateCopy
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,18 @@ class StateCopies:
         warehouse: of the topology, on a local disk.
         bytes_max: the greatest size of one copy.
         host, boot: the machine and its boot.
+        states: all that may be asked for.
     """
 
-    def __init__(self, engine: KernelEngine, warehouse: Path, bytes_max: int, host: str, boot: str) -> None:
+    def __init__(
+        self, engine: KernelEngine, warehouse: Path, bytes_max: int, host: str, boot: str, states: Collection[str] = ()
+    ) -> None:
         self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
         self._folder = copies_folder(warehouse, host, boot)
         self._copies: dict[str, StateCopy] = {}
+        self._states = sorted(states)
         self._failures: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
@@ -59,6 +64,18 @@ class StateCopies:
         if copy is not None:
             copy.drop()
         self._failed([state], reason)
+
+    def health(self) -> tuple[CopyHealth, ...]:
+        """How the copies of all states do, by name; waits for no build."""
+        with self._lock:
+            copies, failures, reasons = dict(self._copies), dict(self._failures), dict(self._reasons)
+        found = []
+        for state in self._states:
+            health = copies[state].health() if state in copies else CopyHealth(state, "waiting")
+            if failures.get(state, 0) > _FAILURES_MAX:
+                health = CopyHealth(state, "off", reason=reasons[state])
+            found.append(health)
+        return tuple(found)
 
     def close(self) -> None:
         """Leaves the copies to the next process on this host."""
@@ -88,6 +105,7 @@ class StateCopies:
         with self._lock:
             for state in states:
                 self._failures[state] = self._failures.get(state, 0) + 1
+                self._reasons[state] = str(reason)
         log.warning("the local copies of %s cannot be used, so their tables are read: %s", ", ".join(states), reason)
 
 

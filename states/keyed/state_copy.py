@@ -10,7 +10,10 @@ import io
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from itertools import chain, islice, repeat
@@ -42,6 +45,29 @@ log = logging.getLogger(__name__)
 _FORM = 2
 _ROWS_A_BATCH = 100_000
 _TRIES = 5
+_OFF_SECS_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class CopyHealth:
+    """How the local copy of one state does.
+
+    Attributes:
+        state: its name.
+        condition: "following"; "building", in a thread; "waiting" until a batch asks for it; "off".
+        txid: as of which it is; None where there is none.
+        bytes, bytes_max: its size on the disk, and the greatest that it may have.
+        builds: how often this process has built it.
+        reason: of the last failure; None after a success.
+    """
+
+    state: str
+    condition: str
+    txid: int | None = None
+    bytes: int = 0
+    bytes_max: int = 0
+    builds: int = 0
+    reason: str | None = None
 
 
 class StateCopy:
@@ -82,6 +108,10 @@ class StateCopy:
         self._log: TableFiles | None = None
         self._builder: threading.Thread | None = None
         self._closed = False
+        self._txid: int | None = None
+        self._builds = self._failures = 0
+        self._reason: str | None = None
+        self._off_until = 0.0
 
     def as_of(self, txid: int) -> CopyAsOf:
         """The copy as of a transaction that has advanced, or is known to have committed nothing.
@@ -97,13 +127,24 @@ class StateCopy:
                     self._copy = self._found()
                 mark = self._bring_to(txid)
             except (NotFollowed, TableMissing, Uncombinable) as error:
-                self._drop()
+                self._drop(error)
                 raise StaleCopy(f"there is no copy of state {self._state.name}", found=error) from error
-            except BaseException:
-                self._drop()
+            except BaseException as error:
+                self._drop(error)
                 raise
             assert self._copy is not None
+            self._txid, self._reason = txid, None
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+
+    def health(self) -> CopyHealth:
+        """How it does; waits for no build."""
+        copy, builder = self._copy, self._builder
+        condition = "following" if copy is not None else "building" if builder is not None else "waiting"
+        if copy is None and builder is None and time.monotonic() < self._off_until:
+            condition = "off"
+        size = 0 if copy is None else copy.disk_bytes
+        txid = self._txid if copy is not None else None
+        return CopyHealth(self._state.name, condition, txid, size, self._bytes_max, self._builds, self._reason)
 
     def drop(self) -> None:
         """Throws the copy away: the next call builds it again."""
@@ -146,8 +187,11 @@ class StateCopy:
         plain, logged, merged = self._tables(txid)
         mark = self._mark(txid, logged)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
+        if self._builder is None and time.monotonic() < self._off_until:
+            raise StaleCopy(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
         if size <= self._inline_bytes:
-            self._copy, self._log = self._build(mark, plain, logged, merged)
+            with self._counted():
+                self._copy, self._log = self._build(mark, plain, logged, merged)
             return mark
         if self._builder is None:
             self._builder = threading.Thread(
@@ -190,10 +234,12 @@ class StateCopy:
     def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
         """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""
         try:
-            made, followed = self._build(mark, plain, logged, merged)
+            with self._counted():
+                made, followed = self._build(mark, plain, logged, merged)
         except Exception as error:
             log.warning("the local copy of state %s could not be built: %s", self._state.name, error)
-            return  # the builder stays: it is not tried again in this process
+            self._builder = None
+            return
         with self._lock:
             self._builder = None
             if self._closed or self._copy is not None:
@@ -201,13 +247,26 @@ class StateCopy:
             else:
                 self._copy, self._log = made, followed
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts failures that are costly: after each of them a while goes by, the longer the more there were."""
+        try:
+            yield
+        except Exception as error:
+            self._failures += 1
+            self._off_until = time.monotonic() + min(_OFF_SECS_MAX, 2.0 ** (self._failures - 1))
+            self._reason = str(error)
+            raise
+
     def _follow(self, held: CopyMark, mark: CopyMark, logged: TableFiles) -> bool:
         """Applies the log's rows behind what is held; False where the log no longer has them all."""
         if logged.control.floor > held.txid:
             return False
         assert self._copy is not None
         files = [file for file in logged.files.values() if greatest_txid(file) > held.txid]
-        self._apply(self._copy, logged.path, files, held, mark)
+        with self._counted():
+            self._apply(self._copy, logged.path, files, held, mark)
+        self._failures = 0
         logged.files = {}  # they are applied, and not looked at again
         return True
 
@@ -243,6 +302,7 @@ class StateCopy:
             copy.delete()
             raise
         logged.files = {}
+        self._builds += 1
         return copy, logged
 
     def _merged_rows(self, plain: TableFiles | None) -> Iterator[CopiedRows]:
@@ -296,7 +356,9 @@ class StateCopy:
             values.append(reduce(combine, (value for (value,) in [*held, *islice(given, len(ours))])))
         return codec.encode_plain([(value,) for value in values])
 
-    def _drop(self) -> None:
+    def _drop(self, reason: object = None) -> None:
+        if reason is not None:
+            self._reason = str(reason)
         if self._copy is not None:
             self._copy.delete()
         self._copy = self._log = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, 
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
-from trident.running.site import SparkOpening
+from trident.running.site import SparkSite
+from trident.running.status import format_status, read_status
 from trident.states.keyed.copies import StateCopies, copies_folder
 
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
@@ -98,6 +100,19 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
     assert not faults.unfired()
     assert found(query, tmp_path / "warehouse") == expected()
     assert all(uses) and bool(uses) == local_copies
+    copies = {copy["state"]: copy for copy in query.status["groups"][0]["copies"]}
+    assert set(copies) == ({"counts", "lengths"} if local_copies else set())
+    for copy in copies.values():
+        (data,) = (tmp_path / "warehouse" / "_trident" / ".copies").glob(f"*/{copy['state']}/*.copy/data.mdb")
+        assert copy["condition"] == "following" and copy["txid"] == len(LINES) - 1 and copy["builds"] == 1
+        assert 0 < copy["bytes"] == data.stat().st_blocks * 512 <= copy["bytes_max"]
+    end = time.monotonic() + WAIT_SECS
+    while (shown := read_status(tmp_path / "warehouse", "copied")).to_json()["groups"][0]["copies"] != tuple(
+        copies.values()
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert not copies or f"lengths: following transaction {len(LINES) - 1}" in format_status(shown)
 
 
 def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):  # noqa: F811
@@ -162,8 +177,10 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     """As on macOS without psutil: a copy is not flushed, and of an earlier boot it may be half of one."""
     monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
-    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
-    assert (SparkOpening._copies(SimpleNamespace(_site=site)) is not None) == kept
+    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
+    config = TridentConfig()
+    site = SimpleNamespace(config=config, spark=spark, engine=None, warehouse=tmp_path, plans={"g": plan}, _copies={})
+    assert (SparkSite.copies(site, "g") is not None) == kept
 
 
 def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:

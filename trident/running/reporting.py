@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.master import Mode
@@ -17,7 +18,7 @@ from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
 from trident.running.site import SparkSite
-from trident.running.status import AttemptStatus, GroupStatus, StatusWriter, TopologyStatus
+from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 
 if TYPE_CHECKING:
@@ -232,4 +233,9 @@ class Reporter:
             error[0] if error else None,
             error[1] if error else None,
             str(group.driver.error) if state.mode is Mode.HALTED else None,
+            self._copies(group.name),
         )
+
+    def _copies(self, group: str) -> tuple[CopyStatus, ...]:
+        copies = self.site.copies(group)
+        return () if copies is None else tuple(CopyStatus(**asdict(one)) for one in copies.health())

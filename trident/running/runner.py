@@ -69,7 +69,7 @@ class SparkBatchRunner:
         reader: (state, frame of its keys or None, txid) → its keys and values as of that transaction.
         batch_partitions: Spark partitions of every batch; None = as its spout says.
         ackers: Spark tasks that add up the ledger of a tracked batch.
-        copies: the local copies of the group's states; None: there are none here.
+        copies: the local copies of the states that the group looks up; None: there are none here.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SparkBatchRunner:
         ackers: int = 1,
         copies: StateCopies | None = None,
     ) -> None:
-        self._copies = copies if plan.lowered.copied_states else None
+        self._copies = copies
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions

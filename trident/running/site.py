@@ -68,6 +68,7 @@ class SparkSite:
         self.spark, self.config, self.warehouse = spark, config, warehouse
         self.compaction_failed = compaction_failed
         self.engine = KernelEngine(spark)
+        self._copies: dict[str, StateCopies | None] = {}
         self._place = WarehousePlace(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
 
@@ -76,6 +77,22 @@ class SparkSite:
 
     def check_first_life(self) -> None:
         check_no_prior_incarnation(self.engine, self.warehouse, self.topology)
+
+    def copies(self, group: str) -> StateCopies | None:
+        """The local copies of the states that a group's batches look up: the same object in each of its terms.
+
+        They are where every worker is on the host that keeps them, and two boots of it can be told apart: a copy is
+        never flushed, and one that a power cut has left half written must not be taken for whole.
+        """
+        if group not in self._copies:
+            boot, states = boot_id(), self.plans[group].lowered.copied_states
+            here = is_local_master(self.spark.sparkContext.master) and boot != UNKNOWN
+            made = None
+            if states and here and self.config.local_copies:
+                limit = self.config.local_copy_bytes_max
+                made = StateCopies(self.engine, self.warehouse, limit, host_name(), boot, states)
+            self._copies[group] = made
+        return self._copies[group]
 
     def lost_place(self, sure: bool) -> Exception | None:
         return self._place.halted() if self._place.is_gone(sure) else None
@@ -135,19 +152,9 @@ class SparkOpening:
             committer.epoch,
             site.config.batch_partitions,
             site.config.ackers,
-            self._copies(),
+            site.copies(plan.name),
         )
         return GroupParts(spouts, runner, self._compactor())
-
-    def _copies(self) -> StateCopies | None:
-        """Local copies are where every worker is on the host that keeps them, and two boots of it can be told apart.
-
-        A copy is never flushed: one that a power cut has left half written must not be taken for whole.
-        """
-        site, boot = self._site, boot_id()
-        if not site.config.local_copies or not is_local_master(site.spark.sparkContext.master) or boot == UNKNOWN:
-            return None
-        return StateCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, host_name(), boot)
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 from trident.coordinators import processes
 from trident.coordinators.errors import TridentError
-from trident.coordinators.stored_json import as_record, parse_stored
+from trident.coordinators.stored_json import MAY_BE_MISSING, as_record, parse_stored
 from trident.running.progress import describe_backlog
 from trident.states.core import storage
 
@@ -49,6 +49,28 @@ class AttemptStatus:
 
 
 @dataclass(frozen=True)
+class CopyStatus:
+    """The local copy of a state that batches look up.
+
+    Attributes:
+        condition: "following" the transactions; "building", beside them; "waiting" until a batch asks for it; "off"
+            for a while, or for good. While it does not follow, the state is read from its tables.
+        txid: the transaction as of which it is.
+        bytes, bytes_max: its size on the disk, and the greatest that it may have (``local_copy_bytes_max``).
+        builds: how often this process has built it from the tables.
+        reason: why there is none.
+    """
+
+    state: str
+    condition: str
+    txid: int | None = None
+    bytes: int = 0
+    bytes_max: int = 0
+    builds: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class GroupStatus:
     """One batch group.
 
@@ -61,6 +83,7 @@ class GroupStatus:
         rows_per_second, txids_per_second: over the last transactions.
         backlog: what waits at the source: "rows", "bytes", "files"; empty when unknown.
         halted_by: why a person must look; None unless halted.
+        copies: the local copies of the states that its batches look up.
     """
 
     name: str
@@ -73,6 +96,7 @@ class GroupStatus:
     last_error: str | None = None
     last_error_at: float | None = None
     halted_by: str | None = None
+    copies: tuple[CopyStatus, ...] = field(default=(), metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -313,12 +337,38 @@ def _group_lines(group: GroupStatus, now: float) -> list[str]:
         lines.append(
             f"    {attempt.txid}:{attempt.attempt_id}  {attempt.phase:<10}  for {_age(now - attempt.since)}{failures}"
         )
+    lines += _copy_lines(group.copies)
     if group.halted_by:
         lines.append(f"  HALTED BY  {group.halted_by}")
     if group.last_error:
         when = f" ({_age(now - group.last_error_at)} ago)" if group.last_error_at else ""
         lines.append(f"  last error{when}: {group.last_error}")
     return lines
+
+
+def _copy_lines(copies: tuple[CopyStatus, ...]) -> list[str]:
+    if not copies:
+        return []
+    following = sum(copy.condition == "following" for copy in copies)
+    total = _bytes(sum(copy.bytes for copy in copies))
+    lines = [f"  local copies {following} of {len(copies)} follow, {total} on this host's disk"]
+    for copy in copies:
+        text = f"    {copy.state}: {copy.condition}"
+        if copy.txid is not None:
+            text += f" transaction {copy.txid}, {_bytes(copy.bytes)} of at most {_bytes(copy.bytes_max)}"
+        if copy.builds:
+            text += f", built {copy.builds} times" if copy.builds > 1 else ", built once"
+        lines.append(text + (f": {copy.reason}" if copy.reason else ""))
+    return lines
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
 
 
 def _age(secs: float) -> str:

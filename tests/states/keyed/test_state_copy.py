@@ -42,9 +42,9 @@ def publish(group, txids):
         group.publish(txid, {"counts": counts, "last": last})
 
 
-def copy_of(group, name, base, inline=INLINE, boot=BOOT):
+def copy_of(group, name, base, inline=INLINE, boot=BOOT, bytes_max=1 << 28):
     return StateCopy(
-        group.engine, group.warehouse, group.descriptor(name), base / "copies" / name, 1 << 28, inline, boot
+        group.engine, group.warehouse, group.descriptor(name), base / "copies" / name, bytes_max, inline, boot
     )
 
 
@@ -183,6 +183,27 @@ def test_the_copy_of_a_large_table_is_built_beside_the_transactions(group, tmp_p
         except StaleCopy:
             assert time.monotonic() < end
             time.sleep(0.01)
+    copy.close()
+
+
+def test_a_copy_that_does_not_fit_is_off_for_a_while_and_says_why(group, tmp_path):
+    publish(group, [1])
+    copy = copy_of(group, "counts", tmp_path, bytes_max=1 << 12)
+    assert copy.health().condition == "waiting"
+    with pytest.raises(StaleCopy, match="MDB_MAP_FULL"):
+        copy.as_of(1)
+    copy._off_until += 60
+    for _ in range(2):
+        with pytest.raises(StaleCopy, match="not tried for a while"):
+            copy.as_of(1)
+    health = copy.health()
+    assert (health.condition, health.txid, health.bytes) == ("off", None, 0)
+    assert "MDB_MAP_FULL" in health.reason
+    assert not list((tmp_path / "copies").glob("*/*.copy"))
+    copy._off_until, copy._bytes_max = 0, 1 << 28
+    assert held(group, "counts", copy, 1) == group.expected("counts", 1)
+    health = copy.health()
+    assert (health.condition, health.txid, health.builds, health.reason) == ("following", 1, 1, None)
     copy.close()
 
 

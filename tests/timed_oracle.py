@@ -81,3 +81,42 @@ def join(
             if outer[side] and place not in met[side] and passes:
                 pairs[passes[0]].append((row, None) if side == 0 else (None, row))
     return [(pairs[turn], late[0][turn], late[1][turn]) for turn in turns]
+
+
+def baskets(
+    batches: Sequence[Sequence[Given]], delay: int | None, clock: Sequence[int] = ()
+) -> list[tuple[list[tuple], list[Any]]]:
+    """Of each transaction the rows (key, what, number) of :class:`tests.timed_users.Baskets`, and the late ones.
+
+    Args:
+        delay: of event time; None: processing time, and ``clock`` has the time of each transaction.
+    """
+    watermarks = [max(clock[: turn + 1]) for turn in range(len(batches))] if delay is None else marks(batches, delay)
+    counts: dict[Any, int] = {}
+    alarms: set[tuple[Any, int]] = set()
+    found = []
+    for turn, batch in enumerate(batches):
+        now, given, late = watermarks[turn], [], []
+        for key, at, row in batch:
+            if delay is not None and is_late(at, turn, watermarks):
+                late.append(row)
+                continue
+            time = now if delay is None else at
+            assert time is not None
+            counts[key] = counts.get(key, 0) + 1
+            alarms.add((key, time + 10))
+            if counts[key] == 3:
+                alarms.discard((key, time + 10))
+            given.append((key, "row", counts[key]))
+        while now is not None and (due := sorted((at for _, at in alarms if at <= now), key=int)):
+            (key, at) = next(one for one in alarms if one[1] == due[0])
+            alarms.discard((key, at))
+            given.append((key, "time", at))
+            counts[key] = counts.get(key, 0) - 1
+            if counts[key] > 0:
+                alarms.add((key, at + 4))
+            else:
+                del counts[key]
+                alarms -= {one for one in alarms if one[0] == key}
+        found.append((given, late))
+    return found

@@ -77,7 +77,7 @@ class Steps:
                     mark = later(at, -spec.delays[side])
                     now[side] = mark if now[side] is None else max(mark, now[side])
         if self._clock is not None:
-            now = [self._clock()]
+            now = [max(self._clock(), before[0] or 0)]
         marks = (spec.watermark(before), spec.watermark(now))
         asked = {tuple(row[name] for name in names) for row in rows}
         for key, entry in self.state.items():

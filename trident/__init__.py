@@ -73,6 +73,7 @@ _NAMES = {
     "udf.deferred": "expr",
     "udf.vectorised": "arrow_function pandas_function",
     "workers.lifecycle": "OperationContext",
+    "workers.timers": "TimerContext",
 }
 _HOME = {name: f"trident.{module}" for module, names in _NAMES.items() for name in names.split()}
 # Public modules.

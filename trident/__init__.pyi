@@ -108,3 +108,4 @@ from trident.udf.deferred import expr as expr
 from trident.udf.vectorised import arrow_function as arrow_function
 from trident.udf.vectorised import pandas_function as pandas_function
 from trident.workers.lifecycle import OperationContext as OperationContext
+from trident.workers.timers import TimerContext as TimerContext

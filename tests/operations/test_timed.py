@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections import Counter
@@ -17,14 +18,20 @@ from tests import timed_oracle as oracle
 from tests.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.sweep.oracle import Table
 from tests.timed_turns import Turns
+from tests.timed_users import Baskets
 from tests.topology_helpers import Starter, starter
-from trident import DeltaAppend, FixedBatchSpout, TridentTopology
-from trident.coordinators.errors import FieldError, TopologyError
+from trident import DeltaAppend, FixedBatchSpout, TridentTopology, expr
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.joins import JoinOutFieldsMode
 from trident.streams.stream import Stream
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FIELDS = "key string, at timestamp, n long"
+SECOND = 10**6
+STATE, OUTPUTS = "n long, last timestamp", "what string, n long"
+NO_TIME = expr("cast(null as timestamp) as at")
+ROUNDS = int(os.environ.get("TRIDENT_RANDOM", "0"))
+CLOCK = [20, 33, 31, *range(40, 40 + ROUNDS, 5)]  # of processing time; seconds
 
 
 def at(seconds: float | None) -> datetime | None:
@@ -36,10 +43,14 @@ def second_of(time: datetime | None) -> float | None:
 
 
 def batches_of(rng: random.Random, turns: int) -> list[list[tuple]]:
-    """(key, seconds, number) of rows that are all different."""
+    """(key, seconds, number) of rows that are all different; in each batch one of the keys is silent."""
     numbers = iter(range(10_000))
-    times = [[rng.choice([None, *[8 * turn + rng.randrange(-6, 12)] * 9]) for _ in range(7)] for turn in range(turns)]
-    return [[(rng.choice(["a", "b", None]), time, next(numbers)) for time in some] for some in times]
+    found: list[list[tuple]] = [[("b", 0, next(numbers))]]
+    for turn in range(turns):
+        times = [rng.choice([None, *[8 * turn + rng.randrange(-6, 12)] * 9]) for _ in range(7)]
+        keys = [key for place, key in enumerate(("a", "b", None)) if place != turn % 3]
+        found.append([*(found.pop() if not turn else []), *((rng.choice(keys), at, next(numbers)) for at in times)])
+    return found
 
 
 def stamped(batches: list) -> list:
@@ -50,7 +61,7 @@ def numbers(rows: list, field: int) -> Counter:
     return Counter(row[field] for row in rows)
 
 
-def test_dedup_and_a_join_give_what_the_oracles_give(spark: SparkSession, rng: random.Random) -> None:
+def test_dedup_a_join_and_timers_give_what_the_oracles_give(spark: SparkSession, rng: random.Random) -> None:
     """In one Spark partition and in several, with an empty batch."""
     left = stream_of(FIELDS)
     right = topology_of(left).new_stream("others", RowsSpout(FIELDS)).with_watermark("at", "2 seconds")
@@ -61,20 +72,30 @@ def test_dedup_and_a_join_give_what_the_oracles_give(spark: SparkSession, rng: r
     joined = left.join(right, "key", "full", "key, at, n, its_at, its_n", within=("-3 seconds", "7 seconds"))
     joined.partition_persist(DeltaAppend("joined"))
     joined.late_rows(1).partition_persist(DeltaAppend("late_right"))
-    turns, count = Turns(spark, left), 4
+    ticks = iter([second * SECOND for second in CLOCK])
+    by_time = left.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE)
+    by_time.partition_persist(DeltaAppend("timed"))
+    unmarked = stream_of(FIELDS, "clock").select("key", "n", NO_TIME).group_by("key")
+    by_clock = unmarked._process("at", Baskets(), OUTPUTS, STATE, None, clock=lambda: next(ticks))
+    by_clock.partition_persist(DeltaAppend("clocked"))
+    turns, alone, count = Turns(spark, left), Turns(spark, by_clock), 3 + ROUNDS // 10
     lefts, rights = batches_of(rng, count), batches_of(rng, count)
     lefts[rng.randrange(count)] = []
     rows = [[[(key, time, (key, n)) for key, time, n in batch] for batch in side] for side in (lefts, rights)]
     deduped = oracle.dedup(rows[0], 4, 9)
     pairs = oracle.join(*rows, (4, 2), (-3, 7), (True, True))
+    timed = oracle.baskets(rows[0], 4)
+    clocked = oracle.baskets(rows[0], None, CLOCK)
     for turn in range(count):
-        given = {"rows": stamped(lefts)[turn], "others": stamped(rights)[turn]}
-        found = turns.run(given, partitions=rng.choice([1, 3]))
+        found = turns.run({"rows": stamped(lefts)[turn], "others": stamped(rights)[turn]}, rng.choice([1, 3]))
+        found |= alone.run({"rows": stamped(lefts)[turn]})
         assert numbers(found["passed"], 2) == Counter(n for _, n in deduped[turn][0])
         assert numbers(found["late"], 2) == Counter(n for _, n in deduped[turn][1])
         assert Counter((row[2], row[4]) for row in found["joined"]) == Counter(
             (one and one[1], other and other[1]) for one, other in pairs[turn][0]
         )
+        assert Counter(found["timed"]) == Counter(timed[turn][0])
+        assert Counter(found["clocked"]) == Counter(clocked[turn][0])
         assert numbers(found["late_right"], 2) == Counter(n for _, n in pairs[turn][2])
 
 
@@ -90,6 +111,8 @@ def visits(lefts: list, rights: list) -> TridentTopology:
     passed.late_rows().project("n").partition_persist(DeltaAppend("late"))
     joined = views.join(buys, "key", "left", "key, at, n, its_at, its_n", within="7 seconds", name="waiting")
     joined.project("n", "its_n").partition_persist(DeltaAppend("joined"))
+    timed = views.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE, name="alarms")
+    timed.partition_persist(DeltaAppend("timed"))
     return topology
 
 
@@ -113,6 +136,7 @@ def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: random.R
 
     assert found("passed") == Counter((n,) for given, _ in deduped for n in given)
     assert found("late") == Counter((n,) for _, late in deduped for n in late)
+    assert found("timed") == Counter(row for given, _ in oracle.baskets(rows[0], 4) for row in given)
     assert found("joined") == Counter(pair for given, *_ in pairs for pair in given)
 
 
@@ -125,6 +149,10 @@ def marked(fields: str = FIELDS) -> Stream:
 
 def beside(stream: Stream, how: Callable[[Stream], Stream] = lambda s: s.with_watermark("at", "1 second")) -> Stream:
     return how(topology_of(stream).new_stream("others", RowsSpout("key string, at timestamp, m long")))
+
+
+def process(stream: Stream, processor: Any, inputs: str = "at", outputs: str = OUTPUTS, state: str = STATE) -> Stream:
+    return stream.group_by("key").process(inputs, processor, outputs, state=state)
 
 
 def with_bound(stream: Stream, **more: Any) -> Stream:
@@ -146,6 +174,14 @@ def with_bound(stream: Stream, **more: Any) -> Stream:
             TopologyError,
             "a type that can be compared",
         ),
+        (lambda: process(marked(), Baskets), TopologyError, "an object, not its class"),
+        (lambda: process(marked(), object()), TopologyError, "with on_row and on_time.*without on_row"),
+        (lambda: process(marked(), Baskets(), inputs="at, n"), TopologyError, "cannot be called with the fields"),
+        (lambda: process(marked(), Baskets(), inputs="ta"), FieldError, "did you mean 'at'"),
+        (lambda: process(marked(), Baskets(), outputs="n"), OutputTypeError, "outputs.*need types.*'n long'"),
+        (lambda: process(marked(), Baskets(), state=""), OutputTypeError, "the state.*not given"),
+        (lambda: process(marked(), Baskets(), outputs="key string"), FieldError, "key"),
+        (lambda: process(stream_of(FIELDS), Baskets()).late_rows(), TopologyError, "no row is late.*with_watermark"),
         (lambda: marked().late_rows(), TopologyError, "no such late rows.*with_watermark"),
         (lambda: marked().drop_duplicates("key", within="1 day").late_rows(1), TopologyError, "no such late rows"),
         (lambda: with_bound(stream_of(FIELDS)), TopologyError, "join within a time needs a watermark"),
@@ -187,6 +223,8 @@ def test_its_times_are_part_of_the_topologys_identity() -> None:
         lambda s: s.drop_duplicates("key", within="1 day"),
         lambda s: s.drop_duplicates("key", within="2 days"),
         lambda s: s.drop_duplicates("key", "n", within="1 day"),
+        lambda s: process(s, Baskets()),
+        lambda s: process(s, Baskets(), state="n double, last timestamp"),
         lambda s: with_bound(s),
         lambda s: with_bound(s, how="left"),
         lambda s: with_bound(s, within=("0 seconds", "1 minute")),

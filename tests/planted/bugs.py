@@ -472,6 +472,9 @@ PLANTED: dict[str, Caught] = {
     "118-a-row-forgets-that-it-has-met": pure(
         "assert Counter", "timed_rules.py::test_a_join_within_a_time_gives_what_the_oracle_gives"
     ),
+    "119-the-time-of-silent-keys-is-forgotten": spark(
+        "assert Counter", "timed.py::test_dedup_a_join_and_timers_give_what_the_oracles_give"
+    ),
     "98-begin-ends-its-own-attempts-only": pure(
         r"\['2'\] == \['2', '3'\]",
         "queue_spout.py::test_a_transaction_that_begins_again_ends_every_later_attempt_too",

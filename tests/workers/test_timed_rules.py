@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import timed_oracle as oracle
 from tests.stream_helpers import RowsSpout, stream_of, topology_of
 from tests.timed_steps import Steps
+from tests.timed_users import Baskets, Wrong
+from trident import expr
 from trident.streams.stream import Stream
+from trident.workers.failures import UserCodeFailed
+from trident.workers.reports import ERROR, find_report
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 60)), max_size=6)
+EXAMPLES = 50 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
 BATCHES = st.lists(st.tuples(ROWS, st.booleans()), max_size=7)
 
 
@@ -36,7 +43,7 @@ def seconds(count: int) -> str:
     return f"{count} seconds"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(BATCHES, st.integers(0, 20), st.integers(1, 40))
 def test_dedup_gives_what_the_oracle_gives(batches: list, delay: int, within: int) -> None:
     """Over any cut into batches, with attempts that fail behind it."""
@@ -61,7 +68,7 @@ def two(delays: tuple[int, int]) -> tuple[Stream, Stream]:
     return tuple(one.with_watermark("at", seconds(delay)) for one, delay in zip((left, right), delays))  # type: ignore
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(
     st.lists(st.tuples(ROWS, ROWS, st.booleans()), max_size=7),
     st.tuples(st.integers(0, 20), st.integers(0, 20)),
@@ -96,3 +103,57 @@ def test_a_join_within_a_time_gives_what_the_oracle_gives(
     watermarks = oracle.least(*(oracle.marks(side, delay) for side, delay in zip((lefts, rights), delays)))
     for key, entry in steps.state.items():
         assert key[0] > 0 or not watermarks or watermarks[-1] is None or entry["_due"] > watermarks[-1] * 10**6
+
+
+STATE, OUTPUTS = "n long, last timestamp", "what string, n long"
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(BATCHES, st.integers(0, 20))
+def test_timers_give_what_the_oracle_gives(batches: list, delay: int) -> None:
+    stream = stream_of("key string, at timestamp, n long").with_watermark("at", seconds(delay))
+    steps = Steps(stream.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE))
+    cut = numbered([rows for rows, _ in batches])
+    want = oracle.baskets([[(key, time, n) for key, time, n in batch] for batch in cut], delay)
+    for turn, batch in enumerate(cut):
+        if batches[turn][1]:
+            steps.run([("a", at(3600), -1), ("b", None, -2)], commits=False)
+        found, (late,) = steps.run(rows_of(batch))
+        assert (Counter(found), [row[2] for row in late]) == (Counter(want[turn][0]), want[turn][1])
+    watermark = oracle.marks(cut, delay)[-1] if cut else None
+    for key, entry in steps.state.items():
+        assert key[0] == 1 or entry["_due"] is None or watermark is None or entry["_due"] > watermark * 10**6
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(BATCHES, st.lists(st.integers(0, 60), min_size=7, max_size=7))
+def test_timers_of_processing_time_give_what_the_oracle_gives(batches: list, clock: list[int]) -> None:
+    ticks = iter([second * 10**6 for second in clock])
+    stream = stream_of("key string, at timestamp, n long").select("key", "n", "at")
+    given_ = stream.with_column("at", expr("cast(null as timestamp)")).group_by("key")
+    steps = Steps(given_.process("at", Baskets(), OUTPUTS, state=STATE), lambda: next(ticks))
+    cut = numbered([rows for rows, _ in batches])
+    want = oracle.baskets([[(key, None, n) for key, _, n in batch] for batch in cut], None, clock)
+    for turn, batch in enumerate(cut):
+        found, (late,) = steps.run([(key, n, None) for key, _, n in batch])
+        assert (Counter(found), late) == (Counter(want[turn][0]), [])
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "place"),
+    [
+        ("a row", "ValueError: of no use", "for the row {key: 'a', at: "),
+        ("a time without a zone", "a datetime with a time zone", "for the row"),
+        ("a state of another type", "a value of the state's field 'n' is not of its type", "for the row {key: 'a'}"),
+        ("an output of another type", "a value of output 'n' is not of its type", "for the row {key: 'a'}"),
+        ("a timer for itself", "must be later than its own time", "in on_time(1970-01-01 00:00:03+00:00) of the key"),
+    ],
+)
+def test_the_failure_of_a_process_says_where_it_was(what: str, error: str, place: str) -> None:
+    stream = stream_of("key string, at timestamp, n long").with_watermark("at", "0 seconds")
+    steps = Steps(stream.group_by("key").process("at", Wrong(what), "n long", state="n long"))
+    with pytest.raises(UserCodeFailed) as raised:
+        steps.run([("a", at(3), 1)])
+    report = find_report(raised.value, ERROR)
+    assert report is not None and error in report["error"] and place in report["place"]
+    assert "timed_users.py" in report["location"]

@@ -21,6 +21,7 @@ from trident.streams.arguments import NOT_GIVEN, as_columns, flat, shifted
 from trident.streams.other_names import GROUPED_NAMES, STREAM_NAMES, snake_case
 from trident.streams.rows import RowOperations
 from trident.streams.states import StateHandle, add_sink, asked_state
+from trident.streams.timed import TimedOperations
 from trident.streams.ungrouped import StreamOperations
 from trident.udf.expressions import is_expression
 
@@ -216,7 +217,7 @@ class Stream(StreamOperations, _Ends):
         return WindowedStream(self, node)
 
 
-class GroupedStream(_Ends):
+class GroupedStream(TimedOperations["Stream"], _Ends):
     """A stream with the fields that its rows are grouped by.
 
     Operations keep or end the grouping as in Storm's GroupedStream: an aggregate

@@ -36,7 +36,15 @@ from trident.states.delta.kernel_errors import (
     guard,
     guard_commit,
 )
-from trident.states.delta.kernel_files import LiveFile, add_action, append_entry, is_plain, live_file, remove_action
+from trident.states.delta.kernel_files import (
+    LiveFile,
+    add_action,
+    append_entry,
+    is_plain,
+    live_file,
+    remove_action,
+    replace_entry,
+)
 from trident.states.delta.log_commit import (
     DraftCommitter,
     draft_of,
@@ -154,8 +162,8 @@ class TableSnapshot:
         return self._sum_known
 
     @property
-    def _plain(self) -> bool:
-        """Tells whether Python may write the entry of a commit that adds files."""
+    def takes_python_entries(self) -> bool:
+        """Tells whether Python may write the entry of a commit that adds or removes files."""
         if self._chain.plain is None:
             protocol = guard(self.path, lambda: self._engine.row_text(self._java.getProtocol().toRow()))
             local = storage.local_path(self.path) is not None
@@ -396,7 +404,7 @@ class KernelEngine:
             CommitOutcomeUnknown: load the table again to know.
             TableError: Delta refused; nothing happened.
         """
-        if snapshot._plain:
+        if snapshot.takes_python_entries:
             return self._append(snapshot, files, txn, control, engine_info)
         return self._commit(snapshot, [add_action(file) for file in files], txn, control, engine_info, self._write)
 
@@ -409,10 +417,40 @@ class KernelEngine:
         engine_info: str,
     ) -> TableSnapshot:
         """As :meth:`commit_files`, to a plain table on a local disk, without Kernel."""
+        return self._written(snapshot, append_entry(files, txn, control, engine_info), txn, control)
+
+    def replace_files(
+        self,
+        snapshot: TableSnapshot,
+        removed: Sequence[LiveFile],
+        files: Sequence[StagedFile],
+        txn: tuple[str, int],
+        engine_info: str,
+        user_metadata: str,
+        metrics: Mapping[str, int],
+    ) -> TableSnapshot:
+        """Puts files in the place of others, at ``snapshot.version + 1``: a MERGE whose files are written.
+
+        Args:
+            snapshot: one that ``takes_python_entries``.
+            removed: files of that version.
+            files: as for :meth:`commit_files`.
+            txn: (``txn_app_id``, ``txn_version``).
+            user_metadata, metrics: kept in the table's history.
+
+        Returns and Raises: as :meth:`commit_files`.
+        """
+        entry = replace_entry(removed, files, txn, engine_info, user_metadata, metrics)
+        return self._written(snapshot, entry, txn, {})
+
+    def _written(
+        self, snapshot: TableSnapshot, entry: bytes, txn: tuple[str, int] | None, control: Mapping[str, str]
+    ) -> TableSnapshot:
+        """Commits an entry of Python's at the version behind a snapshot's."""
         path, version = snapshot.path, snapshot.version + 1
         if txn is not None and (known := snapshot.txn_version(txn[0])) is not None and known >= txn[1]:
             raise TxnAlreadyApplied(f"table {path} has this transaction already", found=f"{txn[0]} at {known}")
-        entry, draft = append_entry(files, txn, control, engine_info), draft_of(path, version)
+        draft = draft_of(path, version)
         with self._cleaning_up(snapshot):
             _, signature = self._claim(path, version, snapshot, draft, lambda: write_draft(path, version, draft, entry))
         txns = dict([txn]) if txn else None

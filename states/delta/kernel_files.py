@@ -108,23 +108,52 @@ def append_entry(
     It is, action for action, the entry that Kernel writes for the same commit (tests/states/delta/test_plain_entries.py
     compares them).
     """
-    now_ms = time.time_ns() // 1_000_000
+    actions = [_commit_info("WRITE", engine_info)]
+    if txn is not None:
+        actions.append(_txn(txn))
+    for domain, text in control.items():
+        actions.append({"domainMetadata": {"domain": domain, "configuration": text, "removed": False}})
+    return _lines([*map(_json, actions), *map(add_action, files)])
+
+
+def replace_entry(
+    removed: Sequence[LiveFile],
+    files: Sequence[StagedFile],
+    txn: tuple[str, int],
+    engine_info: str,
+    user_metadata: str,
+    metrics: Mapping[str, int],
+) -> bytes:
+    """The log entry of a MERGE into a plain table: files in the place of others, and a ``txn_version``.
+
+    Args:
+        user_metadata: kept in the table's history.
+        metrics: of the operation, as Delta names them.
+    """
+    told = {"userMetadata": user_metadata, "operationMetrics": {name: str(n) for name, n in metrics.items()}}
+    info = _commit_info("MERGE", engine_info, **told)
+    return _lines([_json(info), _json(_txn(txn)), *map(remove_action, removed), *map(add_action, files)])
+
+
+def _commit_info(operation: str, engine_info: str, **more: Any) -> dict[str, Any]:
     info = {
-        "timestamp": now_ms,
+        "timestamp": time.time_ns() // 1_000_000,
         "engineInfo": f"Trident/{engine_info}",
-        "operation": "WRITE",
+        "operation": operation,
         "operationParameters": {},
         "isBlindAppend": False,
         "txnId": str(uuid.uuid4()),
         "operationMetrics": {},
     }
-    actions: list[dict[str, Any]] = [{"commitInfo": info}]
-    if txn is not None:
-        actions.append({"txn": {"appId": txn[0], "version": txn[1], "lastUpdated": now_ms}})
-    for domain, text in control.items():
-        actions.append({"domainMetadata": {"domain": domain, "configuration": text, "removed": False}})
-    lines = [*map(_json, actions), *map(add_action, files)]
-    return "".join(f"{line}\n" for line in lines).encode()
+    return {"commitInfo": {**info, **more}}
+
+
+def _txn(txn: tuple[str, int]) -> dict[str, Any]:
+    return {"txn": {"appId": txn[0], "version": txn[1], "lastUpdated": time.time_ns() // 1_000_000}}
+
+
+def _lines(actions: Sequence[str]) -> bytes:
+    return "".join(f"{action}\n" for action in actions).encode()
 
 
 def live_file(action: str) -> LiveFile:

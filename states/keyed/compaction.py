@@ -138,6 +138,44 @@ def plan_merge(log: LogView, table: TableView, advanced_txid: int, every: int, f
     return MergePlan(after, upto, log.table_version, table.table_version)
 
 
+# A MERGE is put off until this many times as many transactions, or as much time, have passed as the state asks for,
+# at the latest.
+PUT_OFF = 4
+# It is put off while it would rewrite more than this many times the bytes that wait in the log, and more than so many.
+AMPLIFICATION = 8
+REWRITTEN_BYTES = 4 << 20
+# And for this many times as long as the last one kept a processor busy.
+REST = 8.0
+
+
+def is_wanted(waiting: int, waited_secs: float, every: int, interval_secs: float) -> bool:
+    """Tells whether the state's settings ask for a MERGE.
+
+    Args:
+        waiting: transactions that are not merged.
+        waited_secs: since the MERGE before.
+        every, interval_secs: of the state.
+    """
+    return waiting > 0 and (waiting >= every or waited_secs >= interval_secs)
+
+
+def is_overdue(waiting: int, waited_secs: float, every: int, interval_secs: float) -> bool:
+    """Tells whether a MERGE is due whatever it costs. So a log has no more than this, and what is merged meanwhile."""
+    return is_wanted(waiting, waited_secs, every * PUT_OFF, interval_secs * PUT_OFF)
+
+
+def log_share(rewritten_bytes: int, log_bytes: int) -> float:
+    """How many times as much the log should have before it is merged: at most 1 when it should be merged now.
+
+    Args:
+        rewritten_bytes: of the table's files that the MERGE replaces, at the most.
+        log_bytes: of the log's files that it merges.
+    """
+    if rewritten_bytes <= REWRITTEN_BYTES:
+        return 1.0
+    return rewritten_bytes / (AMPLIFICATION * max(log_bytes, 1))
+
+
 def guard_condition(plan: MergePlan, upto_column: str) -> str:
     """SQL that is true of a matched row that already holds part of this MERGE: raise then.
 

@@ -7,12 +7,10 @@ fence: a deposed coordinator's compactor does the same work or fails.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
-import uuid
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,28 +20,34 @@ from trident.coordinators.errors import CommitConflict, Halted, TableError
 from trident.states.core import storage
 from trident.states.core.control import DOMAIN, ControlRecord
 from trident.states.core.descriptor import StateDescriptor
-from trident.states.core.local_properties import local_properties
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
-from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.log_entries import read_commit, versions_of
 from trident.states.delta.table_lock import table_lock
 from trident.states.delta.torn_entries import fsync_log_entries
-from trident.states.keyed.compaction import LogView, MergePlan, TableView, ViewsDisagree, plan_drop, plan_merge
-from trident.states.keyed.delta_map import DeltaMapState
-from trident.states.keyed.log_merge import (
-    combiner_of,
-    folded,
-    keeps_last,
-    log_rows,
-    merged_log,
-    native_merge,
-    newest_log,
-    table_rows,
+from trident.states.keyed.compaction import (
+    REST,
+    LogView,
+    MergePlan,
+    TableView,
+    ViewsDisagree,
+    is_overdue,
+    is_wanted,
+    log_share,
+    plan_drop,
+    plan_merge,
 )
+from trident.states.keyed.delta_map import DeltaMapState
+from trident.states.keyed.file_merge import CannotMerge, FileMerge
+from trident.states.keyed.log_merge import combiner_of, keeps_last
 from trident.states.keyed.log_sweeper import LogSweeper
 from trident.states.keyed.log_watch import LOG_VERSION, check_log
-from trident.states.keyed.merge_statement import merge_into
-from trident.states.keyed.snapshot import log_frame, plain_frame
+from trident.states.keyed.merge_files import MergeFailed
+from trident.states.keyed.merge_io import FileUnreadable
+from trident.states.keyed.merge_process import WorkerEnded
+from trident.states.keyed.merge_rows import NotMergeable
+from trident.states.keyed.merge_statement import merge_failed
+from trident.states.keyed.spark_merge import SparkMerge
 from trident.states.keyed.tables import (
     as_stored,
     column_names,
@@ -66,8 +70,6 @@ _DROP_TRIES = 8
 _PLAN_TRIES = 5
 # This many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
 _UNSETTLED = 100
-# The compressed data of one task of a MERGE; adaptive execution joins small ones.
-_BYTES_PER_TASK = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -108,20 +110,20 @@ class Compactor:
         settings: DeltaMapState | None = None,
         aggregator: Any = None,
     ) -> None:
-        self._native = native_merge(state)
-        self._aggregator = combiner_of(state, aggregator)
-        self._spark, self._engine, self.state = spark, engine, state
+        self._engine, self.state = engine, state
         self._settings = settings or DeltaMapState(state.name)
         self.plain = str(Path(warehouse) / state.plain_path)
         self.log = str(Path(warehouse) / state.published_path)
-        # Its own: a cancelled group is cancelled for good, and must not reach a later compactor of the state.
-        self.job_group = f"trident-compact-{state.topology}-{state.name}-{uuid.uuid4().hex[:8]}"
-        self._merge_session: "SparkSession | None" = None
+        self._cancelled = False
+        self._by_spark = SparkMerge(spark, engine, self.plain, state, combiner_of(state, aggregator))
+        self._by_files = FileMerge(engine, self.plain, self.log, lambda: self._cancelled)
+        self._said: set[str] = set()
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
         self._settled = -1  # up to which version the plain table is known to outlive a power cut
         self._log_seen: int | None = None  # up to which version the log was looked at
         self._last_merge = time.monotonic()
+        self._rest_until = self._pays_from = 0.0
         # As the committer writes it: it must recognise the log drop as the topology's own.
         self._engine_info = f"trident/{state.incarnation}"
 
@@ -144,13 +146,33 @@ class Compactor:
             Halted: the log lacks rows that the table does not have, or another writer changed it.
             TableError: the MERGE failed, or is not in the table after it was told as done.
         """
-        interval_passed = time.monotonic() - self._last_merge >= self._settings.merge_interval_secs
-        force = force or interval_passed
+        now = time.monotonic()
+        settings, waited = self._settings, now - self._last_merge
         waiting = None if self._merged is None else advanced - self._merged
-        if waiting is not None and (waiting <= 0 or waiting < self._settings.merge_every_txids and not force):
+        if not force and waiting is not None:
+            if not is_wanted(waiting, waited, settings.merge_every_txids, settings.merge_interval_secs):
+                return None
+            overdue = is_overdue(waiting, waited, settings.merge_every_txids, settings.merge_interval_secs)
+            if not overdue and (now < self._rest_until or waiting < self._pays_from):
+                return None
+        elif waiting is not None and waiting <= 0:
             return None
-        planned = self.plan(advanced, force)
-        return None if planned is None else self.merge(*planned)
+        planned = self.plan(advanced, force or waited >= settings.merge_interval_secs)
+        if planned is None or not (force or self._pays(planned[0], planned[1], waited)):
+            return None
+        return self.merge(*planned)
+
+    def _pays(self, plan: MergePlan, plain: TableSnapshot, waited: float) -> bool:
+        """Tells whether to merge now, or when the log is larger."""
+        waiting, settings = plan.upto - plan.after, self._settings
+        if is_overdue(waiting, waited, settings.merge_every_txids, settings.merge_interval_secs):
+            return True
+        try:
+            rewritten, logged = self._by_files.bytes_to_move(self.state, plan, plain)
+        except CannotMerge:
+            return True  # Delta's MERGE: what it rewrites is not known
+        self._pays_from = waiting * log_share(rewritten, logged)
+        return self._pays_from <= waiting
 
     def plan(self, advanced: int, force: bool = True) -> tuple[MergePlan, TableSnapshot, TableSnapshot] | None:
         """Reads P, then pins the log, and decides; with the snapshots that :meth:`merge` takes."""
@@ -187,22 +209,22 @@ class Compactor:
     def merge(self, plan: MergePlan, plain: TableSnapshot, log_snapshot: TableSnapshot) -> MergeReport:
         """Carries out a plan; the guard makes that safe however old the plan is."""
         started = time.monotonic()
-        session, state = self._session(plan, plain, log_snapshot.version), self._as_stored(plain, log_snapshot)
-        rows = log_rows(state, log_frame(session, log_snapshot, plan.after)[0], plan.after, plan.upto)
-        with self._jobs(f"MERGE of {self.state.name}, transactions {plan.after + 1} to {plan.upto}"):
-            # A repair that restores the table must not come between: its lock, which MERGEs share.
-            with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
-                if keeps_last(state):
-                    source = newest_log(state, rows)
-                elif self._native is not None:
-                    source = merged_log(state, rows, self._native)
-                else:
-                    # The guard also proves that no row changed since this version was read.
-                    table, _ = plain_frame(session, self._engine, plain)
-                    source = folded(state, table_rows(state, table), rows, self._aggregator)
-                merge_into(session, self.plain, state, plan, source, self._native)
-        after = self._settled_plain()
-        merged = merged_upto(self.state, after, self.state.starts_at)
+        state = self._as_stored(plain, log_snapshot)
+        marker = {
+            "topology": state.topology,
+            "group": state.group,
+            "incarnation": state.incarnation,
+            "upto": plan.upto,
+            LOG_VERSION: log_snapshot.version,
+        }
+        # A repair that restores the table must not come between: its lock, which MERGEs share.
+        with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
+            try:
+                merged, cpu_secs = self._merge_files(state, plan, plain, marker)
+            except (CannotMerge, WorkerEnded) as reason:
+                self._say_why(reason)
+                self._by_spark.merge(state, plan, plain, log_snapshot, marker)
+                merged, cpu_secs = merged_upto(self.state, self._settled_plain(), self.state.starts_at), 0.0
         if merged < plan.upto:
             # Delta passes over a write whose txnVersion it thinks it has, without a word.
             raise TableError(
@@ -212,7 +234,35 @@ class Compactor:
                 action="nothing is lost: the log has the rows, and the MERGE is tried again",
             )
         self._merged, self._last_merge = merged, time.monotonic()
+        self._rest_until, self._pays_from = self._last_merge + REST * cpu_secs, 0.0
         return MergeReport(plan.after, plan.upto, time.monotonic() - started)
+
+    def _merge_files(
+        self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot, marker: Mapping[str, object]
+    ) -> tuple[int, float]:
+        """The native MERGE; returns P behind it, and the processor's time that it took."""
+        try:
+            after, done = self._by_files.merge(state, plan, plain, marker, self._engine_info)
+        except (CommitConflict, CommitOutcomeUnknown, TxnAlreadyApplied):
+            # Of an old plan, or one whose answer was lost, it may be there: only the table tells.
+            merged = merged_upto(self.state, self._open_plain(), self.state.starts_at)
+            if merged < plan.upto:
+                raise
+            return merged, 0.0
+        except (FileUnreadable, MergeFailed, NotMergeable) as error:
+            raise merge_failed(self.plain, plan, str(error)) from error
+        try:
+            self._engine.run_maintenance(after)
+        except TableError as error:  # only speed is lost
+            log.warning("no checkpoint of %s: %s", self.plain, error)
+        return plan.upto, done.cpu_secs
+
+    def _say_why(self, reason: Exception) -> None:
+        """Says once in the log why Spark merges this state."""
+        if str(reason) not in self._said:
+            self._said.add(str(reason))
+            level = logging.WARNING if isinstance(reason, WorkerEnded) else logging.INFO
+            log.log(level, "Spark merges state %s: %s", self.state.name, reason)
 
     def _as_stored(self, plain: TableSnapshot, log_snapshot: TableSnapshot) -> StateDescriptor:
         """The state with the columns that its tables have by now.
@@ -226,36 +276,6 @@ class Compactor:
         if set(column_names(log_snapshot)) - set(column_names(plain)) - {TXID_COLUMN, DELETED_COLUMN}:
             plain = self._open_plain()  # was looked at before the log: it may have got the column since
         return as_stored(self.state, plain, log_snapshot)
-
-    def _session(self, plan: MergePlan, plain: TableSnapshot, log_version: int) -> "SparkSession":
-        """This compactor's own session, set for one MERGE: Delta takes txn ids from the session."""
-        if self._merge_session is None:
-            self._merge_session = self._spark.newSession()
-        state, conf = self.state, self._merge_session.conf
-        size = sum(file.size for file in self._engine.live_files(plain))
-        tasks = max(math.ceil(size / _BYTES_PER_TASK), self._spark.sparkContext.defaultParallelism)
-        marker = {
-            "topology": state.topology,
-            "group": state.group,
-            "incarnation": state.incarnation,
-            "upto": plan.upto,
-            LOG_VERSION: log_version,
-        }
-        settings = {
-            "spark.databricks.delta.write.txnAppId": state.merge_app,
-            "spark.databricks.delta.write.txnVersion": plan.upto,
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"trident": marker}),
-            # The source is read twice, and combining the log twice costs more than keeping the result.
-            "spark.databricks.delta.merge.materializeSource": "all",
-            "spark.sql.shuffle.partitions": min(tasks, 2000),
-            # A MERGE joins the whole table; hashing the small side takes half the time of sorting both.
-            "spark.sql.join.preferSortMergeJoin": "false",
-            # A sum that no longer fits its column is an error, never null.
-            "spark.sql.ansi.enabled": "true",
-        }
-        for key, value in settings.items():
-            conf.set(key, str(value))
-        return self._merge_session
 
     # --- log drop -------------------------------------------------------------------------------
 
@@ -368,17 +388,7 @@ class Compactor:
     def _control(self, snapshot: TableSnapshot) -> ControlRecord:
         return own_control(self.state, snapshot)
 
-    def _jobs(self, description: str) -> AbstractContextManager[None]:
-        values = {
-            "spark.jobGroup.id": self.job_group,
-            "spark.job.description": description,
-            "spark.job.interruptOnCancel": "false",
-            "spark.scheduler.pool": "trident-compaction",
-        }
-        return local_properties(self._spark.sparkContext, values)
-
     def cancel(self) -> None:
-        """Ends the jobs of a running MERGE; it then fails as a whole."""
-        # With those that it has not begun yet: a MERGE is several jobs, and a coordinator that was deposed in the
-        # middle of one would be no standby before its end.
-        self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self.job_group)
+        """Ends a running MERGE; it then fails as a whole."""
+        self._cancelled = True
+        self._by_spark.cancel()

@@ -34,7 +34,8 @@ class DeltaMapState:
         merge_every_txids: MERGE once this many transactions wait for it. 1 keeps
             the table as current as a MERGE a transaction can.
         merge_interval_secs: MERGE at the latest this long after the one before,
-            if anything waits; seconds.
+            if anything waits; seconds. Of both: while the table is large beside
+            what waits, up to four times as much.
         snapshot_retention_txids: this many transactions back a snapshot can be read.
 
     Raises:

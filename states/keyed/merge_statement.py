@@ -109,9 +109,14 @@ def _meaning(error: Exception, path: str, plan: MergePlan) -> Exception:
             expected=f"a table merged up to {plan.after}",
             action="nothing was changed; the MERGE is planned anew",
         )
+    return merge_failed(path, plan, _first_line(causes[-1]))
+
+
+def merge_failed(path: str, plan: MergePlan, found: str) -> TableError:
+    """The error of a MERGE that has changed nothing."""
     return TableError(
         f"the MERGE of transactions {plan.after + 1} to {plan.upto} into {path} failed",
-        found=_first_line(causes[-1]),
+        found=found,
         action="nothing is lost: the log has the rows, and the MERGE is tried again",
     )
 

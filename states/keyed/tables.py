@@ -95,6 +95,13 @@ def greatest_txid(file: LiveFile) -> float:
     return value if isinstance(value, int) else math.inf
 
 
+def least_txid(file: LiveFile) -> float:
+    """The least txid of a log file's rows; less than any when its statistics do not say."""
+    bounds = (file.stats or {}).get("minValues")
+    value = bounds.get(TXID_COLUMN) if isinstance(bounds, dict) else None
+    return value if isinstance(value, int) else -math.inf
+
+
 def column_names(snapshot: TableSnapshot) -> list[str]:
     """The columns of a table version."""
     return [column["name"] for column in json.loads(snapshot.schema_json)["fields"]]

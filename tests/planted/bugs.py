@@ -27,6 +27,8 @@ SUITES = {
     "test_kernel_races": "races",
     "test_compactor": "merging and reading",
     "test_reading": "merging and reading",
+    "test_native_merge_files": "merging and reading",
+    "test_file_merge": "merging and reading",
     "test_acker": "messages",
     "test_message_executor": "messages",
     "test_tracked_streams": "messages",
@@ -234,7 +236,7 @@ PLANTED: dict[str, Caught] = {
     ),
     "39-merge-without-its-txn-ids": spark(
         "was told as done and is not in the table",
-        "compactor.py::test_merges_exactly_the_advanced_transactions_and_no_published_one_above",
+        "compactor.py::test_merges_exactly_the_advanced_transactions_and_no_published_one_above[delta]",
     ),
     "40-no-set-transaction": spark(
         "assert None == 1",
@@ -482,5 +484,22 @@ PLANTED: dict[str, Caught] = {
     "99-queue-forgets-before-it-acknowledges": pure(
         "'forgotten', 'acknowledged'",
         "queue_spout.py::test_a_queue_has_acknowledged_before_the_spout_forgets_what_it_took",
+    ),
+    "123-merged-rows-are-not-looked-at": pure(
+        "DID NOT RAISE.*MergedMeanwhile",
+        "native_merge_files.py::test_rows_that_are_merged_already_or_are_another_writers_are_not_changed",
+    ),
+    "124-sums-of-a-native-merge-wrap": pure(
+        "DID NOT RAISE.*NotMergeable",
+        "native_merge_files.py::test_a_sum_that_does_not_fit_is_an_error_and_never_wraps[rows0]",
+        "native_merge_files.py::test_a_sum_that_does_not_fit_is_an_error_and_never_wraps[rows2]",
+    ),
+    "125-leftovers-of-merges-are-all-that-is-old": spark(
+        "No such file",
+        "file_merge.py::test_a_checkpoint_is_written_when_it_is_due",
+    ),
+    "126-native-merge-on-whatever-is-there": spark(
+        "DID NOT RAISE.*CommitConflict",
+        "file_merge.py::test_a_commit_that_comes_while_the_files_are_written_wins",
     ),
 }

@@ -39,11 +39,11 @@ BESIDES = {
     "transactional": (),
     "opaque": ("spout.emit",),
     "committer": ("spout.commit",),
-    "two tables": ("compact.merge", "compact.drop", "delta.files", "batch.call", "batch.keep"),
+    "two tables": ("compact.merge", "compact.write", "compact.drop", "delta.files", "batch.call", "batch.keep"),
     "user-coded map": ("publish.user", "resolve.stage"),
 }
 # What only MERGEs pass, or only tables that are merged.
-MERGES = ("compact.merge", "compact.drop", "delta.files")
+MERGES = ("compact.merge", "compact.write", "compact.drop", "delta.files")
 # What only a coordinator that begins passes.
 BEGINS = ("zk.acquire", "zk.read", "zk.sync", "delta.load", "descriptor.write")
 # What only the very first one passes; in two kinds, for each case needs a warehouse of its own.

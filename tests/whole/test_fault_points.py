@@ -29,6 +29,8 @@ _FOLDER = "makes a folder, if it is not there; what writes into it has a fault p
 
 _COPY = "a copy is disposable: whatever fails in it, the tables are read"
 
+_WORKER = "runs in the process that merges: inside the job that compact.write encloses"
+
 _PROBE = "asks, before anything runs, whether a cluster's hosts share the warehouse; nothing reads it again"
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
@@ -63,6 +65,14 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/publishing/cleaning.py:Cleaner._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
     "states/publishing/cleaning.py:Cleaner._drop_unnamed": (1, _INSIDE + ": clean.staged"),
     "states/keyed/compactor.py:Compactor._fsync_plain": (2, _INSIDE + ": compact.drop"),
+    "states/keyed/file_merge.py:FileMerge.merge": (1, _SPACE),
+    "states/keyed/file_merge.py:FileMerge._drop_leftovers": (1, _SPACE),
+    "states/keyed/merge_files.py:FileMerger._rewritten": (1, _WORKER),
+    "states/keyed/merge_io.py:Spill.__init__": (1, _WORKER),
+    "states/keyed/merge_io.py:Spill.append": (1, _WORKER),
+    "states/keyed/merge_io.py:Spill.tables": (2, _WORKER),
+    "states/keyed/merge_io.py:written": (2, _WORKER),
+    "states/keyed/merge_worker.py:serve": (1, "Python's own garbage"),
     "states/core/local_copy.py:LocalCopy.__init__": (2, _COPY),
     "states/core/local_copy.py:LocalCopy.delete": (1, _COPY),
     "states/core/sorted_runs.py:sort_by": (1, _COPY),
@@ -74,7 +84,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/kernel.py:TableSnapshot.txn_version": (1, _LOOKS),
     "states/delta/kernel.py:KernelEngine.create_table": (1, "guard builds, guard_commit is delta.commit"),
     "states/delta/kernel.py:KernelEngine._commit": (2, "guard builds, guard_commit is delta.commit"),
-    "states/delta/kernel.py:TableSnapshot._plain": (1, _LOOKS),
+    "states/delta/kernel.py:TableSnapshot.takes_python_entries": (1, _LOOKS),
     "states/delta/kernel.py:KernelEngine._publish": (
         2,
         "guard asks which thread this is, guard_commit is delta.commit",

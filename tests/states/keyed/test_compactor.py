@@ -19,6 +19,7 @@ from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed import compactor as compactor_module
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.file_merge import FileMerge
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,13 @@ def engine(spark):
 def counts(spark, engine, tmp_path):
     """A group with one state that counts words."""
     return Group(spark, engine, tmp_path, keyed())
+
+
+@pytest.fixture(params=["native", "delta"])
+def both(request, monkeypatch):
+    """Once with native MERGEs, and once with Delta's."""
+    if request.param == "delta":
+        monkeypatch.setattr(FileMerge, "_why_not", lambda *_: "the test says so")
 
 
 def compactor_of(group, name="counts", session=None, **settings):
@@ -78,6 +86,7 @@ def publish_words(group, txids):
 # --- what a MERGE does -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("both")
 def test_merges_exactly_the_advanced_transactions_and_no_published_one_above(counts):
     publish_words(counts, range(1, 6))
     merging = compactor_of(counts)
@@ -119,6 +128,7 @@ def test_merging_waits_until_enough_transactions_or_time_and_for_none_that_left_
 # --- two compactors ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("both")
 def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard_and_a_stale_plan_changes_nothing(merged):
     publish_words(merged, [7])
     first, second = compactor_of(merged), compactor_of(merged)
@@ -136,12 +146,14 @@ def test_of_two_that_read_the_same_p_the_second_is_stopped_by_the_guard_and_a_st
     assert merged.engine.load(str(merged.warehouse / "counts")).version == before + 1
 
 
+@pytest.mark.usefixtures("both")
 def test_a_row_that_is_not_ours_stops_the_merge(merged):
     merged.spark.sql(f"insert into delta.`{merged.warehouse}/counts` values ('w6', 1000, null)")
     with pytest.raises(CommitConflict):
         compactor_of(merged).merge_once(6, force=True)
 
 
+@pytest.mark.usefixtures("both")
 def test_two_compactors_racing_never_count_twice(counts):
     """Nothing but Delta's conflict detection, the guard in the MERGE and the look at P behind it keeps them apart."""
     racers = [compactor_of(counts, session=counts.spark.newSession()) for _ in range(2)]
@@ -213,6 +225,7 @@ def test_what_a_merge_wrote_is_on_disk_before_the_log_drops_it(merged, monkeypat
     assert len(wanted) >= 3 and wanted <= set(at_the_drop)
 
 
+@pytest.mark.usefixtures("both")
 def test_a_merge_that_fails_in_the_middle_leaves_table_and_log_alone(merged):
     merged.publish(7, {"counts": [("the", 2**63 - 1), ("b", 1)]})  # the sum does not fit a bigint
     with pytest.raises(TableError, match="(?i)overflow"):

@@ -1,0 +1,276 @@
+"""The native MERGE of a keyed state: files of the plain table rewritten by a process beside, and one commit.
+
+It is a MERGE as Delta's own would be: of exactly the planned transactions, with P in the same commit, at the version
+behind the one that was read or not at all. So of two that read the same P one is refused, whichever is the zombie.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.core import storage
+from trident.states.core.binding import LAST
+from trident.states.core.control import DOMAIN
+from trident.states.core.copyable import why_not_copied
+from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.tables import UPTO_COLUMN
+from trident.states.delta import history, log_entries
+from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.staging import fsync_folders
+from trident.states.delta.table_files import NotFollowed, TableFiles
+from trident.states.keyed.compaction import MergePlan
+from trident.states.keyed.copy_combine import arrow_schema
+from trident.states.keyed.merge_files import FOLDER, MergedFiles, MergeJob
+from trident.states.keyed.merge_io import InFile
+from trident.states.keyed.merge_process import MERGE_PROCESS, Cancelled, MergeProcess
+from trident.states.keyed.merge_rows import MergedMeanwhile, RowMerge, why_not
+from trident.states.keyed.tables import column_names, greatest_txid, least_txid
+
+log = logging.getLogger("trident.compactor")
+
+WRITE = faults.register("compact.write", "writing the files of a native MERGE, by a process beside")
+
+# More of the log is merged by Spark: the process has it all in memory.
+LOG_BYTES_MAX, LOG_ROWS_MAX = 256 << 20, 10_000_000
+
+
+class CannotMerge(Exception):
+    """The native MERGE is not for this state, or these tables, and Delta's is."""
+
+
+class FileMerge:
+    """The native MERGEs of one state; used by one thread at a time.
+
+    Args:
+        plain, log: the roots of its two tables.
+        is_cancelled: asked while files are written; True ends that.
+    """
+
+    def __init__(
+        self,
+        engine: KernelEngine,
+        plain: str,
+        log_path: str,
+        is_cancelled: Callable[[], bool],
+        process: MergeProcess = MERGE_PROCESS,
+    ) -> None:
+        self._engine, self._plain, self._log = engine, plain, log_path
+        self._is_cancelled, self._process = is_cancelled, process
+        self._followed: TableFiles | None = None
+        self._looked_at: set[str] = set()  # folders of which it is known whether a commit names their files
+
+    def bytes_to_move(self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot) -> tuple[int, int]:
+        """How large the files of the table are that a MERGE would rewrite, at the most, and those of the log.
+
+        Raises: as :meth:`merge`.
+        """
+        self._require_possible(state, plain)
+        files, logged = self._files(plain), self._log_files(plan)
+        touched = files
+        if state.keys and all(file.path.startswith(_ordered(state)) for file in files):
+            ranges = [_range(file, state.keys[0]) for file in logged]
+            touched = [file for file in files if any(_meet(_range(file, state.keys[0]), one) for one in ranges)]
+        return sum(file.size for file in touched), sum(file.size for file in logged)
+
+    def merge(
+        self,
+        state: StateDescriptor,
+        plan: MergePlan,
+        plain: TableSnapshot,
+        marker: Mapping[str, object],
+        engine_info: str,
+    ) -> tuple[TableSnapshot, MergedFiles]:
+        """Carries out a plan.
+
+        Args:
+            state: with all columns that its tables have.
+            plain: the version of the plan.
+            marker: says in the commit whose MERGE it is.
+
+        Returns:
+            The table behind it, and what was done.
+
+        Raises:
+            CannotMerge: nothing was done; Delta's MERGE can.
+            CommitConflict: another compactor merged meanwhile; nothing was changed.
+            CommitOutcomeUnknown: load the table again to know.
+            TableError: it failed; nothing was changed.
+        """
+        merge = self._require_possible(state, plain)
+        files, logged = self._files(plain), self._log_files(plan)
+        size, rows = sum(file.size for file in logged), sum(file.num_records or 0 for file in logged)
+        if size > LOG_BYTES_MAX or rows > LOG_ROWS_MAX:
+            raise CannotMerge(f"{rows} rows in {size} bytes of its log wait")
+        self._drop_leftovers(state, plain.version)
+        folder = f"{_ordered(state)}{plain.version + 1}-{uuid.uuid4().hex[:8]}"
+        job = MergeJob(
+            merge,
+            self._plain,
+            self._log,
+            tuple(InFile(file.path, file.size) for file in files),
+            tuple(InFile(file.path, file.size) for file in logged),
+            plan.after,
+            plan.upto,
+            folder,
+            _ordered(state),
+        )
+        try:
+            done = self._written(job)
+            after = self._committed(state, plan, plain, files, done, marker, engine_info)
+        except CommitOutcomeUnknown:
+            raise
+        except BaseException:
+            storage.try_delete(storage.join(self._plain, folder))  # no log entry names its files, nor ever will
+            raise
+        return after, done
+
+    def _written(self, job: MergeJob) -> MergedFiles:
+        if not job.log_files:
+            return MergedFiles((), (), 0, 0)  # P moves alone
+        try:
+            with faults.fault_point(WRITE):
+                done = self._process.run(job, self._is_cancelled)
+                if done.written:
+                    fsync_folders(Path(self._plain), job.folder)
+        except MergedMeanwhile as error:
+            raise _overtaken(self._plain, error, f"a table merged up to {job.after}") from error
+        except Cancelled as error:
+            raise TableError(f"the MERGE into {self._plain} was given up") from error
+        return done
+
+    def _committed(
+        self,
+        state: StateDescriptor,
+        plan: MergePlan,
+        plain: TableSnapshot,
+        files: Sequence[LiveFile],
+        done: MergedFiles,
+        marker: Mapping[str, object],
+        engine_info: str,
+    ) -> TableSnapshot:
+        replaced = set(done.replaced)
+        removed = [file for file in files if file.path in replaced]
+        metrics = {
+            "numSourceRows": done.keys,
+            "numOutputRows": sum(file.num_records for file in done.written),
+            "numTargetFilesRemoved": len(removed),
+            "numTargetFilesAdded": len(done.written),
+            "numTargetBytesRemoved": sum(file.size for file in removed),
+            "numTargetBytesAdded": sum(file.size for file in done.written),
+            "executionTimeMs": int(done.secs * 1000),
+        }
+        txn, note = (state.merge_app, plan.upto), json.dumps({"trident": dict(marker)})
+        try:
+            return self._engine.replace_files(plain, removed, done.written, txn, engine_info, note, metrics)
+        except CommitConflict as error:
+            raise _overtaken(self._plain, error, f"version {plain.version}") from error
+
+    # --- the tables -----------------------------------------------------------------------------------------
+
+    def _require_possible(self, state: StateDescriptor, plain: TableSnapshot) -> RowMerge:
+        """How rows of the state merge.
+
+        Raises:
+            CannotMerge: not here.
+        """
+        reason = self._why_not(state, plain)
+        if reason is not None:
+            raise CannotMerge(reason)
+        aggregator = None if state.merging == LAST else state.aggregator
+        return RowMerge(arrow_schema(state.schema), tuple(state.keys), aggregator)
+
+    def _why_not(self, state: StateDescriptor, plain: TableSnapshot) -> str | None:
+        local = storage.local_path(self._plain) is not None and storage.local_path(self._log) is not None
+        if not local or not plain.takes_python_entries:
+            return "its table is not on a local disk, or has features of Delta that are left to Delta"
+        if plain.partition_columns or plain.properties.get("delta.appendOnly", "false") == "true":
+            return "its table is partitioned, or appended to only"
+        strange = set(column_names(plain)) ^ {*state.schema.names, UPTO_COLUMN}
+        if strange:
+            return f"its table has columns that are not the state's, or lacks some: {sorted(strange)}"
+        # A state without keys has one row, which no copy has, and which can be merged.
+        reason = why_not_copied(state.schema, state.keys or ("",))
+        if reason is not None:
+            return reason
+        aggregator = None if state.merging == LAST else (state.aggregator or "")
+        return why_not(arrow_schema(state.schema), state.keys, aggregator)
+
+    def _files(self, plain: TableSnapshot) -> list[LiveFile]:
+        """The files of the plain table at the version that was read."""
+        try:
+            if self._followed is None or not self._followed.refresh():
+                self._followed = TableFiles(self._engine, self._plain)
+        except NotFollowed as error:
+            self._followed = None
+            raise CannotMerge(error.message) from error
+        except BaseException:
+            self._followed = None
+            raise
+        seen = (self._followed.version, log_entries.entry_signature(self._plain, plain.version))
+        if seen != (plain.version, plain.entry):
+            raise _overtaken(self._plain, f"it is at version {self._followed.version}", f"version {plain.version}")
+        return list(self._followed.files.values())
+
+    def _log_files(self, plan: MergePlan) -> list[LiveFile]:
+        """The files of the log that have rows of a plan, in the order of their transactions."""
+        since = history.find_version_by_control(self._log, DOMAIN, plan.after)
+        if since is None:
+            files = self._engine.live_files(self._engine.load_version(self._log, plan.log_version))
+        else:
+            found: dict[str, LiveFile] = {}
+            for version in range(since + 1, plan.log_version + 1):
+                log_entries.follow(found, log_entries.read_commit(self._log, version))
+            files = list(found.values())
+        return [file for file in files if greatest_txid(file) > plan.after and least_txid(file) <= plan.upto]
+
+    def _drop_leftovers(self, state: StateDescriptor, version: int) -> None:
+        """Deletes what MERGEs have written that were killed before their commit, or lost it.
+
+        A folder is named by the version that its files were to come with: if that version's entry has none of them,
+        none ever will.
+        """
+        base = storage.join(self._plain, "data", state.incarnation)
+        for name in storage.list_names(base):
+            wanted = name.removeprefix(FOLDER).partition("-")[0]
+            if name in self._looked_at or not name.startswith(FOLDER) or not wanted.isdigit() or int(wanted) > version:
+                continue
+            self._looked_at.add(name)
+            try:
+                adds = log_entries.read_commit(self._plain, int(wanted)).adds
+            except TableError:
+                continue  # cleaned up: VACUUM knows
+            if not any(path.startswith(f"data/{state.incarnation}/{name}/") for path in adds):
+                storage.try_delete(storage.join(base, name))
+
+
+def _ordered(state: StateDescriptor) -> str:
+    """The beginning of the paths of files that native MERGEs of a state have written."""
+    return f"data/{state.incarnation}/{FOLDER}"
+
+
+def _overtaken(path: str, found: object, expected: str) -> CommitConflict:
+    return CommitConflict(
+        f"another compactor merged into {path} meanwhile",
+        found=found,
+        expected=expected,
+        action="nothing was changed; the MERGE is planned anew",
+    )
+
+
+def _range(file: LiveFile, column: str) -> tuple[Any, Any] | None:
+    """The bounds of a column in a file; None where its statistics do not say."""
+    stats: Any = file.stats or {}
+    low, high = (stats.get(part, {}).get(column) for part in ("minValues", "maxValues"))
+    return None if low is None or high is None or stats.get("nullCount", {}).get(column) != 0 else (low, high)
+
+
+def _meet(one: tuple[Any, Any] | None, other: tuple[Any, Any] | None) -> bool:
+    return one is None or other is None or one[0] <= other[1] and other[0] <= one[1]

@@ -1,0 +1,299 @@
+"""Rewrites the files of a keyed state's plain table in which keys have changed: the work of one native MERGE.
+
+It reads files and writes new ones; no log entry names these before the caller has committed them. A table that only
+native MERGEs have written is files of key ranges, in the order of the keys, none of which overlaps another: of such a
+table only the ranges are rewritten in which keys have changed. A table with other files is written anew as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trident.states.core import storage
+from trident.states.core.staged import StagedFile
+from trident.states.core.tables import TXID_COLUMN
+from trident.states.keyed.merge_io import InFile, Spill, batches, open_file, read, reading, shaped, written
+from trident.states.keyed.merge_rows import NotInOrder, RowMerge
+
+# How the folders of native MERGEs are named; Delta's own writers name none so.
+FOLDER = "merge-"
+_SAMPLE = 1000
+
+
+class Abandoned(Exception):
+    """The process that wanted the files is gone."""
+
+
+class MergeFailed(Exception):
+    """It failed otherwise: the disk refused, or memory."""
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """One native MERGE.
+
+    Attributes:
+        merge: how rows merge.
+        plain, log: the roots of the two tables.
+        files: all that the plain table has.
+        log_files: with all rows of after < txid ≤ upto.
+        folder: for the new files, below the root of the plain table; it is not there.
+        ordered: the beginning of the paths of files that native MERGEs have written.
+    """
+
+    merge: RowMerge
+    plain: str
+    log: str
+    files: tuple[InFile, ...]
+    log_files: tuple[InFile, ...]
+    after: int
+    upto: int
+    folder: str
+    ordered: str
+
+
+@dataclass(frozen=True)
+class MergedFiles:
+    """The result of a job.
+
+    Attributes:
+        written: the new files; durable, but for the names of their folders.
+        replaced: the paths of the files whose rows they have.
+        log_rows, keys: how many rows of the log were merged, of how many keys.
+        secs, cpu_secs: how long it took, and of the processor's time.
+    """
+
+    written: tuple[StagedFile, ...]
+    replaced: tuple[str, ...]
+    log_rows: int
+    keys: int
+    secs: float = 0.0
+    cpu_secs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large files are made.
+
+    A file has about one in ``files`` of the table's rows, within two bounds: small files cost readers time, large
+    ones are rewritten for few rows.
+
+    Attributes:
+        rows_min, rows_max: the bounds.
+        bytes_at_once: rows in about so many bytes are in memory at once; a file has half of it at the most.
+    """
+
+    rows_min: int = 250_000
+    rows_max: int = 1_000_000
+    files: int = 32
+    bytes_at_once: int = 256 << 20
+
+    def rows_a_file(self, rows: int) -> int:
+        return min(max(rows // self.files, self.rows_min), self.rows_max)
+
+    def rows_of_each(self, rows: int, all_rows: int) -> int:
+        """How many rows each file gets when some of the table's rows are written: up to half more than it should."""
+        wanted = self.rows_a_file(all_rows)
+        return rows if rows <= wanted * 1.5 else math.ceil(rows / round(rows / wanted))
+
+    def is_small(self, rows: int, all_rows: int) -> bool:
+        """Tells whether a file is joined to one beside it that is rewritten."""
+        return rows < self.rows_a_file(all_rows) / 4
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The first and the last key of a file in the order of keys, and how many rows it has."""
+
+    first: pa.Table
+    last: pa.Table
+    rows: int
+
+
+class FileMerger:
+    """Does jobs, one after the other. It remembers the bounds of files, which never change.
+
+    Args:
+        is_wanted: asked before each file is written; False ends the job.
+    """
+
+    def __init__(self, sizes: Sizes | None = None, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        self._sizes, self._is_wanted = sizes or Sizes(), is_wanted
+        self._known: dict[str, _Bounds] = {}
+
+    def run(self, job: MergeJob) -> MergedFiles:
+        """Writes the files that take the place of some.
+
+        Raises:
+            FileUnreadable: a file of the tables cannot be read.
+            NotMergeable: a value does not fit its column, or the table has a key twice.
+            MergedMeanwhile: a row has transactions of this job already, or is another writer's.
+            Abandoned: it is no longer wanted.
+            OSError: the disk refused.
+        """
+        began, cpu = time.monotonic(), time.process_time()
+        rows = _log_rows(job)
+        new, count = job.merge.reduced(rows), rows.num_rows
+        del rows
+        written, replaced = self._rewritten(job, new) if new.num_rows else ([], [])
+        took = time.monotonic() - began, time.process_time() - cpu
+        return MergedFiles(tuple(written), tuple(replaced), count, new.num_rows, *took)
+
+    def _rewritten(self, job: MergeJob, new: pa.Table) -> tuple[list[StagedFile], list[str]]:
+        if job.merge.keys and job.files and all(file.path.startswith(job.ordered) for file in job.files):
+            try:
+                return self._by_ranges(job, new)
+            except NotInOrder:
+                storage.delete(storage.join(job.plain, job.folder))
+        return self._as_a_whole(job, new), [file.path for file in job.files]
+
+    # --- a table in the order of its keys -------------------------------------------------------------------
+
+    def _by_ranges(self, job: MergeJob, new: pa.Table) -> tuple[list[StagedFile], list[str]]:
+        """Rewrites the files whose ranges have changed; those that lie side by side together."""
+        by_path = {file.path: self._bounds(job, file) for file in job.files}
+        self._known = {f"{job.plain}/{path}": bounds for path, bounds in by_path.items()}
+        order = job.merge.order(pa.concat_tables([bounds.first for bounds in by_path.values()]))
+        files = [job.files[at] for at in order]
+        bounds = [by_path[file.path] for file in files]
+        if not job.merge.are_apart([(one.first, one.last) for one in bounds]):
+            raise NotInOrder
+        parts = job.merge.split(new, pa.concat_tables([one.first for one in bounds]))
+        total = sum(one.rows for one in bounds)
+        small = [self._sizes.is_small(one.rows, total) for one in bounds]
+        written, replaced = [], []
+        for run in runs([part.num_rows > 0 for part in parts], small):
+            rows = sum(bounds[at].rows + parts[at].num_rows for at in run)
+            writer = _Writer(job, self._sizes, rows, max(total, rows), self._is_wanted)
+            for at in run:
+                base = read(job.plain, files[at], job.merge.table_schema)
+                writer.append(job.merge.overlaid(base, parts[at], job.after, job.upto, in_order=True))
+            written += writer.finish()
+            replaced += [files[at].path for at in run]
+        return written, replaced
+
+    def _bounds(self, job: MergeJob, file: InFile) -> _Bounds:
+        known = self._known.get(f"{job.plain}/{file.path}")
+        if known is not None:
+            return known
+        opened = open_file(job.plain, file)
+        keys = list(job.merge.keys)
+        schema = pa.schema([job.merge.schema.field(name) for name in keys])
+        groups = opened.metadata.num_row_groups
+        if not groups:
+            raise NotInOrder  # a file of no rows has no bounds
+        with reading(file):
+            first = shaped(opened.read_row_group(0, columns=keys, use_threads=False), schema)
+            last = shaped(opened.read_row_group(groups - 1, columns=keys, use_threads=False), schema)
+        # Copies: a slice would hold its whole row group.
+        ends = [pa.Table.from_pylist(rows.to_pylist(), schema=schema) for rows in (first[:1], last[-1:])]
+        return _Bounds(ends[0], ends[1], opened.metadata.num_rows)
+
+    # --- any other ------------------------------------------------------------------------------------------
+
+    def _as_a_whole(self, job: MergeJob, new: pa.Table) -> list[StagedFile]:
+        """Writes the whole table in the order of its keys."""
+        metadata = [open_file(job.plain, file).metadata for file in job.files]
+        rows = sum(one.num_rows for one in metadata) + new.num_rows
+        size = sum(one.row_group(n).total_byte_size for one in metadata for n in range(one.num_row_groups))
+        writer = _Writer(job, self._sizes, rows, rows, self._is_wanted)
+        if size <= self._sizes.bytes_at_once or not job.merge.keys:
+            empty = job.merge.table_schema.empty_table()
+            base = pa.concat_tables([empty, *(read(job.plain, file, job.merge.table_schema) for file in job.files)])
+            writer.append(job.merge.overlaid(base, new, job.after, job.upto))
+            return writer.finish()
+        bounds = self._even_bounds(job, math.ceil(size / (self._sizes.bytes_at_once / 2)))
+        spill = Spill(storage.join(job.plain, job.folder, "ranges"), job.plain, job.merge.table_schema, bounds.num_rows)
+        for file in job.files:
+            for batch in batches(job.plain, file, job.merge.table_schema):
+                spill.append(job.merge.split(job.merge.sorted(batch), bounds))
+        for base, part in zip(spill.tables(), job.merge.split(new, bounds), strict=True):
+            writer.append(job.merge.overlaid(base, part, job.after, job.upto))
+        return writer.finish()
+
+    def _even_bounds(self, job: MergeJob, parts: int) -> pa.Table:
+        """Keys that part the table's rows into about equal parts."""
+        samples, keys = [], pa.schema([job.merge.schema.field(name) for name in job.merge.keys])
+        for file in job.files:
+            for batch in batches(job.plain, file, keys):
+                step = max(batch.num_rows // _SAMPLE, 1)
+                samples.append(batch.take(pa.array(np.arange(0, batch.num_rows, step))))
+        sample = job.merge.sorted(pa.concat_tables(samples))
+        return sample.take(pa.array(np.unique(np.arange(parts) * sample.num_rows // parts)))
+
+
+def runs(changed: Sequence[bool], small: Sequence[bool]) -> list[list[int]]:
+    """Which of a table's files are rewritten together, given in the order of their keys.
+
+    Args:
+        changed: whether keys of the file's range have changed.
+        small: whether the file is joined to one beside it that is rewritten.
+
+    Returns:
+        the places of files that lie side by side, a list for each run.
+    """
+    taken = list(changed)
+    for places in (range(1, len(taken)), range(len(taken) - 2, -1, -1)):
+        for at in places:
+            beside = at - 1 if places.step > 0 else at + 1
+            taken[at] = taken[at] or (small[at] and taken[beside])
+    found: list[list[int]] = []
+    for at, chosen in enumerate(taken):
+        if chosen and at and taken[at - 1]:
+            found[-1].append(at)
+        elif chosen:
+            found.append([at])
+    return found
+
+
+class _Writer:
+    """Writes rows that come in the order of their keys to files of about equal length.
+
+    Args:
+        rows: at most so many will come.
+        all_rows: so many the table will have, about.
+    """
+
+    def __init__(self, job: MergeJob, sizes: Sizes, rows: int, all_rows: int, is_wanted: Callable[[], bool]) -> None:
+        self._job, self._is_wanted = job, is_wanted
+        self._rows_max, self._bytes_max = sizes.rows_of_each(rows, all_rows), sizes.bytes_at_once // 2
+        self._waiting = job.merge.table_schema.empty_table()
+        self._files: list[StagedFile] = []
+
+    def append(self, rows: pa.Table) -> None:
+        self._waiting = pa.concat_tables([self._waiting, rows])
+        bytes_a_row = max(self._waiting.nbytes / max(self._waiting.num_rows, 1), 1)
+        length = min(self._rows_max, max(int(self._bytes_max / bytes_a_row), 1))
+        # So much is kept back that the last file is no small one.
+        while self._waiting.num_rows >= length * 1.25 and self._waiting.num_rows > length:
+            self._write(length)
+
+    def finish(self) -> list[StagedFile]:
+        if self._waiting.num_rows:
+            self._write(self._waiting.num_rows)
+        return self._files
+
+    def _write(self, length: int) -> None:
+        if not self._is_wanted():
+            raise Abandoned
+        rows, self._waiting = self._waiting.slice(0, length), self._waiting.slice(length)
+        self._files.append(written(self._job.plain, self._job.folder, rows, self._job.merge.keys))
+
+
+def _log_rows(job: MergeJob) -> pa.Table:
+    """The log's rows of the job's transactions, in the order of the files."""
+    schema = job.merge.log_schema
+    found = [schema.empty_table()]
+    for file in job.log_files:
+        rows = read(job.log, file, schema)
+        txids = rows.column(TXID_COLUMN)
+        chosen = pc.and_(pc.greater(txids, job.after), pc.less_equal(txids, job.upto))
+        found.append(rows if pc.all(chosen).as_py() else rows.filter(chosen))
+    return pa.concat_tables(found)

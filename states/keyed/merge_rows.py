@@ -1,0 +1,342 @@
+"""Merges the rows of a keyed state's log into rows of its plain table, on Arrow alone: for the native MERGE.
+
+The same as Delta's MERGE does with ``states/core/native.py``. :func:`why_not` names the states for which it cannot be.
+Equal keys are those of Arrow: null is a key, and no key column has two values that Spark takes for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
+
+# So many partial values of half a bigint have a sum that is a bigint.
+_HALF_BITS = 32
+_ROWS_MAX = 1 << 30
+_ROW = "row"
+
+
+class NotMergeable(ArithmeticError):
+    """The rows cannot be merged: a sum does not fit, or a key is there twice."""
+
+
+class NotInOrder(Exception):
+    """Rows that should be in the order of their keys are not."""
+
+
+class MergedMeanwhile(Exception):
+    """A row of the table has some of the log's rows already, or was not written by a MERGE."""
+
+
+@dataclass(frozen=True)
+class RowMerge:
+    """How rows of one state merge.
+
+    Attributes:
+        schema: of keys and values in Arrow's types, instants in UTC.
+        keys: the key columns; none for the one row of a global aggregate.
+        aggregator: the stored name of the native aggregator; None where the last value counts.
+    """
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    aggregator: str | None
+
+    @property
+    def values(self) -> list[str]:
+        return [name for name in self.schema.names if name not in self.keys]
+
+    @property
+    def log_schema(self) -> pa.Schema:
+        """Of the log's rows that :meth:`reduced` takes."""
+        hidden = [pa.field(TXID_COLUMN, pa.int64())]
+        if self.aggregator is None:
+            hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
+        return pa.schema([*self.schema, *hidden])
+
+    @property
+    def table_schema(self) -> pa.Schema:
+        """Of the plain table's rows."""
+        return pa.schema([*self.schema, pa.field(UPTO_COLUMN, pa.int64())])
+
+    def reduced(self, rows: pa.Table) -> pa.Table:
+        """One row per key of log rows, as ``log_schema`` has them without the txid, sorted by key.
+
+        Args:
+            rows: of the transactions that are merged; of one transaction in the order of its files.
+
+        Raises:
+            NotMergeable: a sum does not fit its column.
+        """
+        if not rows.num_rows:
+            return rows.drop_columns([TXID_COLUMN])
+        if self.aggregator is None:
+            return self.sorted(self._newest(rows))
+        return self.sorted(self._folded(rows))
+
+    def sorted(self, rows: pa.Table) -> pa.Table:
+        """The rows by their keys, ascending, nulls first; a row stays before those of its key that came behind it."""
+        return rows.take(self._order(rows)) if self.keys else rows
+
+    def order(self, rows: pa.Table) -> list[int]:
+        """The places of rows, in the order of their keys."""
+        found: list[int] = self._order(rows).to_pylist()
+        return found
+
+    def are_apart(self, ranges: Sequence[tuple[pa.Table, pa.Table]]) -> bool:
+        """Tells whether ranges of keys, each given by its first and its last, follow each other without overlapping."""
+        ends = pa.concat_tables([key for pair in ranges for key in pair])
+        in_order = np.all(np.diff(self._order(ends).to_numpy().astype(np.int64)) > 0)
+        return bool(in_order and np.all(self._begins(ends)[::2]))
+
+    def overlaid(self, base: pa.Table, new: pa.Table, after: int, upto: int, in_order: bool = False) -> pa.Table:
+        """Rows of the table with a reduced log on top, sorted by key.
+
+        Args:
+            base: with one row per key.
+            new: as :meth:`reduced` gives it.
+            after, upto: the transactions of ``new``: after < txid ≤ upto.
+            in_order: the rows of ``base`` must be in the order of their keys.
+
+        Raises:
+            NotInOrder: they are not.
+            NotMergeable: a sum does not fit its column, or a key of ``base`` is there twice.
+            MergedMeanwhile: a row of ``base`` that ``new`` changes has a part of it.
+        """
+        size = base.num_rows
+        keys = pa.concat_tables([base.select(list(self.keys)), new.select(list(self.keys))])
+        order = self._order(keys).to_numpy().astype(np.int64) if self.keys else np.arange(size + new.num_rows)
+        if in_order and np.any(np.diff(order[order < size]) < 0):
+            raise NotInOrder
+        begins = self._begins(keys.take(pa.array(order)) if self.keys else keys, len(order))
+        second = np.flatnonzero(~begins)
+        old_rows, new_rows = order[second - 1], order[second] - size
+        if np.any(new_rows < 0):
+            raise NotMergeable(
+                f"a key is in the table twice: {keys.slice(int(old_rows[new_rows < 0][0]), 1).to_pylist()}"
+            )
+        uptos = base.column(UPTO_COLUMN).take(pa.array(old_rows))
+        if uptos.null_count or pc.any(pc.greater(uptos, after)).as_py():
+            raise MergedMeanwhile("a row that the log changes holds rows of it already, or no MERGE has written it")
+        # Each key's last row: of the table, of the log, or what both make together, behind all others.
+        last = np.append(np.flatnonzero(begins)[1:] - 1, len(order) - 1) if len(order) else order
+        chosen = order[last]
+        if self.aggregator is None:
+            gone = new.column(DELETED_COLUMN).fill_null(False).to_numpy(zero_copy_only=False)
+            chosen = chosen[~((chosen >= size) & np.append(np.zeros(size, bool), gone)[chosen])]
+            both = [base.select(self.schema.names), new.select(self.schema.names)]
+        else:
+            pairs = self._pairs(base, new, pa.array(old_rows), pa.array(new_rows))
+            together = np.full(len(order), -1)
+            together[order[second]] = size + new.num_rows + np.arange(len(second))
+            chosen = np.where(together[chosen] >= 0, together[chosen], chosen) if len(order) else chosen
+            both = [base.select(self.schema.names), new.select(self.schema.names), pairs]
+        rows = pa.concat_tables(both).take(pa.array(chosen, pa.int64()))
+        old = pa.array(np.where(chosen < size, chosen, 0))
+        kept = base.column(UPTO_COLUMN).take(old) if size else pa.nulls(len(chosen), pa.int64())
+        uptos = pc.if_else(pa.array(chosen >= size), pa.scalar(upto, pa.int64()), kept)
+        return rows.append_column(pa.field(UPTO_COLUMN, pa.int64()), uptos)
+
+    def split(self, new: pa.Table, bounds: pa.Table) -> list[pa.Table]:
+        """A reduced log in parts: part i has the keys from bound i on and below the next; the first those below it too.
+
+        Args:
+            bounds: keys, ascending; one or more.
+        """
+        if not self.keys:
+            return [new]
+        # A bound stands before a row of its key: the order is stable.
+        keys = pa.concat_tables([bounds.select(list(self.keys)), new.select(list(self.keys))])
+        at = np.flatnonzero(self._order(keys).to_numpy() < bounds.num_rows)
+        starts = at - np.arange(len(at))  # without the bounds before it
+        starts[0] = 0
+        ends = np.append(starts[1:], new.num_rows)
+        return [new.slice(int(start), int(end - start)) for start, end in zip(starts, ends, strict=True)]
+
+    # --- the parts of it ------------------------------------------------------------------------------
+
+    def _order(self, rows: pa.Table) -> pa.Array:
+        keys = rows.select(list(self.keys)).combine_chunks()
+        return pc.sort_indices(keys, sort_keys=[(name, "ascending", "at_start") for name in self.keys])
+
+    def _begins(self, rows: pa.Table, count: int | None = None) -> Any:
+        """Tells of each sorted row whether its key is another than that of the row before it."""
+        count = rows.num_rows if count is None else count
+        begins = np.zeros(count, bool)
+        begins[:1] = True
+        for name in self.keys:
+            column = rows.column(name).combine_chunks()
+            if isinstance(column, pa.ChunkedArray):
+                raise NotMergeable(f"too many bytes in the key column {name!r} at once")
+            before, this = column.slice(0, max(count - 1, 0)), column.slice(1)
+            differs = pc.fill_null(pc.not_equal(before, this), False)
+            differs = pc.or_(differs, pc.xor(before.is_null(), this.is_null()))
+            begins[1:] |= differs.to_numpy(zero_copy_only=False)
+        return begins
+
+    def _newest(self, rows: pa.Table) -> pa.Table:
+        txids = rows.column(TXID_COLUMN)
+        order = pc.sort_indices(txids)  # stable: of one transaction as the files have them
+        rows = rows.take(order).drop_columns([TXID_COLUMN])
+        numbered = rows.select(list(self.keys)).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+        if not self.keys:
+            return rows.slice(rows.num_rows - 1)
+        newest = numbered.group_by(list(self.keys), use_threads=False).aggregate([(_ROW, "max")])
+        return rows.take(newest.column(f"{_ROW}_max"))
+
+    def _folded(self, rows: pa.Table) -> pa.Table:
+        assert self.aggregator is not None
+        rows = rows.take(pc.sort_indices(rows.column(TXID_COLUMN)))  # for sums of doubles, which have an order
+        keys = [rows.column(name) for name in self.keys]
+        columns = dict(zip(self.keys, keys, strict=True))
+        found: dict[str, Any] = {}
+        for name in self.values:
+            fold = _FOLDS[self.aggregator]
+            grouped = fold(
+                pa.table({**{f"k{n}": key for n, key in enumerate(keys)}, "v": rows.column(name)}), len(keys)
+            )
+            found[name] = _fitted(grouped.column("v"), self.schema.field(name).type, name)
+            columns = {key: grouped.column(f"k{n}") for n, key in enumerate(self.keys)}
+        columns.update(found)
+        return pa.table([columns[field.name] for field in self.schema], schema=self.schema)
+
+    def _pairs(self, base: pa.Table, new: pa.Table, old_rows: pa.Array, new_rows: pa.Array) -> pa.Table:
+        """Rows of the table and of the log with the same keys, together."""
+        assert self.aggregator is not None
+        keys = base.select(list(self.keys)).take(old_rows)
+        columns = {name: keys.column(name) for name in self.keys}
+        for name in self.values:
+            a, b = base.column(name).take(old_rows), new.column(name).take(new_rows)
+            columns[name] = _fitted(_COMBINED[self.aggregator](a, b), self.schema.field(name).type, name)
+        return pa.table([columns[field.name] for field in self.schema], schema=self.schema)
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def why_not(schema: pa.Schema, keys: Sequence[str], aggregator: str | None) -> str | None:
+    """Tells why rows of a state cannot be merged here, in a few words; None when they can.
+
+    Args:
+        schema: of keys and values; only types of which equal values have one form (``copyable.why_not_copied``).
+        aggregator: the stored name of the state's native aggregator; None where the last value counts.
+    """
+    for name in keys:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind):
+            return f"its key {name!r} is of type {kind}"
+    if aggregator is None:
+        return None
+    if aggregator not in _FOLDS:
+        return f"its values are combined by {aggregator}"
+    for name in schema.names:
+        kind = schema.field(name).type
+        if name in keys:
+            continue
+        number = pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind)
+        ordered = number or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+        if not (number if aggregator in ("count", "sum") else ordered):
+            return f"its value {name!r} of type {kind} is combined by {aggregator}"
+    return None
+
+
+def _grouped(rows: pa.Table, keys: int, **aggregates: tuple[str, str]) -> pa.Table:
+    """Groups by the columns k0, k1…, one row also where there are none."""
+    names = [f"k{n}" for n in range(keys)]
+    wanted = [(column, how) for column, how in aggregates.values()]
+    found = rows.group_by(names, use_threads=False).aggregate(wanted)
+    columns = {name: found.column(name) for name in names}
+    columns.update({new: found.column(f"{column}_{how}") for new, (column, how) in aggregates.items()})
+    return pa.table(columns)
+
+
+def _sums(rows: pa.Table, keys: int) -> pa.Table:
+    values = rows.column("v")
+    if pa.types.is_decimal(values.type):
+        wide = rows.set_column(keys, "v", values.cast(pa.decimal256(76, values.type.scale)))
+        return _grouped(wide, keys, v=("v", "sum"))
+    if not pa.types.is_integer(values.type):
+        return _grouped(rows, keys, v=("v", "sum"))
+    values = values.cast(pa.int64())
+    if rows.num_rows >= _ROWS_MAX:
+        raise NotMergeable("too many rows at once")
+    found = pc.min_max(values).as_py()
+    most = max(abs(found["min"] or 0), abs(found["max"] or 0))
+    rows = rows.set_column(keys, "v", values)
+    if most * rows.num_rows < 1 << 63:
+        return _grouped(rows, keys, v=("v", "sum"))
+    # Arrow's sum wraps without a word: both halves alone cannot.
+    high, low = pc.shift_right(values, _HALF_BITS), pc.bit_wise_and(values, (1 << _HALF_BITS) - 1)
+    halves = _grouped(
+        rows.set_column(keys, "v", high).append_column("low", low), keys, v=("v", "sum"), low=("low", "sum")
+    )
+    high = pc.add(halves.column("v"), pc.shift_right(halves.column("low"), _HALF_BITS))
+    bound = 1 << (63 - _HALF_BITS)
+    if pc.any(pc.or_(pc.less(high, -bound), pc.greater_equal(high, bound))).as_py():
+        raise NotMergeable("overflow: a sum does not fit a bigint")
+    low = pc.bit_wise_and(halves.column("low"), (1 << _HALF_BITS) - 1)
+    return halves.set_column(keys, "v", pc.bit_wise_or(pc.shift_left(high, _HALF_BITS), low)).drop_columns(["low"])
+
+
+def _extremes(how: str) -> Callable[[pa.Table, int], pa.Table]:
+    def fold(rows: pa.Table, keys: int) -> pa.Table:
+        values = rows.column("v")
+        if not pa.types.is_floating(values.type):
+            return _grouped(rows, keys, v=("v", how))
+        # Arrow leaves NaN out; to Spark it is the greatest number.
+        nan = pc.is_nan(values)
+        rows = rows.set_column(keys, "v", pc.if_else(pc.fill_null(nan, False), None, values))
+        found = _grouped(rows.append_column("nan", nan), keys, v=("v", how), nan=("nan", "max"))
+        value, has_nan = found.column("v"), pc.fill_null(found.column("nan"), False)
+        is_nan = has_nan if how == "max" else pc.and_(has_nan, pc.is_null(value))
+        return found.set_column(keys, "v", pc.if_else(is_nan, float("nan"), value)).drop_columns(["nan"])
+
+    return fold
+
+
+def _added(a: Any, b: Any) -> Any:
+    if pa.types.is_decimal(a.type):
+        # Wider than both, so that nothing wraps before the sum is fitted into its column.
+        wide = pa.decimal256(75, a.type.scale)
+        both = pc.add(a.cast(wide), b.cast(wide))
+        return pc.coalesce(both, a.cast(both.type), b.cast(both.type))
+    try:
+        both = pc.add_checked(a, b) if pa.types.is_integer(a.type) else pc.add(a, b)
+    except pa.ArrowInvalid as error:
+        raise NotMergeable(f"overflow: a sum does not fit its column: {error}") from error
+    return pc.coalesce(both, a, b)
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    greatest = pc.max_element_wise(a, b)
+    if not pa.types.is_floating(greatest.type):
+        return greatest
+    nan = pc.or_(pc.fill_null(pc.is_nan(a), False), pc.fill_null(pc.is_nan(b), False))
+    return pc.if_else(nan, float("nan"), greatest)
+
+
+def _fitted(column: Any, kind: pa.DataType, name: str) -> Any:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise NotMergeable(f"overflow: a value does not fit column {name!r} of type {kind}: {error}") from error
+
+
+_FOLDS: dict[str, Callable[[pa.Table, int], pa.Table]] = {
+    "count": _sums,
+    "sum": _sums,
+    "min": _extremes("min"),
+    "max": _extremes("max"),
+}
+_COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    "count": _added,
+    "sum": _added,
+    "min": pc.min_element_wise,
+    "max": _greatest,
+}

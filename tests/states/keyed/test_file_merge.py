@@ -1,0 +1,318 @@
+"""Native MERGEs on real Delta tables: beside Delta's own, other writers, zombies, and processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from tests.keyed_helpers import Group, Native, as_map, keyed
+from trident.coordinators import faults
+from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import file_merge
+from trident.states.keyed.background_compactor import BackgroundCompactor
+from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.file_merge import FileMerge
+from trident.states.keyed.merge_files import MergeJob
+from trident.states.keyed.merge_process import MERGE_PROCESS, MergeProcess
+from trident.states.keyed.plain_watch import check_commits, is_our_merge
+
+
+@pytest.fixture(autouse=True)
+def no_fault_left():
+    yield
+    faults.disarm()
+
+
+@pytest.fixture(scope="module")
+def engine(spark):
+    return KernelEngine(spark)
+
+
+def compactor_of(group: Group, name: str = "counts", **settings: float) -> Compactor:
+    binding = group.bindings[name]
+    state = type(binding.state)(name, **settings) if settings else binding.state
+    return Compactor(group.spark, group.engine, group.warehouse, group.descriptor(name), state, binding.aggregator)
+
+
+def by_delta(compactor: Compactor) -> Compactor:
+    compactor._by_files._why_not = lambda *_: "the test says so"  # type: ignore[method-assign]
+    return compactor
+
+
+def table(group: Group, name: str = "counts") -> deltalake.DeltaTable:
+    return deltalake.DeltaTable(str(group.warehouse / name))
+
+
+def plain(group: Group, name: str = "counts") -> dict:
+    """The plain table as delta-rs reads it."""
+    keys, values = group.bindings[name].keys, group.bindings[name].value_fields
+    rows = table(group, name).to_pyarrow_table().to_pylist()
+    found = {tuple(row[key] for key in keys): tuple(row[value] for value in values) for row in rows}
+    assert len(found) == len(rows), "a key has more than one row"
+    return found
+
+
+def last(group: Group, name: str = "counts") -> dict:
+    return table(group, name).history(1)[0]
+
+
+def by_whom(group: Group, name: str = "counts") -> str:
+    return "native" if last(group, name)["engineInfo"].startswith("Trident/") else "delta"
+
+
+def words(group: Group, txid: int) -> None:
+    group.publish(txid, {"counts": [("the", 2), (f"w{txid}", 1), (None, txid)]})
+
+
+def leftovers(group: Group, name: str = "counts") -> list[Path]:
+    """Folders of native MERGEs none of whose files the table has ever had."""
+    root = group.warehouse / name
+    entries = "".join(path.read_text() for path in (root / "_delta_log").glob("*.json"))
+    return [path for path in root.glob("data/*/merge-*") if path.name not in entries]
+
+
+# --- the same as Delta's MERGE ---------------------------------------------------------------------------------
+
+
+def test_the_same_table_as_by_deltas_merge_and_every_reader_reads_it(spark, engine, tmp_path) -> None:
+    seed = int(os.environ.get("TRIDENT_SEED", random.randrange(1 << 30)))
+    print(f"TRIDENT_SEED={seed}")
+    rng = random.Random(seed)
+    schema = "k string, d decimal(9,2), at timestamp, v string, more array<bigint>"
+    group = Group(spark, engine, tmp_path / "a", keyed("s", schema, ("k", "d"), Native("upsert"), "last"))
+    for txid in range(1, 7):
+        keys = {(rng.choice([None, "", "é", "k" * 40, *"abcdef"]), rng.choice([None, 1, -2])) for _ in range(8)}
+        rows = [(*key, None, rng.choice([None, str(txid)]), [txid, None], rng.random() < 0.3) for key in keys]
+        group.publish(txid, {"s": rows})
+    other = group.copied_to(tmp_path / "b")
+    for upto in (2, 6):
+        compactor_of(group, "s").merge_once(upto, force=True)
+    by_delta(compactor_of(other, "s")).merge_once(6, force=True)
+    assert (by_whom(group, "s"), by_whom(other, "s")) == ("native", "delta")
+    frames = [spark.read.format("delta").load(str(one.warehouse / "s")) for one in (group, other)]
+    assert frames[0].schema == frames[1].schema
+    found = [as_map(group.bindings["s"], frame.drop("_upto")) for frame in frames]
+    assert found[0] == found[1] == group.expected("s", 6)
+    # Either goes on where the other ended.
+    group.publish(7, {"s": [("a", 1, None, "seven", None, False)]})
+    by_delta(compactor_of(group, "s")).merge_once(7, force=True)
+    group.publish(8, {"s": [("b", 1, None, "eight", None, False)]})
+    compactor_of(group, "s").merge_once(8, force=True)
+    assert by_whom(group, "s") == "native"
+    frame = spark.read.format("delta").load(str(group.warehouse / "s")).drop("_upto")
+    assert as_map(group.bindings["s"], frame) == group.expected("s", 8)
+    # Spark skips by the statistics that came with the files, and reads older versions.
+    assert frame.where("k = 'b' and d = 1").first().v == "eight"
+    old = spark.read.format("delta").option("versionAsOf", 2).load(str(group.warehouse / "s")).drop("_upto")
+    assert as_map(group.bindings["s"], old) == group.expected("s", 6)
+
+
+def test_the_commit_says_whose_merge_it_is_as_the_watch_of_plain_tables_wants_it(merged) -> None:
+    compactor_of(merged).merge_once(6, force=True)
+    state, path = merged.descriptor("counts"), merged.warehouse / "counts"
+    check_commits("top", "counts", path, 0, 3, lambda commit: is_our_merge(commit, state))
+    metrics = last(merged)["operationMetrics"]
+    assert (metrics["numSourceRows"], metrics["numTargetFilesAdded"]) == ("3", "1")
+    assert json.loads(last(merged)["userMetadata"])["trident"]["upto"] == 6
+
+
+def test_a_checkpoint_is_written_when_it_is_due(spark, engine, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(KernelEngine.run_maintenance, "__defaults__", (3,))
+    group = Group(spark, engine, tmp_path, keyed())
+    merging = compactor_of(group)
+    for txid in range(1, 6):
+        words(group, txid)
+        merging.merge_once(txid, force=True)
+    assert list((tmp_path / "counts" / "_delta_log").glob("*3.checkpoint*.parquet"))
+    assert plain(group) == group.expected("counts", 5)
+    frame = spark.read.format("delta").load(str(tmp_path / "counts"))
+    assert frame.count() == len(plain(group))
+
+
+# --- others -----------------------------------------------------------------------------------------------------
+
+
+def test_a_zombies_merge_and_another_writers_optimize_refuse_each_other(merged) -> None:
+    """The loser changes nothing, leaves nothing on the disk, and does it again on what is there."""
+    words(merged, 7)
+    zombie, successor = compactor_of(merged), compactor_of(merged)
+    stale = zombie.plan(7)
+    successor.merge_once(6, force=True)
+    with pytest.raises(CommitConflict, match="another compactor"):
+        zombie.merge(*stale)
+    stale = by_delta(compactor_of(merged)).plan(7)
+    successor.merge_once(7, force=True)
+    assert by_delta(zombie).merge(*stale).p_new == 7  # Delta passes over it: it is there
+    assert plain(merged) == merged.expected("counts", 7)
+    words(merged, 8)
+    planned = successor.plan(8)
+    merged.spark.sql(f"optimize delta.`{merged.warehouse}/counts` zorder by (word)")
+    with pytest.raises(CommitConflict):
+        successor.merge(*planned)
+    assert successor.merge_once(8, force=True).p_new == 8
+    assert by_whom(merged) == "native"
+    assert plain(merged) == merged.expected("counts", 8) and not leftovers(merged)
+
+
+def test_a_commit_that_comes_while_the_files_are_written_wins(merged, monkeypatch) -> None:
+    """Of two that both have read P and both have written, one has the version: the other's rows would double."""
+    words(merged, 7)
+    first, second = compactor_of(merged), compactor_of(merged)
+    run = MergeProcess.run
+
+    def slow(self: MergeProcess, job: MergeJob, *more: object) -> object:
+        done = run(self, job, *more)
+        monkeypatch.setattr(MergeProcess, "run", run)
+        second.merge_once(6, force=True)
+        return done
+
+    monkeypatch.setattr(MergeProcess, "run", slow)
+    with pytest.raises(CommitConflict, match="another compactor"):
+        first.merge_once(7, force=True)
+    assert plain(merged) == merged.expected("counts", 6) and not leftovers(merged)
+    first.merge_once(7, force=True)
+    assert plain(merged) == merged.expected("counts", 7)
+    assert merged.engine.load(str(merged.warehouse / "counts")).version == 4
+
+
+@pytest.mark.parametrize("done", ["add column note string", "set tblproperties ('delta.appendOnly' = 'true')"])
+def test_tables_that_it_does_not_know_are_deltas_and_the_log_says_so(merged, caplog, done: str) -> None:
+    caplog.set_level(logging.INFO, "trident.compactor")
+    merged.spark.sql(f"alter table delta.`{merged.warehouse}/counts` {done}")
+    merging = compactor_of(merged)
+    if "appendOnly" in done:
+        with pytest.raises(TableError, match="(?i)append"):
+            merging.merge_once(6, force=True)
+    else:
+        merged.spark.sql(f"update delta.`{merged.warehouse}/counts` set note = 'mine'")
+        merging.merge_once(6, force=True)
+        assert plain(merged) == merged.expected("counts", 6)
+        assert table(merged).to_pyarrow_table().column("note").to_pylist().count("mine") == 7
+        assert by_whom(merged) == "delta"
+    assert "Spark merges state counts: its table" in caplog.text
+
+
+# --- processes that are killed -------------------------------------------------------------------------------------
+
+
+def test_files_whose_commit_never_came_are_removed_by_the_next_merge(merged) -> None:
+    words(merged, 7)
+    faults.arm("delta.commit:fail_before")
+    with pytest.raises(TableError, match="not known"):
+        compactor_of(merged).merge_once(6, force=True)
+    assert len(leftovers(merged)) == 1, "as a process leaves them that was killed before its commit"
+    after = compactor_of(merged)  # another process
+    after.merge_once(6, force=True)
+    after.merge_once(7, force=True)
+    assert not leftovers(merged)
+    assert plain(merged) == merged.expected("counts", 7)
+
+
+@pytest.mark.parametrize(
+    "fault", ["compact.write:fail_before", "compact.write:do_then_fail", "delta.commit:do_then_fail"]
+)
+def test_a_merge_that_fails_around_its_io_is_done_once(merged, fault: str) -> None:
+    faults.arm(fault)
+    merging = compactor_of(merged)
+    try:
+        assert merging.merge_once(6, force=True).p_new == 6  # an answer that was lost
+    except faults.InjectedFault:
+        assert plain(merged) == merged.expected("counts", 5) and not leftovers(merged)
+        merging.merge_once(6, force=True)
+    assert not faults.unfired()
+    assert plain(merged) == merged.expected("counts", 6)
+    assert merging.merge_once(6, force=True) is None
+
+
+def test_a_worker_that_is_killed_leaves_the_merge_to_spark(merged, caplog, monkeypatch) -> None:
+    class Dying(MergeProcess):
+        def _started(self):
+            process = super()._started()
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            return process
+
+    merging = compactor_of(merged)
+    merging._by_files._process = Dying()
+    merging.merge_once(6, force=True)
+    assert plain(merged) == merged.expected("counts", 6) and not leftovers(merged)
+    assert by_whom(merged) == "delta" and "the process that merges ended" in caplog.text
+
+
+def test_stopping_kills_the_worker_in_the_middle_and_changes_nothing(merged, monkeypatch) -> None:
+    began, process = threading.Event(), MergeProcess()
+
+    class Stopped(MergeProcess):
+        """Its worker is stopped before it has the job."""
+
+        def _started(self):
+            found = process._started()
+            os.kill(found.pid, signal.SIGSTOP)
+            began.set()
+            return found
+
+    merging = compactor_of(merged, merge_every_txids=1)
+    merging._by_files._process = Stopped()
+    errors: list[BaseException] = []
+    background = BackgroundCompactor([merging], on_error=lambda _, error: errors.append(error))
+    background.start(6)
+    assert began.wait(30)
+    assert background.stop(compact=False)
+    assert process._process is not None and process._process.poll() is not None
+    assert plain(merged) == merged.expected("counts", 5) and not leftovers(merged)
+
+
+def test_the_worker_is_niced_has_nothing_of_spark_open_and_ends_with_its_parent(merged) -> None:
+    compactor_of(merged).merge_once(6, force=True)
+    process = MERGE_PROCESS._process
+    assert process is not None and process.poll() is None
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+    own = {os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.exists()}
+    assert not [name for name in own if name.startswith("socket:")]
+    assert process.stdin is not None
+    process.stdin.close()  # as when this process dies
+    assert process.wait(30) == 0
+    MERGE_PROCESS._forget(process)
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_table_is_merged_when_its_log_is_worth_it_or_at_the_latest_when_it_is_overdue(
+    merged, monkeypatch
+) -> None:
+    merging = compactor_of(merged, merge_every_txids=1, merge_interval_secs=1000)
+    sizes = {"rewritten": 100 << 20}
+    monkeypatch.setattr(FileMerge, "bytes_to_move", lambda *_: (sizes["rewritten"], 1 << 20))
+    assert merging.merge_once(6) is None, "a hundred bytes rewritten for one of the log"
+    for txid in (7, 8):
+        words(merged, txid)
+        assert merging.merge_once(txid) is None
+    words(merged, 9)
+    assert merging.merge_once(9).p_new == 9, "four times as many transactions as the state asks for"
+    sizes["rewritten"] = 8 << 20
+    merging._rest_until = time.monotonic() + 1000  # as behind a MERGE that took long
+    words(merged, 10)
+    assert merging.merge_once(10) is None
+    merging._rest_until = 0.0
+    assert merging.merge_once(10).p_new == 10
+    assert plain(merged) == merged.expected("counts", 10)
+
+
+def test_only_files_that_the_log_may_change_count_as_rewritten(merged) -> None:
+    merging = compactor_of(merged)
+    plan, before, _ = merging.plan(6)
+    rewritten, logged = merging._by_files.bytes_to_move(merging.state, plan, before)
+    assert rewritten == sum(file.size for file in merged.engine.live_files(before)) and logged > 0
+    assert file_merge._meet(("a", "m"), ("m", "z")) and file_merge._meet(None, ("a", "b"))
+    assert not file_merge._meet((1, 3), (4, 9))

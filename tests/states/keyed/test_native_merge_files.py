@@ -1,0 +1,297 @@
+"""The files that a native MERGE writes, against a fold in plain Python: random states, logs and sizes of files."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trident.states.keyed.merge_files import FileMerger, MergeJob, Sizes, runs
+from trident.states.keyed.merge_io import FileUnreadable, InFile
+from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable, RowMerge, why_not
+
+NAN = float("nan")
+KEY_TYPES = {
+    pa.string(): st.sampled_from(["", "a", "ab", "é", "\U0001f600", *(f"k{n:03}" for n in range(40))]),
+    pa.int64(): st.integers(-30, 30),
+    pa.date32(): st.dates(datetime.date(1999, 12, 1), datetime.date(2000, 1, 31)),
+    pa.decimal128(9, 2): st.integers(-20, 20).map(lambda n: Decimal(n) / 4),
+    pa.timestamp("us", "UTC"): st.integers(0, 30).map(lambda n: datetime.datetime.fromtimestamp(n, datetime.UTC)),
+    pa.binary(): st.binary(max_size=1),
+    pa.bool_(): st.booleans(),
+}
+SMALL = st.integers(-50, 50)
+VALUE_TYPES: dict[str | None, dict[pa.DataType, Any]] = {
+    None: {pa.string(): st.text(max_size=2), pa.list_(pa.int64()): st.lists(SMALL, max_size=2)},
+    "sum": {pa.int64(): SMALL, pa.decimal128(20, 1): SMALL.map(Decimal), pa.float64(): SMALL.map(float)},
+    "count": {pa.int64(): SMALL},
+    "min": {pa.float64(): st.sampled_from([NAN, -1.0, 2.5, math.inf]), pa.string(): st.text(max_size=2)},
+    "max": {pa.float64(): st.sampled_from([NAN, -1.0, 2.5, -math.inf]), pa.date32(): KEY_TYPES[pa.date32()]},
+}
+
+
+class Table:
+    """A plain table and its log as files, and what they must hold."""
+
+    def __init__(self, folder: Path, merge: RowMerge, sizes: Sizes) -> None:
+        self.folder, self.merge, self.merger = folder, merge, FileMerger(sizes)
+        self.files: dict[str, InFile] = {}
+        self.rows: dict[Any, Any] = {}
+        self.upto = self.jobs = 0
+        for name in ("plain", "log"):
+            (folder / name).mkdir(parents=True)
+
+    def log(self, rows: list[tuple[int, tuple[Any, ...]]]) -> InFile:
+        """A file of log rows: (txid, (keys, values, deleted?))."""
+        schema = self.merge.log_schema
+        names = [name for name in schema.names if name != "_txid"]
+        columns = {name: [row[n] for _, row in rows] for n, name in enumerate(names)}
+        columns["_txid"] = [txid for txid, _ in rows]
+        path = self.folder / "log" / f"{len(list((self.folder / 'log').iterdir()))}.parquet"
+        pq.write_table(pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema}, schema=schema), path)
+        return InFile(path.name, path.stat().st_size)
+
+    def job(self, logs: list[InFile], upto: int) -> MergeJob:
+        self.jobs += 1
+        root, files = self.folder, tuple(self.files.values())
+        folder = f"data/inc/merge-{self.jobs}-x"
+        roots = str(root / "plain"), str(root / "log")
+        return MergeJob(self.merge, *roots, files, tuple(logs), self.upto, upto, folder, "data/inc/merge-")
+
+    def merged(self, logs: list[InFile], upto: int) -> tuple[str, ...]:
+        """Merges, and returns the paths of the files that were replaced."""
+        done = self.merger.run(self.job(logs, upto))
+        for path in done.replaced:
+            del self.files[path]
+        self.files.update({file.path: InFile(file.path, file.size) for file in done.written})
+        self.upto = upto
+        return done.replaced
+
+    def fold(self, txid: int, row: tuple[Any, ...]) -> None:
+        """A log row in plain Python."""
+        width = len(self.merge.keys)
+        key, value = row[:width], row[width:]
+        if self.merge.aggregator is None:
+            self.rows.pop(key, None)
+            if not value[-1]:
+                self.rows[key] = value[:-1]
+            return
+        old = self.rows.get(key, value)
+        both = {"sum": lambda a, b: a + b, "count": lambda a, b: a + b, "min": _least, "max": _greatest}
+        combine = both[self.merge.aggregator]
+        if key in self.rows:
+            value = tuple(b if a is None else a if b is None else combine(a, b) for a, b in zip(old, value))
+        self.rows[key] = value
+
+    def found(self) -> dict[Any, Any]:
+        """The table's rows; its files must be in the order of the keys, and no key may be there twice."""
+        found: dict[Any, Any] = {}
+        width = len(self.merge.keys)
+        ranges, ours = [], True
+        for file in self.files.values():
+            table = pq.read_table(self.folder / "plain" / file.path)
+            assert table.schema.names == self.merge.table_schema.names
+            assert max(table.column("_upto").to_pylist()) <= self.upto
+            rows = [tuple(row.values()) for row in table.select(self.merge.schema.names).to_pylist()]
+            ours = ours and file.path.startswith("data/")
+            assert not (width and ours) or self.merge.order(table) == list(range(table.num_rows))
+            ranges.append((table.slice(0, 1), table.slice(table.num_rows - 1)))
+            for row in rows:
+                assert row[:width] not in found, "a key is there twice"
+                found[row[:width]] = row[width:]
+        if width and ranges and ours:
+            order = self.merge.order(pa.concat_tables([first for first, _ in ranges]))
+            assert self.merge.are_apart([ranges[at] for at in order])
+        return found
+
+
+def _least(a: Any, b: Any) -> Any:
+    return b if a != a or b < a else a
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    return a if a != a or not (b != b or b > a) else b
+
+
+def same(found: dict[Any, Any], expected: dict[Any, Any]) -> bool:
+    one_nan = [{key: tuple("NaN" if v != v else v for v in row) for key, row in of.items()} for of in (found, expected)]
+    return one_nan[0] == one_nan[1]
+
+
+@st.composite
+def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
+    """A state, and the strategy of its log rows."""
+    aggregator = draw(st.sampled_from(list(VALUE_TYPES)))
+    kinds = draw(st.lists(st.sampled_from(list(KEY_TYPES)), max_size=2))
+    values = draw(st.lists(st.sampled_from(list(VALUE_TYPES[aggregator])), min_size=1, max_size=2))
+    keys = [f"k{n}" for n in range(len(kinds))]
+    names = [*keys, *(f"v{n}" for n in range(len(values)))]
+    schema = pa.schema(list(zip(names, [*kinds, *values])))
+    parts = [*(KEY_TYPES[kind] for kind in kinds), *(VALUE_TYPES[aggregator][kind] for kind in values)]
+    row = [st.none() | part for part in parts] + ([st.booleans()] if aggregator is None else [])
+    assert why_not(schema, keys, aggregator) is None
+    return RowMerge(schema, tuple(keys), aggregator), st.tuples(*row)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_log_is_merged_into_files_of_key_ranges_as_a_fold_in_python_does(tmp_path_factory, data) -> None:
+    merge, row = data.draw(states())
+    sizes = Sizes(
+        rows_min=data.draw(st.sampled_from([1, 4, 1000])),
+        rows_max=data.draw(st.sampled_from([5, 2000])),
+        files=4,
+        bytes_at_once=data.draw(st.sampled_from([200, 1 << 20])),
+    )
+    table = Table(tmp_path_factory.mktemp("t"), merge, sizes)
+    txid = 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        logs = []
+        for _ in range(data.draw(st.integers(1, 3))):
+            txid += 1
+            # One row a key and transaction, as batches have them where the last value counts.
+            rows = {one[: len(merge.keys)]: one for one in data.draw(st.lists(row, max_size=30))}
+            logs.append(table.log([(txid, one) for one in rows.values()]))
+            for one in rows.values():
+                table.fold(txid, one)
+        later = table.log([(txid + 1, one) for one in data.draw(st.lists(row, max_size=3))])  # not advanced yet
+        if data.draw(st.booleans()):  # another writer's OPTIMIZE: one file, in any order
+            table.files = optimized(table)
+        table.merged([*logs, later], txid)
+        assert same(table.found(), table.rows)
+
+
+def optimized(table: Table) -> dict[str, InFile]:
+    tables = [pq.read_table(table.folder / "plain" / file.path) for file in table.files.values()]
+    if not tables:
+        return {}
+    path = table.folder / "plain" / f"part-{table.jobs}.parquet"
+    rows = pa.concat_tables(tables)
+    pq.write_table(rows.take(pa.array(range(rows.num_rows - 1, -1, -1))), path)
+    return {path.name: InFile(path.name, path.stat().st_size)}
+
+
+COUNTS = RowMerge(pa.schema([("k", pa.int64()), ("n", pa.int64())]), ("k",), "count")
+
+
+def counted(tmp_path: Path, keys: int = 1000, **sizes: int) -> Table:
+    table = Table(tmp_path, COUNTS, Sizes(**{"rows_min": 100, "rows_max": 100, **sizes}))
+    table.merged([table.log([(1, (key * 10, 1)) for key in range(keys)])], 1)
+    return table
+
+
+def test_only_the_files_are_rewritten_in_whose_range_keys_have_changed(tmp_path) -> None:
+    table = counted(tmp_path)
+    before = dict(table.files)
+    assert len(before) == 10
+    replaced = table.merged([table.log([(2, (4_005, 7)), (2, (4_010, 1)), (2, (-5, 1))])], 2)
+    assert len(replaced) == 2 and len(before.keys() & table.files.keys()) == 8
+    assert len(table.found()) == 1002
+    assert table.found()[(4_010,)] == (2,) and table.found()[(4_005,)] == (7,) and table.found()[(-5,)] == (1,)
+    assert table.merged([table.log([(3, (99_999, 1))])], 3) == tuple(  # behind all others: into the last one
+        path for path in before if (9_990,) in keys_of(table, path)
+    )
+
+
+def keys_of(table: Table, path: str) -> set[tuple[int]]:
+    return {(key,) for key in pq.read_table(table.folder / "plain" / path).column("k").to_pylist()}
+
+
+def test_a_file_that_grew_is_split_and_small_ones_are_joined(tmp_path) -> None:
+    table = counted(tmp_path)
+    table.merged([table.log([(2, (key, 1)) for key in range(1, 990)])], 2)
+    assert sorted(pq.read_metadata(tmp_path / "plain" / path).num_rows for path in table.files)[0] >= 75
+    assert len(table.files) in range(17, 22)
+    gone = Table(tmp_path / "last", RowMerge(COUNTS.schema, ("k",), None), Sizes(rows_min=100, rows_max=100))
+    gone.merged([gone.log([(1, (key, 1, False)) for key in range(1000)])], 1)
+    gone.merged([gone.log([(2, (key, 1, True)) for key in range(1000) if key % 100 and key < 800])], 2)
+    gone.merged([gone.log([(3, (0, 3, False))])], 3)  # the small ones beside it go with it
+    assert len(gone.files) <= 3
+    assert gone.found()[(0,)] == (3,) and len(gone.found()) == 208
+
+
+@pytest.mark.parametrize(
+    ("changed", "small", "expected"),
+    [
+        ([0, 0, 0], [1, 1, 1], []),
+        ([0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0], [[1], [4, 5]]),
+        ([0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [[0, 1, 2, 3, 4]]),
+        ([1, 0, 0, 0], [0, 0, 1, 1], [[0]]),
+    ],
+)
+def test_small_files_beside_a_changed_one_go_with_it(changed: Any, small: Any, expected: Any) -> None:
+    assert runs([bool(one) for one in changed], [bool(one) for one in small]) == expected
+
+
+def test_a_table_that_is_larger_than_memory_is_put_in_order_range_by_range(tmp_path) -> None:
+    table = counted(tmp_path, 20_000, rows_max=1000, bytes_at_once=50_000)
+    table.files = optimized(table)
+    table.merged([table.log([(2, (key, 1)) for key in range(0, 200_000, 70)])], 2)
+    found = table.found()
+    assert len(found) == len({*range(0, 200_000, 10), *range(0, 200_000, 70)})
+    assert found[(70,)] == (2,) and found[(10,)] == (1,)
+    assert not (tmp_path / "plain" / "data" / "inc" / "merge-2-x" / "ranges").exists()
+
+
+@pytest.mark.parametrize("rows", [[2**63 - 1, 1], [-(2**63), -1], [2**62] * 2, [2**63 - 1, 2**63 - 1, -5]])
+def test_a_sum_that_does_not_fit_is_an_error_and_never_wraps(tmp_path, rows: list[int]) -> None:
+    table = Table(tmp_path / "a", COUNTS, Sizes())
+    with pytest.raises(NotMergeable, match="overflow"):
+        table.merged([table.log([(txid, (1, n)) for txid, n in enumerate(rows, 1)])], 9)
+    table = Table(tmp_path / "b", COUNTS, Sizes())
+    table.merged([table.log([(1, (1, rows[0]))])], 1)
+    with pytest.raises(NotMergeable, match="overflow"):
+        table.merged([table.log([(2, (1, rows[1]))])], 2)
+
+
+def test_sums_whose_parts_are_large_come_back_exact(tmp_path) -> None:
+    table = Table(tmp_path, COUNTS, Sizes())
+    parts = [2**62, 2**62 - 1, -(2**61), 2**61, -1, 2**40 + 1, -(2**40)]
+    table.merged([table.log([(txid, (1, n)) for txid, n in enumerate(parts, 1)])], 9)
+    assert table.found() == {(1,): (sum(parts),)}
+
+
+def test_a_key_that_is_there_twice_is_found(tmp_path) -> None:
+    table = counted(tmp_path)
+    files = optimized(table)
+    table.files.update(files)  # both: as a RESTORE gone wrong would leave it
+    with pytest.raises(NotMergeable, match="twice"):
+        table.merged([table.log([(2, (10, 1))])], 2)
+
+
+def test_rows_that_are_merged_already_or_are_another_writers_are_not_changed(tmp_path) -> None:
+    table = counted(tmp_path)
+    table.upto = 0  # as a compactor that has read an older P
+    with pytest.raises(MergedMeanwhile):
+        table.merged([table.log([(2, (10, 1))])], 2)
+
+
+def test_a_file_that_is_not_what_the_log_says_stops_it(tmp_path) -> None:
+    table = counted(tmp_path)
+    logged = table.log([(2, (10, 1))])
+    with pytest.raises(FileUnreadable, match="bytes"):
+        table.merged([InFile(logged.path, logged.size + 1)], 2)
+    path = tmp_path / "log" / logged.path
+    path.write_bytes(b"x" * logged.size)
+    with pytest.raises(FileUnreadable):
+        table.merged([logged], 2)
+
+
+def test_files_named_as_ours_that_are_not_in_order_are_put_in_order(tmp_path) -> None:
+    table = counted(tmp_path)
+    (first, *_) = table.files
+    path = tmp_path / "plain" / first
+    rows = pq.read_table(path)
+    pq.write_table(rows.take(pa.array([0, *range(rows.num_rows - 2, 0, -1), rows.num_rows - 1])), path)
+    table.files[first] = InFile(first, path.stat().st_size)
+    replaced = table.merged([table.log([(2, (10, 1))])], 2)
+    assert len(replaced) == 10
+    assert table.found()[(10,)] == (2,) and len(table.found()) == 1000

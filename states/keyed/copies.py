@@ -57,6 +57,39 @@ class StateCopies:
             self._failed(states, error)
         return None
 
+    def follow(self) -> None:
+        """Brings all copies to the last transactions that the states' logs have: for a process that waits to lead.
+
+        It may be called at any moment: tables that are being made, merged or reset are not there for it.
+        """
+        for state in self._states:
+            try:
+                self._copy(state).as_of(None)
+            except (OSError, TridentError) as error:
+                log.debug("the local copy of %s cannot follow now: %s", state, error)
+                self.renew([state])
+
+    def renew(self, states: Collection[str] | None = None) -> None:
+        """Lets go of copies whose state is another one by now: reset, or with other columns.
+
+        Args:
+            states: only these; None: all.
+        """
+        with self._lock:
+            known = dict(self._copies)
+        for state, copy in known.items():
+            if states is not None and state not in states:
+                continue
+            try:
+                if load_descriptor(self._warehouse, state) == copy.state:
+                    continue
+            except (OSError, TridentError) as error:
+                log.debug("there is no state %s now: %s", state, error)
+            with self._lock:
+                if self._copies.get(state) is copy:
+                    del self._copies[state]
+            copy.close()
+
     def failed(self, state: str, reason: str) -> None:
         """Tells that a worker could not use a copy, and why: it is built again, a few times."""
         with self._lock:

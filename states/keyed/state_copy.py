@@ -48,6 +48,10 @@ _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
 
+class _NotNow(StaleCopy):
+    """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
+
+
 @dataclass(frozen=True)
 class CopyHealth:
     """How the local copy of one state does.
@@ -113,8 +117,16 @@ class StateCopy:
         self._reason: str | None = None
         self._off_until = 0.0
 
-    def as_of(self, txid: int) -> CopyAsOf:
+    @property
+    def state(self) -> StateDescriptor:
+        """Whose copy it is."""
+        return self._state
+
+    def as_of(self, txid: int | None) -> CopyAsOf:
         """The copy as of a transaction that has advanced, or is known to have committed nothing.
+
+        Args:
+            txid: None: the last one that the state's log has. It is decided, and can only be followed by others.
 
         Raises:
             StaleCopy: there is none, for whatever reason; nothing is wrong with the state.
@@ -126,6 +138,8 @@ class StateCopy:
                 if self._copy is None:
                     self._copy = self._found()
                 mark = self._bring_to(txid)
+            except _NotNow:
+                raise
             except (NotFollowed, TableMissing, Uncombinable) as error:
                 self._drop(error)
                 raise StaleCopy(f"there is no copy of state {self._state.name}", found=error) from error
@@ -133,7 +147,7 @@ class StateCopy:
                 self._drop(error)
                 raise
             assert self._copy is not None
-            self._txid, self._reason = txid, None
+            self._txid, self._reason = mark.txid, None
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
 
     def health(self) -> CopyHealth:
@@ -177,18 +191,20 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, txid: int) -> CopyMark:
+    def _bring_to(self, txid: int | None) -> CopyMark:
         held = None if self._copy is None else self._copy.mark
         if held is not None and self._is_followed(held) and self._log is not None:
+            if held.txid == txid:
+                return held  # also where the log has the next transaction already
             mark = self._mark(txid, self._log)
-            if held == mark or held.txid < txid and self._follow(held, mark, self._log):
+            if held == mark or held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
         plain, logged, merged = self._tables(txid)
         mark = self._mark(txid, logged)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
         if self._builder is None and time.monotonic() < self._off_until:
-            raise StaleCopy(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
+            raise _NotNow(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
         if size <= self._inline_bytes:
             with self._counted():
                 self._copy, self._log = self._build(mark, plain, logged, merged)
@@ -201,17 +217,18 @@ class StateCopy:
                 daemon=True,
             )
             self._builder.start()
-        raise StaleCopy(f"the copy of state {self._state.name} is being built")
+        raise _NotNow(f"the copy of state {self._state.name} is being built")
 
-    def _mark(self, txid: int, logged: TableFiles) -> CopyMark:
+    def _mark(self, txid: int | None, logged: TableFiles) -> CopyMark:
         """The mark of the state as of a transaction.
 
         Raises:
-            NotFollowed: the log is past the transaction: this process was replaced.
+            _NotNow: the log is past the transaction.
         """
         check_own(self._state, logged.path, logged.control)
+        txid = logged.control.txid if txid is None else txid
         if logged.control.txid > txid:
-            raise NotFollowed(f"the log of state {self._state.name} is past transaction {txid}")
+            raise _NotNow(f"the log of state {self._state.name} is past transaction {txid}")
         return CopyMark(self._state.incarnation, txid, self._digest, _commit(logged.control))
 
     def _is_followed(self, held: CopyMark) -> bool:
@@ -270,7 +287,7 @@ class StateCopy:
         logged.files = {}  # they are applied, and not looked at again
         return True
 
-    def _tables(self, txid: int) -> tuple[TableFiles | None, TableFiles, int]:
+    def _tables(self, txid: int | None) -> tuple[TableFiles | None, TableFiles, int]:
         """The plain table if it was made, the log with all that is not merged, and the transaction merged last."""
         state, root = self._state, self._warehouse
         for _ in range(_TRIES):
@@ -283,7 +300,7 @@ class StateCopy:
             for table in (logged,) if plain is None else (plain, logged):
                 check_own(state, table.path, table.control)
             merged = max(merged, logged.control.starts_at - 1)
-            if merged > txid:
+            if txid is not None and merged > txid:
                 raise NotFollowed(f"state {state.name} is merged up to {merged}, past transaction {txid}")
             if logged.control.floor <= merged:
                 return plain, logged, merged

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,6 +19,7 @@ import pytest
 
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
+from tests.zk_fixtures import eventually
 from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
@@ -23,6 +28,7 @@ from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.keyed.copies import StateCopies, copies_folder
 
+ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
 
 
@@ -170,6 +176,42 @@ def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path,
         done.set()
         deleting.join()
     assert found(query, tmp_path / "warehouse") == expected()
+
+
+_LEADER = """
+import sys
+from tests.running.test_local_copies import topology
+from trident.spark.session import make_session
+spark = make_session("leader", {"spark.master": "local[2]", "spark.ui.enabled": "false"})
+warehouse, zookeeper, root = sys.argv[1:]
+settings = {"zookeeper": zookeeper, "zookeeper_root": root, "zookeeper_session_timeout_secs": 4}
+topology().start(spark, warehouse=warehouse, **settings).await_termination()
+"""
+
+
+def test_a_standby_that_takes_over_has_followed_and_builds_no_copy(start, tmp_path, zk_server, zk_root, uses):  # noqa: F811
+    warehouse = tmp_path / "warehouse"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", _LEADER, str(warehouse), zk_server, zk_root],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "zk.advance:hang:6"},  # published, not advanced
+        start_new_session=True,
+    )
+    try:
+        assert eventually(lambda: (warehouse / "_trident" / "copied" / "status.json").exists(), WAIT_SECS)
+        query = start(topology(), warm_standby=True)
+        copies = query._reporter.site.copies("lines")
+        assert eventually(lambda: [one.txid for one in copies.health()] == [6, 6], WAIT_SECS)
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+    before = {state: copies.as_of([state], 6)[state].folder for state in ("counts", "lengths")}
+    uses.clear()
+    query.process_all_available(WAIT_SECS)
+    assert found(query, warehouse) == expected()
+    assert [(one.builds, one.txid) for one in copies.health()] == [(1, len(LINES) - 1)] * 2
+    assert {state: copies.as_of([state], len(LINES))[state].folder for state in before} == before
+    assert len(uses) >= 2 and all(uses)
 
 
 @pytest.mark.parametrize(("boot", "kept"), [("one", True), (UNKNOWN, False)])

@@ -18,6 +18,7 @@ from trident.drpc.endpoint import DrpcFront
 from trident.drpc.requests import DrpcRequests
 from trident.running.progress import ProgressLog
 from trident.running.site import SparkSite
+from trident.running.standby_copies import StandbyCopies
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
 
@@ -47,6 +48,7 @@ class Reporter:
         self.errors: dict[str, tuple[str, float]] = {}
         self._plans, self._shows, self._writer, self._keeps_warm = plans, shows, writer, keeps_warm
         self._warm_up: WarmUp | None = None
+        self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
 
@@ -77,8 +79,14 @@ class Reporter:
                 lambda secs: self.event(f"standby: warm after {secs:.1f} s"),
             )
             self._warm_up.start()
+            copies = [found for plan in self._plans if (found := site.copies(plan.name)) is not None]
+            self._copies = StandbyCopies(copies)
+            self._copies.start()
 
     def waits_no_more(self) -> None:
+        if self._copies is not None:
+            self._copies.stop()
+            self._copies = None
         if self._warm_up is not None:
             self._warm_up.stop()
             self._warm_up = None
@@ -173,6 +181,13 @@ class Reporter:
         else:
             self._writer.discard()
 
+    def close_copies(self) -> None:
+        """Leaves the local copies of a process that waited to the next one on this host."""
+        for plan in self._plans:
+            copies = self.site.copies(plan.name)
+            if copies is not None:
+                copies.close()
+
     def ask_backlogs(self) -> None:
         """A thread: the spouts' hosts ask how much waits. A spout may hang here, and keeps no other thread waiting."""
         while not self.supervisor.ended.is_set():
@@ -233,9 +248,9 @@ class Reporter:
             error[0] if error else None,
             error[1] if error else None,
             str(group.driver.error) if state.mode is Mode.HALTED else None,
-            self._copies(group.name),
+            self._copies_of(group.name),
         )
 
-    def _copies(self, group: str) -> tuple[CopyStatus, ...]:
+    def _copies_of(self, group: str) -> tuple[CopyStatus, ...]:
         copies = self.site.copies(group)
         return () if copies is None else tuple(CopyStatus(**asdict(one)) for one in copies.health())

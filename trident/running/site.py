@@ -152,9 +152,16 @@ class SparkOpening:
             committer.epoch,
             site.config.batch_partitions,
             site.config.ackers,
-            site.copies(plan.name),
+            self._copies(),
         )
         return GroupParts(spouts, runner, self._compactor())
+
+    def _copies(self) -> StateCopies | None:
+        """Those that followed while this process waited, as far as the states are the same."""
+        copies = self._site.copies(self._plan.name)
+        if copies is not None:
+            copies.renew()
+        return copies
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

@@ -135,7 +135,7 @@ def _make_query(
     ending = Ending(
         name,
         reporter.supervisor,
-        [reporter.write_last_status, reporter.front.end, reporter.progress.close, *closing],
+        [reporter.write_last_status, reporter.close_copies, reporter.front.end, reporter.progress.close, *closing],
         config.stop_timeout_secs,
         lambda thread: thread == f"trident-{name}" or thread.startswith(groups),
     )

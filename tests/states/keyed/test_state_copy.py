@@ -103,14 +103,32 @@ def test_transactions_without_a_commit_leave_it_as_it_is(group, tmp_path):
     copy.close()
 
 
-def test_a_process_that_was_replaced_has_no_copy(group, tmp_path):
-    publish(group, [1])
+def test_a_log_that_is_past_the_transaction_costs_no_copy(group, tmp_path):
+    """This process was replaced, or a transaction is published and has not advanced while a reader asks."""
+    publish(group, [1, 2])
     copy = copy_of(group, "last", tmp_path)
-    copy.as_of(1)
-    publish(group, [2])
-    with pytest.raises(StaleCopy, match="past transaction 1"):
-        copy.as_of(1)
+    folder = copy.as_of(2).folder
+    publish(group, [3])
     assert held(group, "last", copy, 2) == group.expected("last", 2)
+    publish(group, [4])
+    for txid in (1, 3):
+        with pytest.raises(StaleCopy, match=f"past transaction {txid}"):
+            copy.as_of(txid)
+    assert held(group, "last", copy, 2) == group.expected("last", 2)
+    assert held(group, "last", copy, 4) == group.expected("last", 4)
+    with pytest.raises(StaleCopy, match="past transaction 2"):
+        copy.as_of(2)
+    assert copy.as_of(4).folder == folder and copy.health().builds == 1
+    copy.close()
+
+
+def test_a_copy_that_follows_is_at_the_last_transaction_of_the_log(group, tmp_path):
+    copy = copy_of(group, "counts", tmp_path)
+    for txids in ([1], [2, 3], []):
+        publish(group, txids)
+        mark = copy.as_of(None).mark
+        assert mark == copy.as_of(mark.txid).mark and mark.txid == max(txids, default=3)
+        assert held(group, "counts", copy, mark.txid) == group.expected("counts", mark.txid)
     copy.close()
 
 

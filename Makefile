@@ -16,6 +16,7 @@
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
 # make types   every kind of key and value through log, reads, MERGE and table; make test takes a sixth of them
+# make jar     the jar of kept plans from java/, with a JDK 17: the bytes that are checked in
 # make rooms   arrows between packages, those against their order, circles of files, lines
 # make clean   removes what these made
 #
@@ -41,7 +42,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types jar rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -105,6 +106,9 @@ races: check-java $(STAMP) $(CLASSES)
 types: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_TYPES=all $(BIN)/python -m pytest $(PYTEST) tests/states/keyed/test_last_value.py tests/states/core/test_value_types.py \
 		tests/states/keyed/test_same_keys.py $(PYTEST_ARGS)
+
+jar: $(STAMP)
+	@$(BIN)/python -m tests.make_jar
 
 rooms: $(STAMP)
 	@$(BIN)/python -m tests.rooms

@@ -107,6 +107,12 @@ class TridentConfig(Settings):
         flag(),
         "A standby rehearses transactions on empty batches, so that its first real one is as quick as any.",
     )
+    keep_plans: bool = _setting(
+        True,
+        flag(),
+        "The plan of a small batch of rows, or of whole text files, is kept for the batches after it, where one made"
+        " anew could not give other rows; `explain()` says where it is.",
+    )
     local_copies: bool = _setting(
         True,
         flag(),

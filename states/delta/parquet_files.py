@@ -15,7 +15,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,8 @@ from trident.states.core import storage
 from trident.states.delta.key_order import in_order, rows_in_a_group
 from trident.states.delta.partition_values import partition_texts
 
+# The local property of a job that stages: {"folder": below each table's root, "txid": n}.
+ATTEMPT = "trident.attempt"
 REPORT_SCHEMA = (
     "target string, path string, size long, mtime_ms long, num_records long, stats string, partition_values string"
 )
@@ -63,23 +65,40 @@ class FileTarget:
 
     name: str
     root: str
-    folder: str
+    folder: str = ""
     partition_columns: Sequence[str] = ()
     constants: Mapping[str, int] = field(default_factory=dict)
     codec: str = "snappy"
     sorted_by: Sequence[str] = ()
 
 
-def writer_of(target: FileTarget) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for mapInArrow: record batches in, one report row per file out."""
+def writer_of(
+    target: FileTarget, txid_column: str | None = None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for mapInArrow: record batches in, one report row per file out.
+
+    The same function serves every attempt: the job's local property ATTEMPT says which one it is.
+
+    Args:
+        target: its ``folder`` and ``constants`` are the attempt's.
+        txid_column: a hidden bigint column that holds the txid, or None.
+    """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reports = list(write_partition(target, batches))
+        reports = list(write_partition(_of_attempt(target, txid_column), batches))
         spare_collections()
         if reports:
             yield pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)
 
     return write
+
+
+def _of_attempt(target: FileTarget, txid_column: str | None) -> FileTarget:
+    task: Any = TaskContext.get()
+    attempt = json.loads(task.getLocalProperty(ATTEMPT))
+    return replace(
+        target, folder=attempt["folder"], constants={txid_column: attempt["txid"]} if txid_column is not None else {}
+    )
 
 
 _spared = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
 from trident.states.core.staged import StagedFile
-from trident.states.delta.parquet_files import REPORT_SCHEMA, FileTarget, writer_of
+from trident.states.delta.parquet_files import ATTEMPT, REPORT_SCHEMA, FileTarget, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,32 +73,45 @@ def stage(
     Returns:
         target name → its files, every target present.
     """
+
+    def run(attempt_property: str) -> list[dict[str, Any]]:
+        written = reports_of(frames, targets, codec)
+        context: Any = written.sparkSession.sparkContext
+        context.setLocalProperty(ATTEMPT, attempt_property)
+        try:
+            return [row.asDict() for row in written.collect()]
+        finally:
+            context.setLocalProperty(ATTEMPT, None)
+
+    return stage_by(run, targets, incarnation, attempt, point)
+
+
+def stage_by(
+    run: Callable[[str], Iterable[Mapping[str, Any]]],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    point: str = STAGE,
+) -> dict[str, list[StagedFile]]:
+    """As :func:`stage`, with the Spark job run by the caller.
+
+    Args:
+        run: (value of the local property ATTEMPT) → the reports of one job over :func:`reports_of` the targets.
+    """
     if not targets:
         return {}
     with faults.fault_point(point):
         folder = attempt_folder(incarnation, attempt)
-        reports = []
-        for target in targets:
-            file_target = FileTarget(
-                name=target.name,
-                root=str(target.root),
-                folder=folder,
-                partition_columns=tuple(target.partition_columns),
-                constants={target.txid_column: attempt.txid} if target.txid_column else {},
-                codec=codec,
-                sorted_by=tuple(target.sorted_by),
-            )
-            reports.append(_written(frames[target.name], file_target))
         try:
-            rows = reduce(lambda left, right: left.union(right), reports).collect()
+            reports = run(json.dumps({"folder": folder, "txid": attempt.txid}))
         except BaseException:
             # No manifest will ever name these files, and on a full disk the next attempt needs their room.
             for target in targets:
                 storage.try_delete(target.root / folder)
             raise
         staged: dict[str, list[StagedFile]] = {target.name: [] for target in targets}
-        for row in rows:
-            staged[row.target].append(staged_file(row.asDict()))
+        for report in reports:
+            staged[report["target"]].append(staged_file(report))
         for target in targets:
             files = staged[target.name]
             files.sort(key=lambda file: file.path)
@@ -107,12 +120,51 @@ def stage(
         return staged
 
 
-def _written(frame: Any, target: FileTarget) -> "DataFrame":
+def reports_of(frames: Mapping[str, "DataFrame"], targets: Sequence[StagingTarget], codec: str) -> "DataFrame":
+    """The reports on files that are written as they are collected, for the attempt of the job that does so."""
+    return reduce(
+        lambda left, right: left.union(right),
+        [_written(frames[target.name], target, codec) for target in targets],
+    )
+
+
+def _written(frame: Any, target: StagingTarget, codec: str) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
+    columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
+    table = _Table(target.name, str(target.root), columns, order, target.txid_column, codec)
+    udf = _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns))
+    return ClassicDataFrame(frame._jdf.mapInArrow(udf._jc, False, None), frame.sparkSession)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """All that a writer depends on but the attempt; two of them may be compared."""
+
+    name: str
+    root: str
+    partition_columns: tuple[str, ...]
+    sorted_by: tuple[str, ...]
+    txid_column: str | None
+    codec: str
+
+
+# Pickled once for each table, and not with every batch.
+@lru_cache(maxsize=256)
+def _writer(context: Any, table: _Table, columns: tuple[str, ...]) -> Any:
     make: Any = pandas_udf
-    udf = make(writer_of(target), returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    columns = [F.col(backquoted(name)) for name in frame.columns]
-    return ClassicDataFrame(frame._jdf.mapInArrow(udf(*columns)._jc, False, None), frame.sparkSession)
+    target = FileTarget(
+        table.name,
+        table.root,
+        partition_columns=table.partition_columns,
+        codec=table.codec,
+        sorted_by=table.sorted_by,
+    )
+    udf = make(
+        writer_of(target, table.txid_column),
+        returnType=REPORT_SCHEMA,
+        functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+    )
+    return udf(*(F.col(backquoted(name)) for name in columns))
 
 
 def staged_file(report: Mapping[str, Any]) -> StagedFile:

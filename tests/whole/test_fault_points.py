@@ -104,6 +104,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/delta/parquet_files.py:_OpenFile._flush": (2, _TASK),
     "states/maps/redis_map.py:RedisMap.clear": (1, _NO_BATCH),
     "states/delta/staging.py:drop_attempts_up_to": (1, _SPACE),
+    "states/delta/staging.py:stage": (1, "within stage_by, which is stage.write"),
     "states/delta/staging.py:fsync_folders": (2, _INSIDE + ": stage.write"),
     "states/delta/torn_entries.py:set_aside_torn_entry": (
         1,

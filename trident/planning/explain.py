@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from trident.planning.compiled import passes
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import plan
+from trident.planning.kept import why_not_kept
 from trident.planning.nodes import Node, is_source
 from trident.planning.operation import Operation, names_of
 from trident.planning.requests import drpc_plans
 from trident.planning.segments import Lowered, Segment
 
+_KEPT = "the plan is kept from batch to batch, where a batch of rows or of whole text files is one Spark partition"
+_ANEW = "the plan is made anew for each batch"
 _MOVES = " [shuffle]"
 _IF_SEVERAL = " (unless the batch is one Spark partition)"
 
@@ -23,6 +26,8 @@ def explain(graph: TopologyGraph) -> str:
     lines = [f"topology {graph.name}"]
     for group in plan(graph):
         lines += ["", f"group {group.name}", *_Described(group.nodes, group.lowered, of_batches=True).lines()]
+        why_not = why_not_kept(group)
+        lines.append(f"  {_KEPT if why_not is None else f'{_ANEW}: {why_not}'}")
     for request in drpc_plans(graph).values():
         described = _Described(request.nodes, request.lowered, of_batches=False)
         lines += ["", f"requests {request.function}", *described.lines()]

@@ -24,8 +24,10 @@ from trident.operations.window_spec import Unit
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
+from trident.running.kept_plans import KeptPlans
 from trident.spark.jobs import JobWatch, cancel_group
-from trident.spark.rows import parquet_reader, to_dataframe
+from trident.spark.rows import held_rows, parquet_reader, to_dataframe
+from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
 from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
@@ -70,6 +72,7 @@ class SparkBatchRunner:
         batch_partitions: Spark partitions of every batch; None = as its spout says.
         ackers: Spark tasks that add up the ledger of a tracked batch.
         copies: the local copies of the states that the group looks up; None: there are none here.
+        keep_plans: whether the plan of a batch may serve those after it.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class SparkBatchRunner:
         batch_partitions: int | None = None,
         ackers: int = 1,
         copies: StateCopies | None = None,
+        keep_plans: bool = True,
     ) -> None:
         self._copies = copies
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
@@ -114,6 +118,7 @@ class SparkBatchRunner:
             )
         self._config = {"topology": topology, "group": plan.name, "spark_master": spark.sparkContext.master}
         self._codec = spark.conf.get("spark.sql.parquet.compression.codec", None) or "snappy"
+        self._kept_plans = KeptPlans(spark, plan, self._early, self._codec, keep_plans)
         self._context = spark.sparkContext
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
@@ -170,6 +175,7 @@ class SparkBatchRunner:
         inputs: dict[str, "DataFrame"] = {}
         spouts: dict[str, dict[str, Any]] = {}
         tables: dict[str, "DataFrame"] = {}
+        slots: dict[str, Slot] = {}
         counts: list[int | None] = []
         for tx_id, executor in self._host.executors.items():
             spout = self._spouts[tx_id]
@@ -185,7 +191,11 @@ class SparkBatchRunner:
                     found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )
-            inputs[tx_id] = self._frame(emitted, self._schemas[tx_id])
+            slot = self._slot(emitted, self._schemas[tx_id])
+            if slot is not None:
+                slots[tx_id] = slot
+            else:
+                inputs[tx_id] = self._frame(emitted, self._schemas[tx_id])
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if (
                 spout_kind(spout) is not SpoutKind.TRANSACTIONAL
@@ -213,7 +223,12 @@ class SparkBatchRunner:
                 built_at = time.monotonic()
                 return stage(frames, self._early, self._incarnation, attempt, self._codec)
 
-        if self._tracked is None:
+        kept_staged = None if inputs or not slots else self._kept_plans.stage(slots, self._incarnation, attempt)
+        if kept_staged is None:
+            inputs.update((tx_id, slot.frame().coalesce(1)) for tx_id, slot in slots.items())
+        if kept_staged is not None:
+            staged = kept_staged
+        elif self._tracked is None:
             staged = run(inputs)
         else:
             staged = self._tracked.process(attempt, inputs, run, self._watched(attempt))
@@ -348,6 +363,18 @@ class SparkBatchRunner:
             return frame
         # Fewer partitions need no shuffle; more do, and the spout has asked for them.
         return frame.coalesce(wanted)
+
+    def _slot(self, emitted: Emitted, schema: StructType) -> Slot | None:
+        """The batch as a kept plan reads it; None: it cannot, or is large."""
+        data = emitted.data
+        if self._kept_plans.why_not is not None or (self._batch_partitions or emitted.partitions) != 1:
+            return None
+        if isinstance(data, FilesSlot):
+            return data
+        table = held_rows(data, schema)
+        if table is None or not table.num_rows or table.nbytes > ROWS_BYTES_MAX:
+            return None
+        return RowsSlot(self._spark, table, schema)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         with self._lock:

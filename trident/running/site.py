@@ -153,6 +153,7 @@ class SparkOpening:
             site.config.batch_partitions,
             site.config.ackers,
             self._copies(),
+            site.config.keep_plans,
         )
         return GroupParts(spouts, runner, self._compactor())
 

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import SourceError
+from trident.spark.slots import FilesSlot
 from trident.states.core.names import backquoted
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
     from pyspark.sql.types import DataType
 
-# The rows of a batch as a spout may give them; tuples in the order of the schema.
-Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple[Any, ...]]]
+# The rows of a batch as a spout may give them; tuples in the order of the schema. The framework's own spouts also name
+# files: a kept plan then reads them without a DataFrame for each batch.
+Data = Union["DataFrame", "pyarrow.Table", Iterable[tuple[Any, ...]], FilesSlot]
 
 
 def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "DataFrame":
@@ -34,6 +36,8 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
     Raises:
         SourceError: the data does not fit; the message names the field or the row.
     """
+    if isinstance(data, FilesSlot):
+        data = data.frame()
     if isinstance(data, DataFrame):
         return _from_dataframe(data, schema)
 
@@ -48,6 +52,21 @@ def to_dataframe(spark: "SparkSession", data: "Data", schema: "StructType") -> "
             expected="a DataFrame, an Arrow table or an iterable of tuples",
         )
     return _from_rows(spark, data, schema)
+
+
+def held_rows(data: "Data", schema: "StructType") -> "pyarrow.Table | None":
+    """Rows that the driver holds, as a table with exactly the fields of a schema; None: a DataFrame, or nested values.
+
+    Raises:
+        SourceError: as :func:`to_dataframe`.
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return _fitted(data, schema)
+    if not isinstance(data, (list, tuple)) or _is_nested(schema):
+        return None
+    return arrow_rows(_checked(data, schema), schema)
 
 
 def parquet_reader(spark: "SparkSession", schema: "StructType | str") -> "DataFrameReader":
@@ -88,6 +107,10 @@ def _same(one: "DataType", other: "DataType") -> bool:
 
 
 def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType") -> "DataFrame":
+    return _create(spark, _fitted(table, schema), schema)
+
+
+def _fitted(table: "pyarrow.Table", schema: "StructType") -> "pyarrow.Table":
     _check_names(table.column_names, [field.name for field in schema.fields])
     target = to_arrow_schema(schema, timezone="UTC")
     table = table.select([field.name for field in schema.fields])
@@ -105,7 +128,7 @@ def _from_arrow(spark: "SparkSession", table: "pyarrow.Table", schema: "StructTy
                 found=str(column.type),
                 expected=schema[field.name].dataType.simpleString(),
             ) from error
-    return _create(spark, pa.table(columns, schema=target), schema)
+    return pa.table(columns, schema=target)
 
 
 def arrow_rows(rows: "Sequence[tuple[Any, ...]]", schema: "StructType") -> "pyarrow.Table":
@@ -145,6 +168,15 @@ def _create(spark: "SparkSession", table: "pyarrow.Table", schema: "StructType")
 
 
 def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType") -> "DataFrame":
+    rows = _checked(data, schema)
+    if not rows:
+        return spark.createDataFrame([], schema)
+    if _is_nested(schema):
+        return _verified(spark, rows, schema)
+    return _create(spark, arrow_rows(rows, schema), schema)
+
+
+def _checked(data: Iterable[Any], schema: "StructType") -> list[tuple[Any, ...]]:
     width = len(schema.fields)
     rows: list[tuple[Any, ...]] = []
     for number, row in enumerate(data):
@@ -155,11 +187,11 @@ def _from_rows(spark: "SparkSession", data: Iterable[Any], schema: "StructType")
                 expected=f"a tuple of {width}: {', '.join(field.name for field in schema.fields)}",
             )
         rows.append(tuple(row))
-    if not rows:
-        return spark.createDataFrame([], schema)
-    if any(isinstance(field.dataType, (ArrayType, MapType, StructType)) for field in schema.fields):
-        return _verified(spark, rows, schema)
-    return _create(spark, arrow_rows(rows, schema), schema)
+    return rows
+
+
+def _is_nested(schema: "StructType") -> bool:
+    return any(isinstance(field.dataType, (ArrayType, MapType, StructType)) for field in schema.fields)
 
 
 def _local(naive: datetime) -> datetime:

@@ -26,6 +26,7 @@ from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
+from trident.spark import kept_plans_jar
 from trident.spark.cluster_files import send_framework
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.log4j import has_own_log4j, log4j_file
@@ -103,7 +104,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     Resolves the jars, and so may download them.
     """
     cores = local_cores(given.get("spark.master"))
-    jars = delta_jars({key: given[key] for key in RESOLVER_CONFS if key in given})
+    jars = [*delta_jars({key: given[key] for key in RESOLVER_CONFS if key in given}), *kept_plans_jar.jars()]
     confs = {
         # Batches of the window run side by side, and share the cores fairly.
         "spark.scheduler.mode": "FAIR",

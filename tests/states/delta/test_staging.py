@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from trident.coordinators.transactions import TransactionAttempt
-from trident.states.delta import parquet_files, staging
+from trident.states.delta import staging
 from trident.states.delta.staging import StagingTarget, stage
 
 
@@ -20,8 +20,8 @@ def test_the_files_of_a_try_that_spark_gave_up_do_not_count(
 ) -> None:
     """A task that is run again, or speculatively beside itself, leaves files of both tries in the attempt's folder."""
 
-    def tried_twice(target: parquet_files.FileTarget) -> Any:
-        write = parquet_files.writer_of(target)
+    def tried_twice(*arguments: Any) -> Any:
+        write = writer_of(*arguments)
 
         def both(batches: Iterator[Any]) -> Iterator[Any]:
             rows = list(batches)
@@ -30,6 +30,7 @@ def test_the_files_of_a_try_that_spark_gave_up_do_not_count(
 
         return both
 
+    writer_of = staging.writer_of
     monkeypatch.setattr(staging, "writer_of", tried_twice)
     target = StagingTarget("rows", tmp_path / "rows")
     frame = spark.range(0, 100, 1, 3)

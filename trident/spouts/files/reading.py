@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from trident.coordinators.causes import causes, search_causes
 from trident.coordinators.errors import SourceError
+from trident.spark.slots import FilesSlot
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat, escape, is_compressed, is_name_for_spark
 from trident.spouts.files.parquet import is_exact, read_parquet
@@ -71,7 +72,7 @@ class FileReader:
         self._spark, self._format = spark, format
         self._cores = max(1, spark.sparkContext.defaultParallelism)
 
-    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame", int]:
+    def read(self, ranges: Sequence[FileRange]) -> tuple["DataFrame | FilesSlot", int]:
         """The rows of some ranges, and how many Spark partitions they are worth."""
         size = sum(part.size * (4 if is_compressed(part.entry.path) else 1) for part in ranges)
         partitions = partitions_for(size, self._cores)
@@ -79,6 +80,9 @@ class FileReader:
             return self._spark.createDataFrame([], self._format.schema), 1
         if self._format.name == "parquet":
             return read_parquet(self._spark, self._format, ranges, partitions), partitions
+        if partitions == 1 and all(map(self._can_be_native, ranges)) and len(ranges) <= NATIVE_FILES_MAX:
+            files = [(part.entry.path, part.entry.size, part.entry.mtime_ns // 1_000_000) for part in ranges]
+            return FilesSlot(self, files, self._native, self._rows), partitions
         return self._rows(self._lines(ranges, partitions)), partitions
 
     # --- lines ------------------------------------------------------------------------------
@@ -93,16 +97,19 @@ class FileReader:
         chosen = set(native)
         rest = [part for part in ranges if part not in chosen]
         if not rest:
-            return self._native(native)
+            return self._native_of(native)
         if not native:
             return self._in_tasks(rest, partitions)
-        return self._native(native).unionByName(self._in_tasks(rest, partitions))
+        return self._native_of(native).unionByName(self._in_tasks(rest, partitions))
 
     def _can_be_native(self, part: FileRange) -> bool:
         return part.whole and is_name_for_spark(part.entry.path) and not self._format.header
 
-    def _native(self, ranges: Sequence[FileRange]) -> "DataFrame":
-        lines = self._spark.read.text([escape(part.entry.path) for part in ranges], lineSep="\n")
+    def _native_of(self, ranges: Sequence[FileRange]) -> "DataFrame":
+        return self._native([part.entry.path for part in ranges])
+
+    def _native(self, paths: Sequence[str]) -> "DataFrame":
+        lines = self._spark.read.text([escape(path) for path in paths], lineSep="\n")
         if self._format.names_files:
             return lines.selectExpr("value", "_metadata.file_path AS file")
         return lines  # a column for each `name=value` folder is not made: the paths are files

@@ -1,0 +1,262 @@
+package trident.kept;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.core.type.TypeReference;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.SparkContext;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Cast;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.physical.SinglePartition$;
+import org.apache.spark.sql.catalyst.trees.TreePattern$;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.Dataset$;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.FileSourceScanExec;
+import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.QueryExecution;
+import org.apache.spark.sql.execution.QueryExecution$;
+import org.apache.spark.sql.execution.RDDScanExec;
+import org.apache.spark.sql.execution.SQLExecution$;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.datasources.FileScanRDD;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.LongType$;
+import org.apache.spark.sql.types.StringType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import scala.Option;
+import scala.collection.Iterator;
+import scala.collection.immutable.Seq$;
+
+/**
+ * A physical plan that runs again for each batch: analysed, optimised, planned and compiled once.
+ *
+ * <p>Its sources are {@link SlotRDD}s, so that each run has rows of its own. A plan is refused where a second run could
+ * give anything else than a plan made anew would: where it shuffles or broadcasts (Spark would use the first run's
+ * files again), reads anything but slots, or holds an expression that Spark evaluates when it plans.
+ */
+public final class KeptPlan {
+  private static final ObjectMapper JSON = new ObjectMapper();
+
+  /** Operators that compute each of their partitions from those of their children, and keep nothing between runs. */
+  private static final Set<String> OPERATORS =
+      Set.of(
+          "WholeStageCodegenExec", "InputAdapter", "RDDScanExec", "LocalTableScanExec", "RangeExec", "ProjectExec", "FilterExec",
+          "GenerateExec", "ExpandExec", "UnionExec", "CoalesceExec", "SortExec", "HashAggregateExec",
+          "ObjectHashAggregateExec", "SortAggregateExec", "WindowExec", "WindowGroupLimitExec", "LocalLimitExec",
+          "GlobalLimitExec", "SortMergeJoinExec", "ShuffledHashJoinExec", "MapInArrowExec", "ArrowEvalPythonExec",
+          "BatchEvalPythonExec", "FlatMapGroupsInArrowExec", "FlatMapGroupsInPandasExec");
+
+  private final SparkSession session;
+  private final SparkPlan plan;
+  private final StructType schema;
+  private final Object confs;
+  private final String refusal;
+
+  private KeptPlan(Dataset<Row> frame) {
+    session = frame.sparkSession();
+    confs = confs();
+    QueryExecution execution = frame.queryExecution();
+    schema = frame.schema();
+    String found = refusalOf(execution.analyzed());
+    SparkPlan planned = null;
+    if (found == null) {
+      // Not adaptive: without an exchange there is nothing to adapt to. Operators take the session of their thread.
+      planned =
+          session.withActive(
+              () ->
+                  QueryExecution$.MODULE$.prepareForExecution(
+                      QueryExecution$.MODULE$.preparations(session, Option.empty(), false), execution.sparkPlan()));
+      found = refusalOf(planned);
+    }
+    plan = planned;
+    refusal = found;
+  }
+
+  /** A frame whose rows are an Arrow stream, in base 64, in a local property of the job. */
+  public static Dataset<Row> rows(SparkSession session, String property, String schema) {
+    return slot(session, new SlotRDD(session.sparkContext(), property, null, false, null), schema);
+  }
+
+  /**
+   * A frame whose rows are those of the files that a local property of the job lists.
+   *
+   * @param template reads at least one such file, and nothing else
+   */
+  public static Dataset<Row> files(Dataset<Row> template, String property, String schema) {
+    SparkPlan scanned = template.queryExecution().sparkPlan();
+    while (!(scanned instanceof FileSourceScanExec)) {
+      scanned = (SparkPlan) scanned.children().head();
+    }
+    FileScanRDD scan = (FileScanRDD) ((FileSourceScanExec) scanned).inputRDD();
+    if (scanned.output().size() != structOf(schema).length()) {
+      throw new IllegalStateException("the template gives other rows than the slot: " + scanned.output());
+    }
+    SparkSession session = template.sparkSession();
+    SlotRDD rows =
+        new SlotRDD(
+            session.sparkContext(),
+            property,
+            scan,
+            scanned.supportsColumnar(),
+            scan.filePartitions().head().files()[0].toPath().toUri());
+    return slot(session, rows, schema);
+  }
+
+  @SuppressWarnings({"unchecked", "rawtypes"})
+  private static Dataset<Row> slot(SparkSession session, SlotRDD rows, String schema) {
+    LogicalRDD relation =
+        new LogicalRDD(
+            (scala.collection.immutable.Seq) DataTypeUtils$.MODULE$.toAttributes(structOf(schema)),
+            rows,
+            SinglePartition$.MODULE$,
+            (scala.collection.immutable.Seq) Seq$.MODULE$.empty(),
+            false,
+            Option.empty(),
+            session,
+            Option.empty(),
+            Option.empty());
+    return Dataset$.MODULE$.ofRows(session, relation);
+  }
+
+  private static StructType structOf(String json) {
+    return (StructType) DataType.fromJson(json);
+  }
+
+  /** Plans a frame over slots. */
+  public static KeptPlan of(Dataset<Row> frame) {
+    return new KeptPlan(frame);
+  }
+
+  /** Why it cannot be kept; null: it can. */
+  public String refusal() {
+    return refusal;
+  }
+
+  /**
+   * Runs it once, as one job in the calling thread's job group. May be called from several threads at once.
+   *
+   * @param json the local properties that name the rows of this run, for its job alone
+   * @return the rows as JSON; null where the session's settings are others than when it was planned
+   */
+  public String run(String json) throws JsonProcessingException {
+    Map<String, String> properties = JSON.readValue(json, new TypeReference<Map<String, String>>() {});
+    if (!confs.equals(confs())) {
+      return null;
+    }
+    SparkContext context = session.sparkContext();
+    InternalRow[] rows;
+    try {
+      properties.forEach(context::setLocalProperty);
+      rows =
+          session.withActive(() -> SQLExecution$.MODULE$.withSQLConfPropagated(session, () -> plan.executeCollect()));
+    } finally {
+      properties.keySet().forEach(name -> context.setLocalProperty(name, null));
+    }
+    List<List<Object>> values = new ArrayList<>();
+    for (InternalRow row : rows) {
+      values.add(valuesOf(row));
+    }
+    return JSON.writeValueAsString(values);
+  }
+
+  private Object confs() {
+    return session.sessionState().conf().getAllConfs();
+  }
+
+  private List<Object> valuesOf(InternalRow row) {
+    List<Object> values = new ArrayList<>();
+    StructField[] fields = schema.fields();
+    for (int i = 0; i < fields.length; i++) {
+      DataType type = fields[i].dataType();
+      if (row.isNullAt(i)) {
+        values.add(null);
+      } else if (type instanceof StringType) {
+        values.add(row.getUTF8String(i).toString());
+      } else if (type == LongType$.MODULE$) {
+        values.add(row.getLong(i));
+      } else {
+        throw new IllegalStateException("a column of type " + type.simpleString() + " in a report");
+      }
+    }
+    return values;
+  }
+
+  // --- what cannot be kept ---------------------------------------------------------------
+
+  private static String refusalOf(LogicalPlan plan) {
+    if (plan.containsPattern(TreePattern$.MODULE$.CURRENT_LIKE())) {
+      return "an expression gives the current time, date, user or database";
+    }
+    if (plan.isStreaming() || !plan.subqueriesAll().isEmpty()) {
+      return "a subquery";
+    }
+    for (Iterator<Expression> each = plan.expressions().iterator(); each.hasNext(); ) {
+      String found = refusalOf(each.next());
+      if (found != null) {
+        return found;
+      }
+    }
+    for (Iterator<LogicalPlan> each = plan.children().iterator(); each.hasNext(); ) {
+      String found = refusalOf(each.next());
+      if (found != null) {
+        return found;
+      }
+    }
+    return null;
+  }
+
+  private static String refusalOf(Expression expression) {
+    if (!expression.deterministic()) {
+      return "not deterministic: " + expression.prettyName();
+    }
+    boolean ofTime = isTime(expression.dataType());
+    if (expression instanceof Literal && ofTime && ((Literal) expression).value() != null) {
+      return "a literal time or date, which may be the time of planning (TIMESTAMP'now')";
+    }
+    if (expression instanceof Cast && ofTime && ((Cast) expression).child().foldable()) {
+      return "a text that is cast to a time or date when planning, which may be 'now'";
+    }
+    for (Iterator<Expression> each = expression.children().iterator(); each.hasNext(); ) {
+      String found = refusalOf(each.next());
+      if (found != null) {
+        return found;
+      }
+    }
+    return null;
+  }
+
+  private static boolean isTime(DataType type) {
+    String text = type.sql();
+    return text.contains("TIME") || text.contains("DATE");
+  }
+
+  private static String refusalOf(SparkPlan plan) {
+    String name = plan.getClass().getSimpleName();
+    if (!OPERATORS.contains(name)) {
+      return "Spark's operator " + plan.nodeName();
+    }
+    if (plan instanceof RDDScanExec && !(((RDDScanExec) plan).rdd() instanceof SlotRDD)) {
+      return "rows that are the same in each batch";
+    }
+    if (!plan.subqueries().isEmpty()) {
+      return "a subquery";
+    }
+    for (Iterator<SparkPlan> each = plan.children().iterator(); each.hasNext(); ) {
+      String found = refusalOf(each.next());
+      if (found != null) {
+        return found;
+      }
+    }
+    return null;
+  }
+}

@@ -1,0 +1,37 @@
+"""Makes the jar of kept plans from the sources beside this file: the same bytes each time, with a JDK 17.
+
+python java/make_jar.py [TARGET]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pyspark
+
+from trident.spark.kept_plans_jar import jar_path
+
+SOURCES = Path(__file__).resolve().parents[1] / "java"
+RELEASE = 17
+# Of every file in the jar; nor is anything packed, since packers differ.
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def make(jar: Path) -> None:
+    """Compiles the sources against Spark's jars and writes the classes in the order of their names."""
+    spark = Path(pyspark.__file__).parent / "jars" / "*"
+    sources = sorted(SOURCES.rglob("*.java"))
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--release {RELEASE} -g:source,lines -proc:none -nowarn -Xlint:none -encoding UTF-8".split()
+        subprocess.run(["javac", *options, "-cp", str(spark), "-d", folder, *map(str, sources)], check=True)
+        with zipfile.ZipFile(jar, "w", zipfile.ZIP_STORED) as packed:
+            for path in sorted(Path(folder).rglob("*.class")):
+                packed.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix(), _TIME), path.read_bytes())
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else jar_path())

@@ -1,0 +1,379 @@
+"""A kept plan gives what one made anew gives, for each attempt its own rows; one that would not is not kept."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import gzip
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from tests import make_jar
+from tests.stream_helpers import RowsSpout, raised
+from trident import Count, DeltaAppend, DeltaMapState, Stream, Sum, TridentTopology
+from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.groups import GroupPlan, plan
+from trident.planning.kept import why_not_kept
+from trident.running import kept_plans
+from trident.running.kept_plans import KeptPlans
+from trident.spark import kept_plans_jar
+from trident.spark.rows import held_rows
+from trident.spark.slots import FilesSlot, RowsSlot, Slot
+from trident.spouts.files.cuts import FileRange
+from trident.spouts.files.format import RowFormat
+from trident.spouts.files.ledger import LedgerEntry
+from trident.spouts.files.reading import FileReader, source_failure
+from trident.states.delta.staging import StagingTarget, stage
+from trident.udf.signatures import translate_failure
+
+Rows = Sequence[tuple[Any, ...]]
+Build = Callable[[TridentTopology], object]
+FIELDS = "k string, n long, x double, at timestamp, d decimal(20,4)"
+NAN = float("nan")
+
+
+def rows_of(number: int) -> Rows:
+    """A batch that no other number has."""
+    at = dt.datetime(2024, 3, 31, 1, 59, 59, 999_999, tzinfo=dt.timezone.utc)
+    return [
+        (f"k{number % 3} é", number, NAN, at + dt.timedelta(hours=number), Decimal(number) / 8),
+        (None, None, None, None, None),
+        (f"own {number}", -number, -0.0, at, Decimal("-1.5")),
+        (f"k{number % 3} é", number, 0.5, at, Decimal(number)),
+    ]
+
+
+class Group:
+    """One group of a topology with kept plans, staging below a folder."""
+
+    def __init__(self, spark: Any, folder: Path, build: Build, enabled: bool = True) -> None:
+        topology = TridentTopology("kept")
+        build(topology)
+        self.spark, self.topology = spark, topology
+        self.plan: GroupPlan = plan(topology.graph)[0]
+        names = [b.name for b in self.plan.bindings if b.name not in self.plan.late_states]
+        tables = {b.name: b.published_table for b in self.plan.bindings}
+        self.targets = [
+            StagingTarget(name, folder / name, *((t.partition_columns, t.txid_column) if (t := tables[name]) else ()))
+            for name in names
+        ]
+        self.kept = KeptPlans(spark, self.plan, self.targets, "snappy", enabled)
+
+    def slots(self, rows: Mapping[str, Rows]) -> dict[str, Slot]:
+        slots: dict[str, Slot] = {}
+        for tx_id, given in rows.items():
+            schema: StructType = self.plan.spouts[tx_id].output_schema
+            table = held_rows(list(given), schema)
+            assert table is not None
+            slots[tx_id] = RowsSlot(self.spark, table, schema)
+        return slots
+
+    def stage(self, txid: int, rows: Rows) -> dict[str, list[str]]:
+        found = self.run(txid, self.slots({"rows": rows}))
+        assert found is not None, self.refusal
+        return found
+
+    def run(self, txid: int, slots: Mapping[str, Slot]) -> dict[str, list[str]] | None:
+        """What is staged by the kept plan: state → its rows as text, sorted."""
+        attempt = TransactionAttempt(txid, 0)
+        return self._read(txid, self.kept.stage(slots, "inc", attempt))
+
+    def anew(self, txid: int, slots: Mapping[str, Slot]) -> dict[str, list[str]] | None:
+        """The same by a plan that is made for this batch."""
+        attempt = TransactionAttempt(txid, 0)
+        inputs = {tx_id: slot.frame().coalesce(1) for tx_id, slot in slots.items()}
+        with self.plan.build(inputs, attempt) as frames:
+            return self._read(txid, stage(frames, self.targets, "inc", attempt))
+
+    def _read(self, txid: int, staged: Any) -> dict[str, list[str]] | None:
+        if staged is None:
+            return None
+        roots = {target.name: target.root for target in self.targets}
+        for file in (file for files in staged.values() for file in files):
+            assert file.path.startswith(f"data/inc/{txid}-0-"), "a file in the folder of another attempt"
+        return {
+            name: sorted(str(row) for file in files for row in pq.read_table(roots[name] / file.path).to_pylist())
+            for name, files in staged.items()
+        }
+
+    @property
+    def refusal(self) -> str | None:
+        """Of the one shape."""
+        (shape,) = self.kept._shapes.values()
+        return shape.refusal
+
+
+@pytest.fixture
+def new_group(spark: Any, tmp_path: Path) -> Callable[..., Group]:
+    return functools.partial(Group, spark, tmp_path)
+
+
+def stream(topology: TridentTopology, name: str = "rows") -> Stream:
+    return topology.new_stream(name, RowsSpout(FIELDS))
+
+
+def twice(word: str | None) -> Iterator[str]:
+    yield from [f"{word}!"] * 2
+
+
+def append(topology: TridentTopology) -> None:
+    stream(topology).partition_persist(DeltaAppend("out", ["k"]))
+
+
+def python(topology: TridentTopology) -> None:
+    stream(topology).each("k", twice, "word").partition_persist(DeltaAppend("out"))
+
+
+def native(topology: TridentTopology) -> None:
+    words = stream(topology).each(F.expr("explode(split(k, ' '))"), "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+
+
+def two_states(topology: TridentTopology) -> None:
+    rows = stream(topology).filter(F.col("n") > 0)
+    rows.partition_persist(DeltaAppend("out"))
+    rows.group_by("k").persistent_aggregate(DeltaMapState("sums"), "d", Sum(), "sum")
+
+
+@pytest.mark.parametrize("build", [append, python, native, two_states])
+def test_each_batch_gives_what_a_plan_made_anew_gives(new_group: Any, build: Build) -> None:
+    group = new_group(build)
+    for txid in (1, 2, 3):
+        slots = group.slots({"rows": rows_of(txid)})
+        assert group.run(txid, slots) == group.anew(txid, slots) != {}, group.refusal
+
+
+def test_streams_that_meet_each_have_a_slot(new_group: Any) -> None:
+    def merged(topology: TridentTopology) -> None:
+        one, other = stream(topology, "one"), stream(topology, "other")
+        one.partition_persist(DeltaAppend("ones"))
+        topology.merge(one, other).partition_persist(DeltaAppend("out"))
+
+    group = new_group(merged)
+    for txid, order in ((1, ("one", "other")), (2, ("other", "one"))):
+        slots = group.slots({tx_id: rows_of(txid + 100 * len(tx_id)) for tx_id in order})
+        found = group.run(txid, slots)
+        assert found is not None and found == group.anew(txid, slots)
+        assert (len(found["ones"]), len(found["out"])) == (4, 8)
+
+
+def test_attempts_in_flight_have_their_own_rows_and_folders(new_group: Any) -> None:
+    group = new_group(two_states)
+    expected = {txid: group.anew(txid, group.slots({"rows": rows_of(txid)})) for txid in (1, 2)}
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(range(1, 25), pool.map(lambda txid: group.stage(txid, rows_of(txid)), range(1, 25))))
+    for txid, staged in found.items():
+        assert len(staged["out"]) == 2 and all(f"'n': {txid}," in row for row in staged["out"])
+    assert {txid: found[txid] for txid in expected} == expected
+
+
+def test_a_failed_attempt_leaves_nothing_to_the_next(new_group: Any, tmp_path: Path) -> None:
+    def minds(n: int | None) -> int:
+        if n == 2:
+            raise ValueError("two")
+        return n or 0
+
+    def build(topology: TridentTopology) -> None:
+        stream(topology).each("n", minds, "m int").partition_persist(DeltaAppend("out"))
+
+    group = new_group(build)
+    group.stage(1, rows_of(1))
+    error = translate_failure(raised(lambda: group.stage(2, rows_of(2))), TransactionAttempt(2, 0))
+    assert "ValueError: two" in str(error)
+    assert not list((tmp_path / "out" / "data" / "inc").glob("2-*"))
+    third = group.stage(3, rows_of(3))
+    assert len(third["out"]) == 4 and third == group.anew(3, group.slots({"rows": rows_of(3)}))
+
+
+# --- what may not be kept ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: F.current_timestamp(), "current"),
+        (lambda: F.current_date(), "current"),
+        (lambda: F.expr("unix_timestamp()"), "current"),
+        (lambda: F.expr("date_add(now(), 1)"), "current"),
+        (lambda: F.expr("current_user()"), "current"),
+        (lambda: F.rand(), "not deterministic"),
+        (lambda: F.expr("rand()"), "not deterministic"),
+        (lambda: F.expr("uuid()"), "not deterministic"),
+        (lambda: F.monotonically_increasing_id(), "not deterministic"),
+        (lambda: F.spark_partition_id(), "not deterministic"),
+        (lambda: F.expr("at > TIMESTAMP'now'"), "literal time"),
+        (lambda: F.expr("array(DATE'today')"), "literal time"),
+        (lambda: F.expr("cast('now' as timestamp)"), "text that is cast"),
+    ],
+)
+def test_what_spark_evaluates_when_it_plans_is_not_kept(spark: Any, new_group: Any, made: Any, why: str) -> None:
+    """Asks the session alone: explain's own list of functions need not be whole."""
+    group = new_group(append)
+    (slot,) = group.slots({"rows": rows_of(1)}).values()
+    frame: Any = slot.over(group.kept._kept, "trident.rows.0").coalesce(1)
+    assert group.kept._kept.of(frame._jdf).refusal() is None
+    assert why in group.kept._kept.of(frame.select("k", made())._jdf).refusal()
+
+
+def test_rows_that_are_stored_or_shuffled_are_not_kept(spark: Any, new_group: Any) -> None:
+    group = new_group(append)
+    (slot,) = group.slots({"rows": rows_of(1)}).values()
+    frame: Any = slot.over(group.kept._kept, "trident.rows.0").coalesce(1)
+    stored = spark.range(3).selectExpr("'k' AS k").localCheckpoint()
+    other = spark.createDataFrame([("k", 1)], "k string, m int")
+    refused = {
+        "rows that are the same in each batch": frame.select("k").union(stored),
+        "Exchange": frame.repartition(3),
+        "Broadcast": frame.join(F.broadcast(other), "k"),
+        "a subquery": frame.where("n > (SELECT max(id) FROM range(3))"),
+    }
+    for why, query in refused.items():
+        assert why in group.kept._kept.of(query._jdf).refusal()
+
+
+def test_a_plan_that_is_refused_is_made_anew_for_each_batch(new_group: Any, monkeypatch: Any) -> None:
+    def build(topology: TridentTopology) -> None:
+        stream(topology).select("k", F.expr("current_timestamp()").alias("now")).partition_persist(DeltaAppend("out"))
+
+    monkeypatch.setattr(kept_plans, "why_not_kept", lambda _: None)
+    group = new_group(build)
+    slots = group.slots({"rows": rows_of(1)})
+    assert group.run(1, slots) is None and "current time" in group.refusal
+    assert group.run(2, slots) is None
+    assert group.anew(3, slots) != group.anew(4, slots), "the time of the first batch in the second"
+
+
+def test_a_plan_follows_the_sessions_settings(spark: Any, new_group: Any) -> None:
+    def build(topology: TridentTopology) -> None:
+        stream(topology).select("k", F.col("at").cast("string").alias("text")).partition_persist(DeltaAppend("out"))
+
+    group, zone = new_group(build), spark.conf.get("spark.sql.session.timeZone")
+    slots = group.slots({"rows": rows_of(1)})
+    try:
+        for txid, now in enumerate(["UTC", "Asia/Tokyo", "UTC"], 1):
+            spark.conf.set("spark.sql.session.timeZone", now)
+            assert group.run(txid, slots) == group.anew(txid, slots), now
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_without_the_jar_every_plan_is_made_anew(new_group: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(kept_plans, "kept_plan_class", lambda _: None)
+    group = new_group(append)
+    assert group.run(1, group.slots({"rows": rows_of(1)})) is None and "jar" in group.kept.why_not
+
+
+def test_a_session_that_came_without_the_jar_is_given_it(spark: Any, monkeypatch: Any) -> None:
+    asked: list[bool] = []
+    there = kept_plans_jar._is_there
+    monkeypatch.setattr(kept_plans_jar, "_is_there", lambda jvm: asked.append(there(jvm)) or len(asked) > 1)
+    assert kept_plans_jar._find(spark.sparkContext) is not None
+    assert kept_plans_jar.jar_path().name in str(spark.sparkContext._jsc.sc().listJars())
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def file_slot(spark: Any, paths: Sequence[Path], format: str = "text", fields: str = "line string") -> FilesSlot:
+    ranges = []
+    for number, path in enumerate(paths, 1):
+        found = path.stat()
+        entry = LedgerEntry(number, str(path), found.st_size, found.st_mtime_ns)
+        ranges.append(FileRange(entry, 0, found.st_size))
+    data, partitions = READERS.setdefault(format, FileReader(spark, RowFormat(format, group_schema(fields), {}))).read(
+        ranges
+    )
+    assert isinstance(data, FilesSlot) and partitions == 1
+    return data
+
+
+READERS: dict[str, FileReader] = {}
+
+
+@pytest.fixture(autouse=True)
+def _no_readers() -> None:
+    READERS.clear()
+
+
+def lines(topology: TridentTopology) -> None:
+    rows = topology.new_stream("rows", RowsSpout("line string"))
+    rows.each("line", twice, "word").partition_persist(DeltaAppend("out"))
+
+
+def test_files_of_each_batch_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
+    group = new_group(lines)
+    for txid in (1, 2, 3):
+        paths = [tmp_path / f"{txid} a%2B=é.txt", tmp_path / f"{txid}b.txt", tmp_path / f"{txid}.gz"]
+        paths[0].write_bytes(b"one\r\ntw\xffo\n\nlast")
+        paths[1].write_text("".join(f"{txid} {n}\n" for n in range(txid * 50)))
+        paths[2].write_bytes(gzip.compress(b"packed\n"))
+        slots = {"rows": file_slot(spark, paths)}
+        found = group.run(txid, slots)
+        assert found is not None and found == group.anew(txid, slots), group.refusal if found is None else ""
+        assert len(found["out"]) == 2 * (4 + txid * 50 + 1)
+    assert len(group.kept._shapes) == 1
+
+
+def test_a_row_that_cannot_be_parsed_names_its_own_file(spark: Any, new_group: Any, tmp_path: Path) -> None:
+    def csv(topology: TridentTopology) -> None:
+        topology.new_stream("rows", RowsSpout("k long, v string")).partition_persist(DeltaAppend("out"))
+
+    group = new_group(csv)
+    (tmp_path / "good.csv").write_text("1,a\n2,b\n")
+    (tmp_path / "bad.csv").write_text("1,a\nx,b\n")
+    good = {"rows": file_slot(spark, [tmp_path / "good.csv"], "csv", "k long, v string")}
+    bad = {"rows": file_slot(spark, [tmp_path / "bad.csv"], "csv", "k long, v string")}
+    assert group.run(1, good) == group.anew(1, good)
+    kept, anew = (str(source_failure(raised(lambda run=run: run(2, bad)))) for run in (group.run, group.anew))
+    assert kept == anew and "bad.csv" in kept
+
+
+def test_a_file_that_is_gone_fails_the_attempt(spark: Any, new_group: Any, tmp_path: Path) -> None:
+    group = new_group(lines)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("x\n")
+    assert group.run(1, {"rows": file_slot(spark, [tmp_path / "a"])})
+    slot = file_slot(spark, [tmp_path / "b"])
+    (tmp_path / "b").unlink()
+    error = source_failure(raised(lambda: group.run(2, {"rows": slot})))
+    assert error is not None and "/b cannot be read" in str(error)
+
+
+def group_schema(fields: str) -> StructType:
+    return RowsSpout(fields).output_schema
+
+
+# --- what explain says, and the jar -------------------------------------------------------------
+
+
+def test_explain_says_whether_the_plan_is_kept_and_why_not(new_group: Any) -> None:
+    def timed(topology: TridentTopology) -> None:
+        stream(topology).select("k", F.current_timestamp().alias("now")).partition_persist(DeltaAppend("out"))
+
+    kept, anew = new_group(native), new_group(timed)
+    assert why_not_kept(kept.plan) is None and "the plan is kept from batch to batch" in kept.topology.explain()
+    assert "current_timestamp()" in str(why_not_kept(anew.plan))
+    assert "the plan is made anew for each batch: select k, " in anew.topology.explain()
+    assert new_group(native, enabled=False).kept.why_not == "the setting keep_plans is off"
+
+
+def test_the_jar_is_made_of_the_sources_byte_for_byte(tmp_path: Path) -> None:
+    compiler = shutil.which("javac")
+    if compiler is None:
+        pytest.skip("there is no javac")
+    version = subprocess.run([compiler, "-version"], capture_output=True, text=True, timeout=60).stdout
+    if not version.startswith(f"javac {make_jar.RELEASE}."):
+        pytest.skip(f"{version.strip()} writes other bytes than a JDK {make_jar.RELEASE}")
+    made = tmp_path / "made.jar"
+    make_jar.make(made)
+    assert made.read_bytes() == kept_plans_jar.jar_path().read_bytes(), "make jar"

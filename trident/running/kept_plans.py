@@ -1,0 +1,139 @@
+"""Runs the early part of a group's batches by plans that are kept from batch to batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.kept import why_not_kept
+from trident.spark.kept_plans_jar import kept_plan_class
+from trident.spark.slots import Slot
+from trident.states.core.staged import StagedFile
+from trident.states.delta.parquet_files import ATTEMPT
+from trident.states.delta.staging import StagingTarget, reports_of, stage_by
+from trident.states.publishing.user_tasks import BatchInfo
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from trident.planning.groups import GroupPlan
+
+log = logging.getLogger("trident.runner")
+# More shapes than this are no shapes: then a plan is made for each batch, and none is kept.
+_SHAPES_MAX = 8
+
+
+@dataclass
+class _Shape:
+    """Batches of one shape, and their plan once it is made; ``refusal`` says why there is none."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    plan: Any = None
+    fields: Sequence[str] = ()
+    refusal: str | None = None
+
+
+class KeptPlans:
+    """The kept plans of one group: one for each shape of its inputs.
+
+    Each attempt runs the plan as a job of its own, whose local properties name its rows and its folder. So attempts
+    in flight share the plan and nothing else.
+
+    Args:
+        targets: that the early part stages rows for.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", plan: "GroupPlan", targets: Sequence[StagingTarget], codec: str, enabled: bool
+    ) -> None:
+        self._plan, self._targets, self._codec = plan, targets, codec
+        self._kept: Any = None
+        self._lock = threading.Lock()
+        self._shapes: dict[Hashable, _Shape] = {}
+        self.why_not = "the setting keep_plans is off" if not enabled else why_not_kept(plan)
+        if self.why_not is None:
+            self._kept = kept_plan_class(spark.sparkContext)
+            if self._kept is None:
+                self.why_not = "this session has not the jar of kept plans"
+        if not targets:
+            self.why_not = "nothing is staged"
+
+    def stage(
+        self, slots: Mapping[str, Slot], incarnation: str, attempt: TransactionAttempt
+    ) -> dict[str, list[StagedFile]] | None:
+        """Stages a batch; None: no plan is kept for such batches, and nothing has been done.
+
+        Args:
+            slots: tx_id → the batch, of every stream of the group.
+        """
+        if self.why_not is not None:
+            return None
+        names = sorted(slots)
+        shape = self._shape(tuple((tx_id, slots[tx_id].shape) for tx_id in names))
+        if shape is None:
+            return None
+        properties = {_property(number): slots[tx_id].rows for number, tx_id in enumerate(names)}
+        while True:
+            with shape.lock:
+                if shape.plan is None and shape.refusal is None:
+                    self._make(shape, names, slots)
+                plan, fields = shape.plan, shape.fields
+            if plan is None:
+                return None
+            run = partial(_run, plan, fields, properties)
+            try:
+                return stage_by(run, self._targets, incarnation, attempt)
+            except _Outdated:
+                with shape.lock:
+                    if shape.plan is plan:
+                        shape.plan = None
+
+    def _shape(self, key: Hashable) -> _Shape | None:
+        with self._lock:
+            if key not in self._shapes and len(self._shapes) >= _SHAPES_MAX:
+                return None
+            return self._shapes.setdefault(key, _Shape())
+
+    def _make(self, shape: _Shape, names: Sequence[str], slots: Mapping[str, Slot]) -> None:
+        """Plans batches of a shape, or finds out why their plan cannot be kept."""
+        try:
+            inputs: dict[str, DataFrame] = {}
+            for number, tx_id in enumerate(names):
+                inputs[tx_id] = slots[tx_id].over(self._kept, _property(number)).coalesce(1)
+            # No batch is told to anyone: a plan with an operation that is given the batch is not kept.
+            with self._plan.build(inputs, _NONE, BatchInfo(_NONE)) as frames:
+                written: Any = reports_of(frames, self._targets, self._codec)
+                plan = self._kept.of(written._jdf)
+            shape.refusal = plan.refusal()
+            shape.fields = written.columns
+        except Exception as error:  # the batch's own plan says it better, or runs
+            shape.refusal = f"it cannot be planned: {error}"
+        if shape.refusal is None:
+            shape.plan = plan
+            log.info("the plan of group %s is kept from batch to batch", self._plan.name)
+        else:
+            log.info("the plan of group %s is made anew for each batch: %s", self._plan.name, shape.refusal)
+
+
+_NONE = TransactionAttempt(0, 0)
+
+
+class _Outdated(Exception):
+    """The session's settings are others than when the plan was made."""
+
+
+def _property(number: int) -> str:
+    return f"trident.rows.{number}"
+
+
+def _run(plan: Any, fields: Sequence[str], properties: Mapping[str, str], attempt: str) -> Iterable[dict[str, Any]]:
+    reports = plan.run(json.dumps({**properties, ATTEMPT: attempt}))
+    if reports is None:
+        raise _Outdated
+    return [dict(zip(fields, report)) for report in json.loads(reports)]

@@ -1,0 +1,105 @@
+"""Slots: the rows of a batch as a local property of its Spark job names them, so that one plan reads every batch.
+
+A local property belongs to one job, goes to the executors with each of its tasks, and never changes. So a task that is
+tried again, runs twice or runs on another executor reads the rows of its own attempt, and attempts share nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+# The rows of a larger batch are not put into a property: it is kept with the job, and sent to each Python worker.
+ROWS_BYTES_MAX = 1 << 20
+
+
+class Slot(Protocol):
+    """The input of one attempt, in one Spark partition."""
+
+    @property
+    def shape(self) -> Hashable:
+        """One plan reads all inputs of the same shape."""
+
+    @property
+    def rows(self) -> str:
+        """The local property, which names the rows."""
+
+    def over(self, kept: Any, property: str) -> "DataFrame":
+        """A frame of the rows that a local property will name.
+
+        Args:
+            kept: the Java class KeptPlan.
+        """
+
+    def frame(self) -> "DataFrame":
+        """A frame of these rows alone."""
+
+
+@dataclass(frozen=True)
+class RowsSlot:
+    """Rows that the driver holds, at least one: the property holds them."""
+
+    spark: "SparkSession"
+    table: pa.Table
+    schema: "StructType"
+
+    @property
+    def shape(self) -> Hashable:
+        return "rows", self.schema.json()
+
+    @property
+    def rows(self) -> str:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.table.schema) as stream:
+            stream.write(self.table)
+        return base64.b64encode(sink.getvalue()).decode("ascii")
+
+    def over(self, kept: Any, property: str) -> "DataFrame":
+        spark: Any = self.spark
+        return ClassicDataFrame(kept.rows(spark._jsparkSession, property, self.schema.json()), spark)
+
+    def frame(self) -> "DataFrame":
+        return self.spark.createDataFrame(self.table, self.schema)
+
+
+@dataclass(frozen=True)
+class FilesSlot:
+    """Rows of whole files: the property lists these as [path, bytes, time of modification in ms].
+
+    Attributes:
+        of: names the kind of files, and all that ``read`` and ``behind`` depend on.
+        read: gives a frame of paths that has these files as its only source.
+        behind: makes the rows of what ``read`` gives.
+    """
+
+    of: Hashable
+    files: Sequence[tuple[str, int, int]]
+    read: Callable[[Sequence[str]], "DataFrame"]
+    behind: Callable[["DataFrame"], "DataFrame"]
+
+    @property
+    def shape(self) -> Hashable:
+        return "files", self.of
+
+    @property
+    def rows(self) -> str:
+        # In Spark's own order, so that the rows are in the same order as without a kept plan.
+        return json.dumps(sorted(self.files, key=lambda file: -file[1]))
+
+    def over(self, kept: Any, property: str) -> "DataFrame":
+        read: Any = self.read([self.files[0][0]])
+        slot = ClassicDataFrame(kept.files(read._jdf, property, read.schema.json()), read.sparkSession)
+        return self.behind(slot)
+
+    def frame(self) -> "DataFrame":
+        return self.behind(self.read([path for path, _, _ in self.files]))

@@ -3,7 +3,8 @@
 One thread owns the state: it takes an event, calls ``step`` and hands the
 commands to others, which report back with events:
 
-- one thread asks readiness, begins attempts (in order, by construction);
+- one thread asks readiness, begins attempts (in order, by construction); one that begins ahead of the window's free
+  place is stored by the thread that commits, in the multi of the advance that frees it, or behind that;
 - up to ``max_spout_pending`` threads run batches;
 - one thread commits: resolve, prepare, decide, publish, commit the spouts, advance, strictly one at a time;
 - one thread tells success, one cleans up, off the critical path.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import heapq
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ from trident.coordinators.errors import (
     SessionEnded,
     StaleState,
 )
-from trident.coordinators.group_store import GroupStore
+from trident.coordinators.group_store import Begin, GroupStore
 from trident.coordinators.master import CoordinatorState, Limits, Mode
 from trident.coordinators.patience import Patience
 from trident.coordinators.ports import (
@@ -69,6 +70,7 @@ class _Work:
     started: float
     began_at: float
     timeout_secs: float | None = None
+    unpinned: Mapping[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     processed: ProcessedBatch | None = None
     prepared: PreparedBatch | None = None
@@ -111,6 +113,9 @@ class GroupDriver:
         self._ended = threads.event()
         self._stopping = threads.event()  # wakes retries when the driver must end
         self._idle = threads.condition()
+        self._ahead: Begin | None = None  # waits for the advance that frees its place
+        self._ahead_lock = threads.lock()
+        self._window_end = 0  # the greatest txid that may begin, as the coordinator knows it
         self._not_ready_at = 0.0  # when a question that got "not ready" was asked
         self._success_call: Future[None] | None = None  # telling the last success
         # After a take-over what counts is the first commit: the first transaction has the cores to itself.
@@ -141,6 +146,7 @@ class GroupDriver:
         if decision is not None:
             self._work[decision.attempt] = self._new_work(None, 1, decision)
         last = TransactionAttempt(record.last.txid, record.last.attempt_id) if record.last else None
+        self._window_end = record.current_txid - 1 + self._limits.max_spout_pending
         self._first_txid = record.current_txid if decided is None else record.current_txid + 1
         if last is None:
             self._first_over.set()  # a first start: no spout waits for it
@@ -260,6 +266,7 @@ class GroupDriver:
             self._batch_pool.submit(self._process, command.attempt)
         elif isinstance(command, master.Cancel):
             self._work.pop(command.attempt, None)
+            self._take_ahead(command.attempt)
             self._batch_pool.submit(self._cancel, command.attempt)
         elif isinstance(command, master.Success):
             self._success_call = self._success_pool.submit(self._success, command.attempt)
@@ -326,13 +333,44 @@ class GroupDriver:
             wanted = initialized.pinned
             before = {tx_id: pins.get(tx_id, {}).get(attempt.txid) for tx_id in wanted}
             smaller = command.shrink and any(before[tx_id] not in (None, wanted[tx_id]) for tx_id in wanted)
-            pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)
         except Exception as error:
             self._fail(attempt, error)
             return
-        work.metadata = {**pinned, **initialized.unpinned}
+        work.unpinned = initialized.unpinned
         work.duration_ms["begin"] = self._ms(started)
-        self.post(master.Began(attempt))
+        begin = Begin(attempt, command.parent, wanted, smaller)
+        with self._ahead_lock:
+            if attempt.txid > self._window_end:
+                self._ahead = begin
+                return
+        self._store_begin(begin)
+
+    def _store_begin(self, begin: Begin) -> None:
+        work = self._work.get(begin.attempt)
+        if work is None:
+            return
+        started = self._threads.monotonic()
+        try:
+            pinned = self._store.begin(*begin)
+        except Exception as error:
+            self._fail(begin.attempt, error)
+            return
+        work.duration_ms["begin"] += self._ms(started)
+        self._began(begin.attempt, pinned)
+
+    def _began(self, attempt: TransactionAttempt, pinned: Mapping[str, Any]) -> None:
+        work = self._work.get(attempt)
+        if work is not None:
+            work.metadata = {**pinned, **work.unpinned}
+            self.post(master.Began(attempt))
+
+    def _take_ahead(self, attempt: TransactionAttempt | None = None) -> Begin | None:
+        """The begin that waits for an advance, of the attempt where one is named; it waits no more."""
+        with self._ahead_lock:
+            if self._ahead is None or attempt not in (None, self._ahead.attempt):
+                return None
+            ahead, self._ahead = self._ahead, None
+            return ahead
 
     def _cancel(self, attempt: TransactionAttempt) -> None:
         self._runner.cancel(attempt)
@@ -440,9 +478,24 @@ class GroupDriver:
         # A crash right after this advance tells success of this transaction only: the one before must have heard.
         self._wait_success()
 
+        begin = self._take_ahead()
+        began: dict[str, Any] | None = None
+        if begin is not None and (next_work := self._work.get(begin.attempt)) is not None:
+            # From here on it is in the window: the time that it has waited for a place is not its own.
+            next_work.started, next_work.began_at = self._threads.monotonic(), self._threads.wall_time()
+        else:
+            begin = None
+
         def advance() -> None:
+            nonlocal began
             marks = work.published.marks if work.published else {}
-            self._store.advance(marker, published=command.published, tables=marks, opaque_metadata=self._opaque(work))
+            began = self._store.advance(
+                marker,
+                published=command.published,
+                tables=marks,
+                opaque_metadata=self._opaque(work),
+                begin=begin,
+            )
 
         if self._until_done(work, "advance", advance, None):
             if work.processed is not None:
@@ -451,7 +504,16 @@ class GroupDriver:
             self._work.pop(command.attempt, None)
             if command.attempt.txid >= self._first_txid:
                 self._first_over.set()
-            self.post(master.Advanced(command.attempt))
+            with self._ahead_lock:
+                # One after the other: an attempt that hears of the new place is stored behind this report.
+                self.post(master.Advanced(command.attempt))
+                self._window_end = command.attempt.txid + self._limits.max_spout_pending
+                late = self._take_ahead()
+            if begin is not None and began is not None:
+                self._began(begin.attempt, began)
+                begin = None
+            for waiting in filter(None, (begin, late)):
+                self._begin_pool.submit(self._store_begin, waiting)
 
     def _opaque(self, work: _Work) -> dict[str, dict[str, Any]]:
         """The partitions whose metadata this transaction changes; an empty batch may have moved them too."""
@@ -554,7 +616,7 @@ class GroupDriver:
                 "input_rows": work.processed.input_rows if work.processed else None,
                 "rows": dict(work.prepared.rows) if work.prepared else {},
                 "duration_ms": {part: round(ms, 1) for part, ms in work.duration_ms.items()},
-                "in_flight": len(self._state.live),
+                "in_flight": min(len(self._state.live), self._limits.max_spout_pending),
                 "published": published,
                 "recovered": work.processed is None,
             },

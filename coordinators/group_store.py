@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trident.coordinators import faults, positions
 from trident.coordinators.errors import (
@@ -64,6 +64,15 @@ _RETRY_SECS = 0.05
 _ADVANCE_RESERVE_BYTES = 50_000
 # How often what is read without a fence is read again because a leader wrote meanwhile.
 _LOAD_TRIES = 5
+
+
+class Begin(NamedTuple):
+    """An attempt to be stored; the fields are :meth:`GroupStore.begin`'s arguments."""
+
+    attempt: TransactionAttempt
+    parent: TransactionAttempt | None
+    pins: Mapping[str, Any]
+    repin: bool = False
 
 
 class SupersededAttempt(BatchError):
@@ -262,7 +271,7 @@ class GroupStore:
                 states.remove_after_in(changes, 0)
                 cleared.append(changes)
             self._digests = {tx_id: {} for tx_id in self.tx_ids}
-            self._write(RECORD, record, [], cleared)
+            self._write((RECORD,), record, [], cleared)
 
     def begin(
         self,
@@ -289,33 +298,37 @@ class GroupStore:
             SupersededAttempt: a later attempt, or the decision, was first.
             ConfigError: metadata is not JSON.
         """
-        attempt = TransactionAttempt(*attempt)
         with self._lock:
             self._writable()
-            record = self.record
-            self._check_begin(record, attempt, parent)
-            after = replace(
-                record,
-                attempts={**record.attempts, attempt.txid: attempt.attempt_id},
-                parents={**record.parents, attempt.txid: parent[1] if parent else None},
-            )
-            pinned: dict[str, Any] = {}
-            edits = []
-            for tx_id, metadata in pins.items():
-                states = self._of_stream(tx_id)
-                changes = states.changes()
-                if states.has(attempt.txid) and not repin:
-                    pinned[tx_id] = states.value(attempt.txid)
-                    continue
-                pinned[tx_id] = states.put_in(changes, attempt.txid, metadata)
-                if repin:
-                    states.remove_after_in(changes, attempt.txid)
-                edits.append(changes)
-            for tx_id in pins:
-                if tx_id != self.group:
-                    self._ensure(self._pins_path(tx_id))
-            self._write(BEGIN, after, [], edits)
+            edits = {tx_id: self._of_stream(tx_id).changes() for tx_id in pins}
+            after, pinned = self._begun(self.record, Begin(TransactionAttempt(*attempt), parent, pins, repin), edits)
+            self._write((BEGIN,), after, [], [changes for changes in edits.values() if changes.ops])
             return copy.deepcopy(pinned)
+
+    def _begun(
+        self, record: GroupRecord, begin: Begin, edits: Mapping[str, Changes]
+    ) -> tuple[GroupRecord, dict[str, Any]]:
+        """The record with an attempt that begins, and what is pinned then; its pins are put into ``edits``."""
+        attempt, parent = begin.attempt, begin.parent
+        self._check_begin(record, attempt, parent)
+        after = replace(
+            record,
+            attempts={**record.attempts, attempt.txid: attempt.attempt_id},
+            parents={**record.parents, attempt.txid: parent[1] if parent else None},
+        )
+        pinned: dict[str, Any] = {}
+        for tx_id, metadata in begin.pins.items():
+            states, changes = self._of_stream(tx_id), edits[tx_id]
+            if states.has(attempt.txid) and not begin.repin:
+                pinned[tx_id] = states.value(attempt.txid)
+                continue
+            pinned[tx_id] = states.put_in(changes, attempt.txid, metadata)
+            if begin.repin:
+                states.remove_after_in(changes, attempt.txid)
+        for tx_id in begin.pins:
+            if tx_id != self.group:
+                self._ensure(self._pins_path(tx_id))
+        return after, pinned
 
     def _check_begin(self, record: GroupRecord, attempt: TransactionAttempt, parent: TransactionAttempt | None) -> None:
         txid = attempt.txid
@@ -373,7 +386,7 @@ class GroupStore:
                     found=f"{len(data):,} bytes",
                     expected=f"at most {DECISION_BYTES_MAX:,} bytes",
                 )
-            self._write(DECIDE, record, [Create(self._decided_path, data)], [])
+            self._write((DECIDE,), record, [Create(self._decided_path, data)], [])
             self._decision = decision
 
     def advance(
@@ -382,7 +395,8 @@ class GroupStore:
         published: bool,
         tables: Mapping[str, TableMark],
         opaque_metadata: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
+        begin: Begin | None = None,
+    ) -> dict[str, Any] | None:
         """Move the current txid on (docs/semantics.md 9.6).
 
         Deletes the decision and the pins before ``marker.txid``; that
@@ -394,12 +408,17 @@ class GroupStore:
                 empty batch, which skips both.
             tables: the marks of the tables that changed; others are kept.
             opaque_metadata: tx_id -> partition -> metadata to keep.
+            begin: of a later transaction, in the same multi where it fits.
+
+        Returns:
+            what ``begin`` has pinned, as :meth:`begin` returns it. None where it is not stored: there was none, or it
+            is not allowed or too large. Then :meth:`begin` stores it, or says why not.
         """
         with self._lock:
             self._writable()
             record = self.record
             if record.last == marker:
-                return
+                return None
             self._check_advance(record, marker, published)
             txid = marker.txid
             after = replace(
@@ -412,16 +431,34 @@ class GroupStore:
                 tables={**record.tables, **tables},
             )
             ops: list[Op] = [Delete(self._decided_path)] if self._decision else []
-            edits: list[Changes | PageChanges] = []
-            for states in self._pins.values():
-                changes = states.changes()
-                states.cleanup_before_in(changes, txid)
-                edits.append(changes)
             moved = self._moved(txid, opaque_metadata or {})
             for pages in moved:
                 self._ensure(pages.root)
-            self._write(ADVANCE, after, ops, [*edits, *moved])
+            pinned = None if begin is None else self._advance_with(begin, txid, after, ops, moved)
+            if pinned is None:
+                edits = self._cleaned_pins(txid)
+                self._write((ADVANCE,), after, ops, [*edits.values(), *moved])
             self._decision = None
+            return copy.deepcopy(pinned)
+
+    def _advance_with(
+        self, begin: Begin, txid: int, advanced: GroupRecord, ops: list[Op], moved: list[PageChanges]
+    ) -> dict[str, Any] | None:
+        """Writes an advance and a begin as one; None where nothing was written, since the begin does not fit."""
+        edits = self._cleaned_pins(txid)
+        try:
+            after, pinned = self._begun(advanced, begin, edits)
+            self._write((BEGIN, ADVANCE), after, ops, [*edits.values(), *moved])
+        except (BatchError, ConfigError, ValueTooLarge):
+            return None
+        return pinned
+
+    def _cleaned_pins(self, txid: int) -> dict[str, Changes]:
+        """Changes that forget every stream's pins before a txid."""
+        edits = {tx_id: states.changes() for tx_id, states in self._pins.items()}
+        for tx_id, changes in edits.items():
+            self._pins[tx_id].cleanup_before_in(changes, txid)
+        return edits
 
     def check_advance(self, txid: int, opaque_metadata: Mapping[str, Mapping[str, Any]]) -> None:
         """Checks, before the decision, that the advance of a transaction will fit into one write.
@@ -462,7 +499,7 @@ class GroupStore:
             gone = set(removed)
             marks = {key: mark for key, mark in {**self.record.tables, **tables}.items() if key not in gone}
             if marks != dict(self.record.tables):
-                self._write(RECORD, replace(self.record, tables=marks), [], [])
+                self._write((RECORD,), replace(self.record, tables=marks), [], [])
 
     # -- the one way to write -----------------------------------------------
 
@@ -502,7 +539,9 @@ class GroupStore:
             raise OutcomeUnknown(f"it is not known whether {path} exists") from problem
         self._ensured.add(path)
 
-    def _write(self, point: str, after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]) -> None:
+    def _write(
+        self, points: Sequence[str], after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]
+    ) -> None:
         assert self._fence is not None
         digests, partition_digests = self._digests_after(edits)
         if after.pins is not None or edits or self._halts_where_misplaced:
@@ -522,7 +561,7 @@ class GroupStore:
             request.append(SetData(self._record_path, data, self._znode_version))
         request += [*ops, *(op for changes in edits for op in changes.ops)]
         try:
-            self._until_done(lambda: self._zk.multi(request, point), data)
+            self._until_done(lambda: self._zk.multi(request, *points), data)
         except ValueTooLarge:
             raise
         except BaseException as problem:

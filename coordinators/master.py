@@ -25,7 +25,11 @@ The rules (docs/semantics.md 1 and 9):
     heard: the decision may be durable, so the batch only rolls forward.
 5.  A report on an attempt that is not the live one changes nothing.
 6.  An attempt id is one more than the greatest ever known for its txid.
-7.  After ``max_attempts`` failures of a txid, or ``max_same_failures`` in a row
+7.  Once the first attempt can only roll forward, a full window counts as
+    having a place: the next new transaction is asked for and begins *ahead*,
+    to be stored in the multi of that attempt's advance, or behind it. Its
+    Began comes after that Advanced. A spout that says no is asked again then.
+8.  After ``max_attempts`` failures of a txid, or ``max_same_failures`` in a row
     with one fingerprint, everything before it is finished, then the
     coordinator gives up.
 
@@ -137,6 +141,7 @@ class CoordinatorState:
     finishing: bool = False  # a decision found at the restart is not advanced yet
     backoff: tuple[int, int] | None = None  # (txid, failures) a replay waits for
     asked: int | None = None  # readiness of this txid is being asked
+    asked_ahead: int | None = None  # the txid asked for last, where the window had no place for it then
     polling: bool = False  # the readiness timer runs
     interval_over: bool = True
     paused: bool = False
@@ -145,6 +150,11 @@ class CoordinatorState:
     @property
     def next_txid(self) -> int:
         return self.current + len(self.live)
+
+    @property
+    def is_full(self) -> bool:
+        """Tells whether the window has no place."""
+        return len(self.live) >= self.limits.max_spout_pending
 
     def live_attempt(self, attempt: TransactionAttempt) -> Live | None:
         """The live entry of exactly this attempt, else None (rule 5)."""
@@ -417,6 +427,8 @@ def _ready(state: CoordinatorState, event: Ready) -> Result:
     if state.asked != event.txid:
         return state, ()
     state = replace(state, asked=None)
+    if not event.ready and state.asked_ahead == event.txid:
+        return state, ()  # asked again as soon as the window has a place: its answer may be another then
     if not event.ready:
         timer = StartTimer(Timer(TimerKind.READINESS), state.limits.readiness_poll_secs)
         return replace(state, polling=True), (timer,)
@@ -558,7 +570,6 @@ def _may_begin(state: CoordinatorState) -> bool:
         state.mode is Mode.RUNNING
         and not state.suspended
         and not state.finishing
-        and len(state.live) < state.limits.max_spout_pending
         and (state.capped is None or state.next_txid < state.capped)
         and not (state.live and state.live[-1].stage is Stage.BEGINNING)
         and not (state.backoff is not None and state.backoff[0] == state.next_txid)
@@ -566,19 +577,29 @@ def _may_begin(state: CoordinatorState) -> bool:
 
 
 def _start_replay(state: CoordinatorState) -> Result:
-    if _may_begin(state) and state.next_txid <= state.begun_to:
+    if _may_begin(state) and not state.is_full and state.next_txid <= state.begun_to:
         return _begin(state)
     return state, ()
 
 
 def _may_start_new(state: CoordinatorState) -> bool:
-    return _may_begin(state) and state.next_txid > state.begun_to and state.interval_over and not state.paused
+    has_place = not state.is_full or _may_go_ahead(state)
+    is_new = state.next_txid > state.begun_to
+    return _may_begin(state) and has_place and is_new and state.interval_over and not state.paused
+
+
+def _may_go_ahead(state: CoordinatorState) -> bool:
+    """Tells whether one more may begin for the place that the first attempt's advance will free (rule 7)."""
+    return len(state.live) == state.limits.max_spout_pending and state.live[0].stage >= Stage.DECIDING
 
 
 def _ask_readiness(state: CoordinatorState) -> Result:
     if state.asked is not None or state.polling or not _may_start_new(state):
         return state, ()
-    return replace(state, asked=state.next_txid), (AskReady(state.next_txid),)
+    txid, ahead = state.next_txid, state.is_full
+    if ahead and state.asked_ahead == txid:
+        return state, ()
+    return replace(state, asked=txid, asked_ahead=txid if ahead else None), (AskReady(txid),)
 
 
 def _finish(state: CoordinatorState) -> Result:
@@ -653,5 +674,7 @@ def validate(state: CoordinatorState) -> None:
         assert stage is not Stage.BEGINNING or index == len(state.live) - 1, _story(state.live)
         known = dict(state.greatest).get(attempt.txid, -1)
         assert attempt.attempt_id <= known or state.finishing, f"{attempt} above the greatest known {known}"
-    assert len(state.live) <= max(1, state.limits.max_spout_pending), _story(state.live)
+    first, last = (state.live[0].stage, state.live[-1].stage) if state.live else (None, None)
+    ahead = first is not None and first >= Stage.DECIDING and last is Stage.BEGINNING
+    assert len(state.live) <= max(1, state.limits.max_spout_pending) + ahead, _story(state.live)
     assert not (state.mode.ended and state.live), "an ended coordinator has live attempts"

@@ -24,6 +24,7 @@ THREE = Limits(max_spout_pending=3)
 # Small enough to be run against every planted bug (tests/whole/test_planted_bugs.py).
 TINY = {
     "failure": Scenario(2, Budget(failures=1)),
+    "one-at-a-time": Scenario(2, Budget(failures=1, crashes=1, not_ready=1), Limits(max_spout_pending=1)),
     "readiness-flips": Scenario(2, Budget(failures=1, not_ready=1)),
     "crash": Scenario(2, Budget(failures=1, crashes=1)),
     "takeover": Scenario(2, Budget(takeovers=1)),

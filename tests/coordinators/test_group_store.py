@@ -16,7 +16,7 @@ from trident.coordinators.errors import (
     StaleState,
     ValueTooLarge,
 )
-from trident.coordinators.group_store import GroupStore, SupersededAttempt
+from trident.coordinators.group_store import Begin, GroupStore, SupersededAttempt
 from trident.coordinators.leadership import Leadership
 from trident.coordinators.records import Decision, GroupRecord, Marker, TableMark
 from trident.coordinators.registration import Registration
@@ -104,6 +104,38 @@ def test_three_multis_a_transaction_and_none_when_idle(store):
     assert store._zk.counters.multis - before.multis == 15
     assert store._zk.counters.writes - before.writes == 15
     assert store._zk.counters.reads == before.reads
+
+
+def test_an_advance_and_the_next_begin_are_one_multi(store):
+    store.begin(Attempt(1, 0), None, {"lines": 1, "words": 1})
+    store.decide(decision(1), None)
+    before = store._zk.counters.multis
+    pinned = store.advance(Marker(1, 0, "d"), True, {}, {}, Begin(Attempt(2, 0), Attempt(1, 0), {"lines": (2, 3)}))
+    assert pinned == {"lines": [2, 3]} and store._zk.counters.multis == before + 1
+    record, decided, pins = reread(store)[0]
+    assert (record.current_txid, record.attempts, record.parents, decided) == (2, {2: 0}, {2: 0}, None)
+    assert pins == {"lines": {1: 1, 2: [2, 3]}, "words": {1: 1}}
+    store.advance(Marker(2, 0, "d"), False, {}, {}, Begin(Attempt(3, 0), Attempt(2, 0), {"lines": 3}))
+    assert reread(store)[0] == (store.record, None, {"lines": {2: [2, 3], 3: 3}, "words": {}})
+
+
+@pytest.mark.parametrize(
+    ("begin", "error"),
+    [
+        (Begin(Attempt(2, 0), Attempt(1, 7), {}), SupersededAttempt),
+        (Begin(Attempt(3, 0), Attempt(2, 0), {}), SupersededAttempt),
+        (Begin(Attempt(2, 0), Attempt(1, 0), {"words": "x" * 600_000}), ValueTooLarge),
+        (Begin(Attempt(2, 0), Attempt(1, 0), {"lines": object()}), ConfigError),
+    ],
+    ids=["another parent", "out of order", "too large", "no JSON"],
+)
+def test_a_begin_that_cannot_be_does_not_hold_back_the_advance(store, begin, error):
+    store.begin(Attempt(1, 0), None, {"lines": 1})
+    assert store.advance(Marker(1, 0, ""), False, {}, {}, begin) is None
+    assert reread(store)[0] == (GroupRecord("inc", 2, {}, {}, Marker(1, 0, "")), None, {"lines": {1: 1}, "words": {}})
+    with pytest.raises(error):
+        store.begin(*begin)
+    store.begin(Attempt(2, 0), Attempt(1, 0), {"lines": 2})
 
 
 def test_a_pin_is_got_or_created_and_given_back_as_json_will_give_it(store):
@@ -341,6 +373,9 @@ WRITES = {
     "repin": lambda store: store.begin(Attempt(2, 1), Attempt(1, 0), {"lines": "smaller"}, repin=True),
     "decide": lambda store: store.decide(decision(2), Attempt(1, 0)),
     "advance": lambda store: store.advance(Marker(2, 0, ""), False, {"t": TableMark(9, 2, 0, "")}, {"words": {"p": 1}}),
+    "advance, with a begin": lambda store: store.advance(
+        Marker(2, 0, ""), False, {}, {"words": {"p": 1}}, Begin(Attempt(3, 0), Attempt(2, 0), {"words": "new"})
+    ),
     "put_tables": lambda store: store.put_tables({"n": TableMark(1, 0, 0, "")}),
 }
 
@@ -379,8 +414,12 @@ def test_a_lost_connection_while_the_record_is_created(cutting_proxy, zk_connect
     run_one(store)
 
 
+WRITTEN_AT = [(f"zk.{name}", name) for name in ("begin", "decide", "advance")]
+WRITTEN_AT += [(f"zk.{name}", "advance, with a begin") for name in ("begin", "advance")]
+
+
 @pytest.mark.parametrize("outcome", ["fail_before", "do_then_fail"])
-@pytest.mark.parametrize(("point", "name"), [("zk.begin", "begin"), ("zk.decide", "decide"), ("zk.advance", "advance")])
+@pytest.mark.parametrize(("point", "name"), WRITTEN_AT)
 def test_an_injected_fault_resolves_to_exactly_one_effect(zk, armed, point, name, outcome):
     store = prepared(zk)[1]
     before = coordinator_znode_version(store)

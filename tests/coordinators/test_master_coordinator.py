@@ -112,7 +112,8 @@ def test_an_attempt_goes_processing_processed_committing_success():
     assert run.stages[one].phase is Phase.PROCESSING
     assert run.post(Processed(one)) == [Prepare(one)]
     assert run.stages[one].phase is Phase.COMMITTING
-    assert run.post(Prepared(one)) == [Decide(one)]
+    assert run.post(Prepared(one)) == [Decide(one), AskReady(2)]
+    assert run.post(Ready(2, False)) == []
     assert run.post(Decided(one)) == [Commit(one)]
     assert run.post(Committed(one)) == [Advance(one, published=True)]
     assert run.post(Advanced(one)) == [Success(one), AskReady(2)]
@@ -123,7 +124,44 @@ def test_an_empty_batch_advances_without_a_decision():
     run = Coordinator(max_spout_pending=1)
     run.begin(1)
     run.process(At(1, 0))
-    assert run.post(Prepared(At(1, 0), empty=True)) == [Advance(At(1, 0), published=False)]
+    assert run.post(Prepared(At(1, 0), empty=True)) == [Advance(At(1, 0), published=False), AskReady(2)]
+
+
+@pytest.mark.parametrize("pending", [1, 2])
+def test_a_full_window_begins_one_more_once_its_first_attempt_only_rolls_forward(pending):
+    run = Coordinator(max_spout_pending=pending)
+    for txid in range(1, pending + 1):
+        run.begin(txid)
+    run.process(At(1, 0))
+    following = pending + 1
+    assert run.post(Ready(following, True)) == []  # it was not asked
+    assert run.post(Prepared(At(1, 0))) == [Decide(At(1, 0)), AskReady(following)]
+    assert run.post(Ready(following, True)) == [Begin(At(following, 0), parent=At(pending, 0))]
+    assert run.post(Decided(At(1, 0)), Committed(At(1, 0))) == [Commit(At(1, 0)), Advance(At(1, 0), published=True)]
+    assert run.post(Advanced(At(1, 0))) == [Success(At(1, 0))]
+    assert run.post(Began(At(following, 0))) == [EmitBatch(At(following, 0))]
+
+
+def test_a_no_that_was_asked_ahead_is_asked_again_at_once_when_there_is_a_place():
+    run = Coordinator(max_spout_pending=1)
+    run.begin(1)
+    run.process(At(1, 0))
+    assert of(AskReady, run.post(Prepared(At(1, 0)))) == [AskReady(2)]
+    run.post(Decided(At(1, 0)), Committed(At(1, 0)))
+    assert run.post(Advanced(At(1, 0))) == [Success(At(1, 0))]  # the answer is on its way
+    assert run.post(Ready(2, False)) == [AskReady(2)]
+    assert of(StartTimer, run.post(Ready(2, False)))
+
+
+def test_what_begins_ahead_fails_alone():
+    run = Coordinator(max_spout_pending=1)
+    run.begin(1)
+    run.process(At(1, 0))
+    run.post(Prepared(At(1, 0)), Ready(2, True))
+    assert of(Cancel, run.post(Failed(At(2, 0)))) == [Cancel(At(2, 0))]
+    run.post(Decided(At(1, 0)), Committed(At(1, 0)))
+    assert begins(run.post(Advanced(At(1, 0)))) == []
+    assert begins(run.fire_backoff()) == [At(2, 1)]
 
 
 @pytest.mark.parametrize("pending", [1, 2, 3])

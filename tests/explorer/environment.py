@@ -237,11 +237,15 @@ class Environment:
 
     def _begin_actions(self, world: World, who: str, process: Process) -> Iterator[Action]:
         head, rest = process.begins[0], process.begins[1:]
+        has_place = head.attempt.txid < process.brain.state.current + self.scenario.limits.max_spout_pending
         if head.stored:
+            if not has_place:
+                return  # the driver reports the advance that it went with first
             run = partial(self._tell_after, world, who, master.Began(head.attempt), begins=rest)
             yield Action(f"{who}: hears that {head.attempt} began", run)
             return
-        yield Action(f"{who}: begin {head.attempt} is stored", partial(self._begin, world, who, head, rest))
+        if has_place:
+            yield Action(f"{who}: begin {head.attempt} is stored", partial(self._begin, world, who, head, rest))
         if head.live:
             yield from self._failure(world, who, head.attempt, f"{head.attempt} cannot be pinned", begins=rest)
         else:
@@ -262,6 +266,10 @@ class Environment:
         if done < pieces:
             part = f" table {done}" if isinstance(command, master.Commit) else ""
             yield Action(f"{who}: {name} {attempt}{part}", partial(self._effect, world, who, command, done))
+            head = process.begins[0] if process.begins else None
+            if isinstance(command, master.Advance) and head is not None and head.live and not head.stored:
+                run = partial(self._effect, world, who, command, done, head)
+                yield Action(f"{who}: {name} {attempt}, and begin {head.attempt} with it", run)
             return
         event = {master.Decide: master.Decided, master.Commit: master.Committed, master.Advance: master.Advanced}[
             type(command)
@@ -287,8 +295,7 @@ class Environment:
 
     def _begin(self, world: World, who: str, head: Beginning, rest: tuple[Beginning, ...]) -> World:
         process: Process = getattr(world, who)
-        if who == "leader" and head.attempt.attempt_id <= world.durable.record.greatest(head.attempt.txid):
-            raise Violation(f"attempt id used again: {head.attempt} after {world.durable.record.attempts}")
+        self._check_attempt_id(world, who, head)
         try:
             durable = store.begin(world.durable, process.writer, self.rules, head.attempt, head.parent)
         except store.Rejected as rejected:
@@ -300,7 +307,14 @@ class Environment:
         begins = (head._replace(stored=True), *rest) if head.live else rest
         return self._wrote(world, who, durable, begins=begins)
 
-    def _effect(self, world: World, who: str, command: master.Command, done: int) -> World:
+    def _check_attempt_id(self, world: World, who: str, head: Beginning) -> None:
+        if who == "leader" and head.attempt.attempt_id <= world.durable.record.greatest(head.attempt.txid):
+            raise Violation(f"attempt id used again: {head.attempt} after {world.durable.record.attempts}")
+
+    def _effect(
+        self, world: World, who: str, command: master.Command, done: int, begin: Beginning | None = None
+    ) -> World:
+        """``begin``: stored in the same multi."""
         writer: Writer = getattr(world, who).writer
         durable, attempt = world.durable, command.attempt
         try:
@@ -314,8 +328,17 @@ class Environment:
             else:
                 empty = attempt.txid in self.scenario.empty
                 after = store.advance(durable, writer, self.rules, attempt, command.published, empty)
+                if begin is not None:
+                    self._check_attempt_id(world, who, begin)
+                    advanced = writer._replace(view=after.record)
+                    after = store.begin(after, advanced, self.rules, begin.attempt, begin.parent)
         except store.Deposed:
             return self._tell(world, who, master.LostLeadership())
+        except store.Rejected as rejected:
+            raise Violation(f"{who}: {rejected}") from rejected
+        if begin is not None:
+            begins = (begin._replace(stored=True), *getattr(world, who).begins[1:])
+            return self._wrote(world, who, after, commit=(command, 1), begins=begins)
         return self._wrote(world, who, after, commit=(command, 1))
 
     def _wrote(self, world: World, who: str, durable: Durable, **changes: object) -> World:
@@ -387,10 +410,9 @@ class Environment:
         _claim(not process.paused or txid <= process.begun_to, f"{command}, a new one, while paused")
         _claim(process.writer.view.current > process.pending, f"{command} before {process.pending} is finished")
         _claim(txid <= process.begun_to + 1, f"{command} leaves one out: begun to {process.begun_to}")
-        _claim(
-            txid < process.writer.view.current + self.scenario.limits.max_spout_pending,
-            f"{command} is beyond the window of {process.writer.view.current}",
-        )
+        end = process.writer.view.current + self.scenario.limits.max_spout_pending
+        ahead = txid == end and process.commit is not None and _only_rolls_forward(process.commit[0])
+        _claim(txid < end or ahead, f"{command} is beyond the window of {process.writer.view.current}")
         if process.heard:
             failures = dict(process.heard).get(txid, 0)
             _claim(failures < self.scenario.cap, f"{command} after {failures} failures")
@@ -463,6 +485,11 @@ def _cancel(process: Process, attempt: TransactionAttempt) -> Process:
 
 def _put(world: World, who: str, process: Process) -> World:
     return world._replace(**{who: process})
+
+
+def _only_rolls_forward(command: master.Command) -> bool:
+    """Tells whether an attempt that the commit thread is at with this command cannot fail any more."""
+    return not isinstance(command, master.Prepare)
 
 
 def _claim(holds: bool, otherwise: str) -> None:

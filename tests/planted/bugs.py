@@ -175,6 +175,9 @@ PLANTED: dict[str, Caught] = {
     "16-one-active-too-many": pure(
         "assert", "master_coordinator.py::test_at_most_max_spout_pending_transactions_are_active[2]"
     ),
+    "132-begins-ahead-of-what-may-still-fail": coordinator(
+        "is beyond the window of 1|AssertionError: .*1:0 PREPARING", "one-at-a-time"
+    ),
     # --- who leads: coordinators/leadership.py
     "17-takeover-leaves-the-fence-as-it-is": zookeeper(
         "DID NOT RAISE.*Deposed",
@@ -454,6 +457,9 @@ PLANTED: dict[str, Caught] = {
     "94-decided-upon-another-parent": zookeeper(
         "DID NOT RAISE.*StaleState",
         "group_store.py::test_only_the_last_begun_attempt_at_the_current_txid_is_decided_once",
+    ),
+    "133-begin-with-an-advance-keeps-no-pin": zookeeper(
+        "AssertionError: assert ", "group_store.py::test_an_advance_and_the_next_begin_are_one_multi"
     ),
     "95-plain-tables-without-marks": spark(
         "DID NOT RAISE.*Halted",

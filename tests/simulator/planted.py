@@ -105,12 +105,14 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "metadata is not pinned": (
         Edit(
-            DRIVER + "_begin",
-            "pinned = self._store.begin(attempt, command.parent, wanted, repin=smaller)",
-            "pinned = {**wanted, **self._store.begin(attempt, command.parent, {}, repin=smaller)}",
+            STORE + "_begun",
+            "pinned[tx_id] = states.put_in(changes, attempt.txid, metadata)",
+            "pinned[tx_id] = metadata",
         ),
     ),
-    "a pin is not used again": (Edit(STORE + "begin", "if states.has(attempt.txid) and not repin:", "if False:"),),
+    "a pin is not used again": (
+        Edit(STORE + "_begun", "if states.has(attempt.txid) and not begin.repin:", "if False:"),
+    ),
     "opaque metadata is not stored when it advances": (
         Edit(DRIVER + "_opaque", "return {tx_id: found for tx_id, found in changed.items() if found}", "return {}"),
     ),
@@ -167,7 +169,13 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
             "raise\n",
         ),
     ),
-    "old pins stay": (Edit(STORE + "advance", "states.cleanup_before_in(changes, txid)", "pass"),),
+    "old pins stay": (Edit(STORE + "_cleaned_pins", "self._pins[tx_id].cleanup_before_in(changes, txid)", "pass"),),
+    "an attempt begins before its place is free": (
+        Edit(DRIVER + "_begin", "if attempt.txid > self._window_end:", "if False:"),
+    ),
+    "a begin that comes too late for its advance is lost": (
+        Edit(DRIVER + "_advance", "filter(None, (begin, late))", "filter(None, (begin,))"),
+    ),
     # The supervisor's order of calls.
     "a group is driven with its decision pending": (Edit(RECOVERY + "open", "if decision is not None:", "if False:"),),
     "the tables are opened before the decision is finished": (

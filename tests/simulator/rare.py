@@ -54,6 +54,7 @@ RARE_STATES = (
     "emitted anew although it is pinned",
     "an opaque replay holds other rows",
     "an empty batch advances",
+    "a begin is stored by an advance",
     "late report on an attempt that does not live any more",
     "attempt cap",
     # Contenders, control, the machine.

@@ -28,7 +28,7 @@ MANY = int(os.environ.get("TRIDENT_SIM_SEEDS", "0"))
 SEEDS = MANY or 240
 
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
-SEARCHED = 400
+SEARCHED = 600
 RAREST = {
     "a group is not told that the connection is back",
     "a recovery goes on although its lease was lost",

@@ -271,7 +271,7 @@ class GroupStore:
                 states.remove_after_in(changes, 0)
                 cleared.append(changes)
             self._digests = {tx_id: {} for tx_id in self.tx_ids}
-            self._write((RECORD,), record, [], cleared)
+            self._write(RECORD, record, [], cleared)
 
     def begin(
         self,
@@ -302,7 +302,7 @@ class GroupStore:
             self._writable()
             edits = {tx_id: self._of_stream(tx_id).changes() for tx_id in pins}
             after, pinned = self._begun(self.record, Begin(TransactionAttempt(*attempt), parent, pins, repin), edits)
-            self._write((BEGIN,), after, [], [changes for changes in edits.values() if changes.ops])
+            self._write(BEGIN, after, [], [changes for changes in edits.values() if changes.ops])
             return copy.deepcopy(pinned)
 
     def _begun(
@@ -386,7 +386,7 @@ class GroupStore:
                     found=f"{len(data):,} bytes",
                     expected=f"at most {DECISION_BYTES_MAX:,} bytes",
                 )
-            self._write((DECIDE,), record, [Create(self._decided_path, data)], [])
+            self._write(DECIDE, record, [Create(self._decided_path, data)], [])
             self._decision = decision
 
     def advance(
@@ -437,7 +437,7 @@ class GroupStore:
             pinned = None if begin is None else self._advance_with(begin, txid, after, ops, moved)
             if pinned is None:
                 edits = self._cleaned_pins(txid)
-                self._write((ADVANCE,), after, ops, [*edits.values(), *moved])
+                self._write(ADVANCE, after, ops, [*edits.values(), *moved])
             self._decision = None
             return copy.deepcopy(pinned)
 
@@ -448,7 +448,7 @@ class GroupStore:
         edits = self._cleaned_pins(txid)
         try:
             after, pinned = self._begun(advanced, begin, edits)
-            self._write((BEGIN, ADVANCE), after, ops, [*edits.values(), *moved])
+            self._write(ADVANCE, after, ops, [*edits.values(), *moved], BEGIN)
         except (BatchError, ConfigError, ValueTooLarge):
             return None
         return pinned
@@ -499,7 +499,7 @@ class GroupStore:
             gone = set(removed)
             marks = {key: mark for key, mark in {**self.record.tables, **tables}.items() if key not in gone}
             if marks != dict(self.record.tables):
-                self._write((RECORD,), replace(self.record, tables=marks), [], [])
+                self._write(RECORD, replace(self.record, tables=marks), [], [])
 
     # -- the one way to write -----------------------------------------------
 
@@ -540,7 +540,12 @@ class GroupStore:
         self._ensured.add(path)
 
     def _write(
-        self, points: Sequence[str], after: GroupRecord, ops: list[Op], edits: Sequence[Changes | PageChanges]
+        self,
+        point: str,
+        after: GroupRecord,
+        ops: list[Op],
+        edits: Sequence[Changes | PageChanges],
+        beside: str | None = None,
     ) -> None:
         assert self._fence is not None
         digests, partition_digests = self._digests_after(edits)
@@ -561,7 +566,7 @@ class GroupStore:
             request.append(SetData(self._record_path, data, self._znode_version))
         request += [*ops, *(op for changes in edits for op in changes.ops)]
         try:
-            self._until_done(lambda: self._zk.multi(request, *points), data)
+            self._until_done(lambda: self._zk.multi(request, point, beside), data)
         except ValueTooLarge:
             raise
         except BaseException as problem:

@@ -20,7 +20,7 @@ It takes care of these:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 from kazoo import exceptions as kz
@@ -195,8 +195,8 @@ class ZooKeeper(Connection):
             # Repeating it is harmless, so it may be repeated as a read may.
             self._read(path, lambda: self._client.ensure_path_async(path), ENSURE)
 
-    def multi(self, ops: Sequence[Op], *points: str) -> None:
-        """Do all operations or none, durably, at the fault points ``points``, or at that of any write.
+    def multi(self, ops: Sequence[Op], point: str = WRITE, beside: str | None = None) -> None:
+        """Do all operations or none, durably, at the fault point ``point``, and at ``beside`` too.
 
         Raises:
             Deposed: the check of a fence failed; nothing happened.
@@ -218,9 +218,7 @@ class ZooKeeper(Connection):
         session_number = self._session_number
         self._count(multis=1, writes=1)
         try:
-            with ExitStack() as stack:
-                for point in points or (WRITE,):
-                    stack.enter_context(faults.fault_point(point))
+            with faults.fault_point(beside) if beside else nullcontext(), faults.fault_point(point):
                 results = self._answer(request.commit_async(), session_number)
         except (*_CONNECTION_ERRORS, faults.InjectedFault) as problem:
             raise OutcomeUnknown(

@@ -88,3 +88,52 @@ def by_processing_time(batches: Sequence[Sequence[Any]], clock: Sequence[int], l
     """Windows of processing time: the clock's readings, one per transaction."""
     marks = [max(clock[: at + 1]) for at in range(len(batches))]
     return windows([[(mark, row) for row in batch] for mark, batch in zip(marks, batches)], marks, length, slide)
+
+
+def sessions(
+    batches: Sequence[Sequence[tuple[int | None, Any, Any]]], marks: Sequence[int | None], gap: int
+) -> list[Given]:
+    """What each transaction gives of session windows: rows that are near each other, found anew among all open ones.
+
+    Args:
+        batches: per transaction (time, key, row).
+        marks: as of :func:`windows`.
+
+    Returns:
+        fired ones as (start, end, (key, rows in the order of their times)).
+    """
+    waiting: list[tuple[int, Any, Any]] = []
+    given, before = [], None
+    for batch, mark in zip(batches, marks):
+        late = [row for at, _, row in batch if at is None or (before is not None and at + gap <= before)]
+        waiting += [
+            (at, key, row)
+            for at, key, row in batch
+            if at is not None and not (before is not None and at + gap <= before)
+        ]
+        fired = []
+        for key in {key for _, key, _ in waiting}:
+            ours = [one for one in waiting if one[1] == key]
+            while ours:
+                near = [ours[0]]
+                # All that can be reached from one row by steps of at most the gap.
+                while more := [one for one in ours if one not in near and any(abs(one[0] - n[0]) <= gap for n in near)]:
+                    near += more
+                ours = [one for one in ours if one not in near]
+                end = max(at for at, _, _ in near) + gap
+                if mark is not None and end <= mark:
+                    rows = [row for *_, row in sorted(near, key=lambda one: one[0])]
+                    fired.append((min(at for at, _, _ in near), end, (key, rows)))
+                    waiting = [one for one in waiting if one not in near]
+        given.append(Given(fired, late))
+        before = mark
+    return given
+
+
+def event_marks(batches: Sequence[Sequence[tuple]], delay: int) -> list[int | None]:
+    """The watermark of each transaction, of rows whose first field is their time."""
+    marks: list[int | None] = []
+    for batch in batches:
+        times = [row[0] - delay for row in batch if row[0] is not None]
+        marks.append(max([*times, *[m for m in marks[-1:] if m is not None]], default=None))
+    return marks

@@ -183,6 +183,16 @@ class RowCodec:
         return columns
 
 
+def plain_values(column: Any, kind: pa.DataType) -> list[Any]:
+    """The values of a column, cast to a type, as Python has them: instants and dates as integers."""
+    return cast("list[Any]", _wire(column, kind).to_pylist())
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of such values."""
+    return pa.array(values, _wire_type(kind)).cast(kind)
+
+
 def as_bytes(array: pa.Array) -> list[bytes]:
     """An array of bytes as a list."""
     return cast("list[bytes]", array.to_numpy(zero_copy_only=False).tolist())

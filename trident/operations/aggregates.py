@@ -59,6 +59,8 @@ class AggregateNode(Node):
         return self.aggregation.reads
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
+        if self.parents[0].aggregates_for(self):
+            return
         fields = tuple(self.schema.fields)
         lower_aggregation(builder, self.aggregation, self, (*fields, ANCHORS_FIELD) if ANCHORS in live else fields)
 

@@ -166,7 +166,8 @@ class NativeChainNode(GroupingNode):
         return frozenset((*self.keys, *(name for link in self.members for name in link.inputs)))
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
-        builder.push(NativeChainOp(tuple(self.schema.fields), self.keys, self.members))
+        if not self.parents[0].aggregates_for(self):
+            builder.push(NativeChainOp(tuple(self.schema.fields), self.keys, self.members))
 
 
 @dataclass(frozen=True)

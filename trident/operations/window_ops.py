@@ -20,12 +20,11 @@ from trident.planning.session_frames import Batch, SessionFrames, Transform, byt
 from trident.states.core.binding import StateBinding
 from trident.states.core.names import backquoted
 from trident.states.core.tables import DELETED_COLUMN
+from trident.workers.open_windows import FIRED, LATE, START, STATE, TAG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TAG, START = "__trident_tag", "__trident_start"
-STATE, FIRED, LATE = 0, 1, 2
 _NEW, _PLACE, _EVENT, _TURN = "__trident_new", "__trident_place", "__trident_event", "__trident_turn"
 # monotonically_increasing_id: the Spark partition, and in the lower bits the row's number in it.
 _PLACE_BITS = 33
@@ -40,7 +39,7 @@ def window_fields(binding: StateBinding) -> Fields:
 
 def of_state(frame: "DataFrame", binding: StateBinding) -> "DataFrame":
     """The rows of the log among those that a window gives."""
-    return frame.where(f"{TAG} = {STATE}").drop(START, TAG)
+    return frame.where(f"{TAG} = {STATE}").select(*[backquoted(name) for name in binding.log_schema.names])
 
 
 def _select(frames: SessionFrames, *texts: str) -> Callable[[Any], "DataFrame"]:

@@ -28,7 +28,7 @@ _MICROS = {
 _PART = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)\s+([a-z]+)(?:\s+|$)")
 # Row numbers and times of any use are far below; sums of a few of them stay below 2**63.
 _MOST_WINDOWS = 10_000  # each row that fires becomes a row per window
-_GREATEST = 2**60
+GREATEST = 2**60
 
 
 class Unit(enum.Enum):
@@ -155,7 +155,7 @@ def _read(what: str, part: str, given: Any) -> tuple[bool, int]:
             expected="a whole number of rows, or a duration such as '10 minutes'",
         )
     size = given if in_rows else duration_us(given, f"the {part} of {what}")
-    if not 0 < size < _GREATEST:
+    if not 0 < size < GREATEST:
         raise TopologyError(f"{what} cannot be that {part}", found=repr(given), expected="more than nothing")
     return in_rows, size
 

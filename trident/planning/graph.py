@@ -21,6 +21,7 @@ class TopologyGraph:
         sinks: state name → the node that writes to it.
         origins: node → the DRPC source above it; None: its rows are those of batches.
         open_chains: chained aggregation without its ``chain_end()`` → "file:line" of the call that began it.
+        kept_rows: windows whose state is there already, and has rows: it goes on as it is.
     """
 
     name: str
@@ -30,6 +31,7 @@ class TopologyGraph:
     sinks: dict[str, Any] = field(default_factory=dict)
     origins: dict[Node, DrpcNode | None] = field(default_factory=dict)
     open_chains: dict[Any, str] = field(default_factory=dict)
+    kept_rows: set[str] = field(default_factory=set)
 
     def add(self, node: Node) -> None:
         """Adds a node, behind those of its parents that are new; one that is there stays where it is.

@@ -82,6 +82,10 @@ class Node:
         """The columns of a segment that begins at the node."""
         return self.fields_left(live)
 
+    def aggregates_for(self, node: "Node") -> bool:
+        """Tells whether its rows are already those that an aggregate behind it is to make."""
+        return False
+
     # --- for the planner -----------------------------------------------------------------
 
     @property

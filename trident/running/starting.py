@@ -17,6 +17,7 @@ from trident.coordinators.recovery import Settings, Supervised
 from trident.coordinators.registration import IdentityDict, Registration
 from trident.coordinators.supervisor import Supervisor
 from trident.drpc.endpoint import DrpcFront
+from trident.operations.windows import windows_with_rows
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
 from trident.running import last_resort
@@ -80,8 +81,9 @@ def start_topology(
     """
     last_resort.install()
     config = as_config(config).replace(**settings)
-    plans = plan(topology.graph, tracking=config.ackers > 0)
     warehouse = Path(config.warehouse).resolve()
+    topology.graph.kept_rows |= windows_with_rows(warehouse, topology.graph.sinks)
+    plans = plan(topology.graph, tracking=config.ackers > 0)
     if "://" in config.warehouse:
         raise TopologyError(
             "the warehouse must be a folder of a file system that all processes share",

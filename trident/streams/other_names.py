@@ -75,7 +75,7 @@ STREAM_NAMES = {
     "repartition": "write partition_by(fields), or shuffle(), then parallelism_hint(n)",
     "coalesce": "write parallelism_hint(n)",
     "explode": "write each(expr('explode(items)'), 'item') or flat_map",
-    "window": "write tumbling_window(length) or sliding_window(length, slide)",
+    "window": "write tumbling_window(length), sliding_window(length, slide) or session_window(gap)",
     "global": "write global_()",
     "explain": "write topology.explain()",
     "start": "write topology.start()",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Union
 
-from trident.coordinators.errors import FieldError
+from trident.coordinators.errors import FieldError, TopologyError
 from trident.operations import columns, persisting, windows
 from trident.operations.aggregates import aggregate, check_groupable
 from trident.operations.aggregators import Count
@@ -210,9 +210,32 @@ class Stream(StreamOperations, _Ends):
         """
         return self._window("sliding_window", length, slide, name)
 
+    def session_window(self, gap: str, name: Union[str, None] = None) -> "SessionStream":
+        """Sessions: windows that last as long as rows follow each other within a gap, as ``F.session_window``.
+
+        ``s.with_watermark("at", "2 minutes").session_window("10 minutes").group_by("user").aggregate(Count(), "n")``
+
+        A session is [its first row's time, its last row's + gap), of each key that
+        it is grouped by. A row that comes late, but not too late, may join two open
+        sessions. A session fires once the watermark has reached its end; a row at
+        that very end still belongs to it. A row is late, as in Spark, when its own
+        time + gap was reached by the transaction before; see :meth:`SessionStream.late_rows`.
+
+        Args:
+            gap: a duration such as "10 minutes".
+            name: of the state with the open sessions, as of :meth:`sliding_window`.
+
+        Raises:
+            TopologyError: there is no watermark, the gap is none, or a field is of a type that sessions cannot keep.
+            FieldError: a field has a name that windows use themselves.
+        """
+        name = windows.default_name(self._graph) if name is None else name
+        windows.read_gap(gap)
+        return SessionStream(self, gap, name)
+
     def _window(self, what: str, length: Any, slide: Any, name: Any, clock: Any = windows.now_us) -> "WindowedStream":
         name = windows.default_name(self._graph) if name is None else name
-        node = windows.window(self._node, what, length, slide, name, clock)
+        node = windows.window(self._graph, self._node, what, length, slide, name, clock)
         add_sink(self._graph, node)
         return WindowedStream(self, node)
 
@@ -331,7 +354,11 @@ class WindowedStream:
     """
 
     def __init__(self, stream: Stream, node: windows.WindowNode) -> None:
-        self._stream, self._node = stream, node
+        self._stream, self._windows = stream, node
+
+    @property
+    def _node(self) -> windows.WindowNode:
+        return self._windows
 
     @property
     def name(self) -> str:
@@ -371,6 +398,69 @@ class WindowedStream:
             TopologyError: the windows are not of event time.
         """
         return self._stream._next(windows.window_rows(self._node, fired=False))
+
+
+class SessionStream(WindowedStream):
+    """The sessions of a stream; the first operation on them says of which keys.
+
+    Otherwise as :class:`WindowedStream`: event time, a state, exactly once. Its
+    state has a row for each key with open sessions, and one about all.
+    """
+
+    def __init__(self, stream: Stream, gap: str, name: str) -> None:
+        self._stream, self._gap, self._name = stream, gap, name
+        self._made: Union[windows.WindowNode, None] = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"SessionStream({self._gap} of {self._stream!r})"
+
+    @property
+    def _node(self) -> windows.WindowNode:
+        return self._by(()) if self._made is None else self._made
+
+    def _by(self, keys: tuple[str, ...]) -> windows.WindowNode:
+        graph, made = self._stream._graph, self._made
+        if made is None:
+            made = windows.session_window(graph, self._stream._node, self._gap, self._name, keys)
+            add_sink(graph, made)
+            self._made = made
+        windows.check_session_keys(made, keys)
+        return made
+
+    def group_by(self, *fields: Names) -> "GroupedStream":
+        """Sessions of each value of the fields: ``group_by("user").aggregate(Count(), "n")``; none: of all rows.
+
+        Raises:
+            TopologyError: an earlier operation has made sessions of other keys.
+        """
+        names = flat(fields, "group_by") if fields else ()
+        return self._rows_of(names).group_by(windows.WINDOW, *names)
+
+    def rows(self) -> "Stream":
+        """The rows of sessions over all rows, or over the keys of an earlier ``group_by``; see WindowedStream."""
+        return self._rows_of(None)
+
+    def _rows_of(self, keys: Union[tuple[str, ...], None]) -> "Stream":
+        node = self._node if keys is None else self._by(keys)
+        return self._stream._next(windows.window_rows(node, fired=True))
+
+    def late_rows(self) -> "Stream":
+        """The rows that came too late for any session; ask for them behind ``group_by`` or ``rows``.
+
+        Raises:
+            TopologyError: the keys of the sessions are not known yet.
+        """
+        if self._made is None:
+            raise TopologyError(
+                "late_rows of sessions come before their keys are known",
+                found=repr(self),
+                action="write group_by(…).aggregate(…), or rows(), first, and then late_rows()",
+            )
+        return self._stream._next(windows.window_rows(self._made, fired=False))
 
 
 class TridentState(StateHandle):

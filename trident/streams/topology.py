@@ -245,7 +245,7 @@ class TridentTopology(OtherNames):
 
         return {
             "streams": {tx_id: type(node.spout).__qualname__ for tx_id, node in sorted(self.graph.sources.items())},
-            "states": {name: sink.binding.identity() for name, sink in sorted(self.graph.sinks.items())},
+            "states": {name: sink.writes.identity() for name, sink in sorted(self.graph.sinks.items())},
             "groups": group_members(self.graph),
         }
 

@@ -1,0 +1,339 @@
+"""Windows that keep parts, and sessions: against oracles that forget nothing; on Spark, over crashes, in both forms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import functions as F
+
+from tests.stream_helpers import stream_of, topology_of
+from tests.sweep.oracle import Table
+from tests.topology_helpers import Starter, starter
+from tests.window_oracle import event_marks, sessions, windows
+from trident import Aggregator, Count, DeltaAppend, FixedBatchSpout, Max, Min, Sum, TridentTopology, expr
+from trident.coordinators.errors import FieldError, TopologyError
+from trident.operations.window_changes import PaneRules, SessionRules, SessionSpec
+from trident.operations.window_spec import Unit, WindowSpec
+from trident.operations.windows import windows_with_rows
+from trident.states.core.descriptor import StateDescriptor
+from trident.streams.stream import Stream
+from trident.workers.open_windows import DUE, PANE, SESSIONS, Store
+
+SECOND = 10**6
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda both: (max(both), min(both)))
+TURNS = st.lists(
+    st.tuples(st.lists(st.tuples(st.integers(0, 120), st.sampled_from("ab")), max_size=5), st.integers(0, 60)),
+    max_size=7,
+)
+
+
+class Held(Store):
+    """A state in a dict: what the step asks a copy for."""
+
+    def __init__(self, position: Callable[[bytes, tuple], int]) -> None:
+        self.rows: dict[bytes, tuple] = {}
+        self.position = position
+
+    def get(self, keys: Any) -> list:
+        return [self.rows.get(key) for key in keys]
+
+    def due(self, first: int | None, below: int) -> Any:
+        found = [(self.position(key, row), key, row) for key, row in self.rows.items()]
+        return [one for one in found if one[0] < below and (first is None or first <= one[0])]
+
+    def take(self, changes: Any, row: Callable[[Any], tuple]) -> None:
+        assert not set(changes.put) & set(changes.gone)
+        assert all(self.rows.pop(key) for key in changes.gone), "a group that is not stored was deleted"
+        self.rows.update({key: row(value) for key, value in changes.put.items()})
+
+
+def lists(a: tuple, b: tuple) -> tuple:
+    """Parts that are lists of rows: nothing gets lost, and nothing counts twice, unseen."""
+    return (a[0] + b[0],)
+
+
+def name_of(pane: int, key: str) -> bytes:
+    return b"\x00" + (pane + (1 << 63)).to_bytes(8, "big") + key.encode()
+
+
+@given(SIZES, TURNS)
+def test_parts_of_panes_give_what_all_rows_ever_give(size: tuple[int, int], turns: list) -> None:
+    rules = PaneRules(WindowSpec(*size, Unit.EVENT_TIME, "at"), ("_part0",))
+    marks = [sum(step for _, step in turns[: n + 1]) for n in range(len(turns))]
+    held = Held(lambda key, row: int.from_bytes(key[1:9], "big") - (1 << 63))
+    batches = [[(at, (at, key, n, place)) for place, (at, key) in enumerate(rows)] for n, (rows, _) in enumerate(turns)]
+    for n, expected in enumerate(windows(batches, marks, *size)):
+        before, now = (marks[n - 1] if n else None), marks[n]
+        rows = [row for at, row in batches[n] if not rules.is_closed(rules.pane_of(at), before)]
+        assert [row for _, row in batches[n] if row not in rows] == expected.late
+        new = [(name_of(rules.pane_of(row[0]), row[1]), rules.pane_of(row[0]), ([row],)) for row in rows]
+        changes = rules.changes(held, new, lists, before, now)
+        found = [(start, end, row) for start, end, key, (rows,) in changes.fired for row in rows]
+        assert all({row[1] for row in rows} == {key[9:].decode()} for _, _, key, (rows,) in changes.fired)
+        assert sorted(found) == sorted(expected.fired)
+        assert len({(start, key[9:]) for start, _, key, _ in changes.fired}) == len(changes.fired)
+        held.take(changes, lambda value: (None, *value))
+        assert all(not rules.is_closed(held.position(key, row), now) for key, row in held.rows.items())
+
+
+@given(st.integers(1, 30), TURNS)
+def test_sessions_give_what_all_rows_ever_give(gap: int, turns: list) -> None:
+    rules = SessionRules(SessionSpec(gap, "at", 0, ("key",)), ("_part0",))
+    marks = [sum(step for _, step in turns[: n + 1]) for n in range(len(turns))]
+    held = Held(lambda key, row: row[0])
+    batches = [
+        [(at, key, (at, key, n, place)) for place, (at, key) in enumerate(rows)] for n, (rows, _) in enumerate(turns)
+    ]
+    for n, expected in enumerate(sessions(batches, marks, gap)):
+        before, now = (marks[n - 1] if n else None), marks[n]
+        new = [(key.encode(), at, ([row],)) for at, key, row in batches[n] if not rules.is_closed(at, before)]
+        changes = rules.changes(held, new, lists, before, now)
+        found = [(start, end, key.decode(), sorted(rows)) for start, end, key, (rows,) in changes.fired]
+        assert sorted(found) == sorted((start, end, key, sorted(rows)) for start, end, (key, rows) in expected.fired)
+        held.take(changes, lambda value: rules.row(value, (DUE, SESSIONS)))
+        assert all(row[0] == min(one["end"] for one in row[1]) > now for row in held.rows.values())
+
+
+# --- what is kept ------------------------------------------------------------------------
+
+
+def marked(fields: str = "at timestamp, word string, n long, x double") -> Stream:
+    return stream_of(fields).with_watermark("at", "1 minute")
+
+
+class Longest:
+    """A reducer."""
+
+    def init(self) -> str:
+        return ""
+
+    def reduce(self, so_far: str, word: str) -> str:
+        return max(so_far, word, key=len)
+
+
+def both(windowed: Any) -> None:
+    windowed.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend("a"))
+    windowed.group_by("word").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("b"))
+
+
+def persisted(stream: Stream) -> None:
+    stream.partition_persist(DeltaAppend("a"))
+
+
+@pytest.mark.parametrize(
+    ("use", "stores"),
+    [
+        (
+            lambda w: persisted(w.group_by("word").aggregate(Count(), "c")),
+            "parts, not rows, per pane of 30 minutes and word",
+        ),
+        (both, "parts, not rows, per pane of 30 minutes and word: Count() -> rows, Sum() -> total"),
+        (
+            lambda w: persisted(w.chained_agg().aggregate(Count(), "c").aggregate("x", Max(), "m").chain_end()),
+            "parts, not rows, per pane of 30 minutes: Count() -> c, Max() -> m",
+        ),
+        (lambda w: persisted(w.rows()), "rows: partition_persist"),
+        (lambda w: persisted(w.aggregate("word", Longest(), "l")), "rows: aggregate(Longest) needs them"),
+        (lambda w: persisted(w.group_by("word").agg(expr("max(n) as m"))), "rows: agg"),
+        (
+            lambda w: (both(w), w.aggregate(Count(), "c").partition_persist(DeltaAppend("c"))),
+            "rows: they are grouped in more than one way",
+        ),
+        (lambda w: persisted(w.late_rows()), "rows: no operation needs them"),
+    ],
+)
+def test_explain_says_what_a_window_stores(use: Callable[[Any], Any], stores: str) -> None:
+    stream = marked()
+    use(stream.sliding_window("2 hours", "90 minutes"))
+    assert f"note: stores {stores}" in topology_of(stream).explain()
+
+
+def test_windows_of_rows_and_of_processing_time_keep_rows() -> None:
+    stream = marked()
+    persisted(stream.tumbling_window(10).aggregate(Count(), "c"))
+    assert "note: stores rows: windows of rows keep rows" in topology_of(stream).explain()
+
+
+def test_the_parts_are_part_of_the_identity_and_the_rows_of_an_older_version_go_on(tmp_path: Path) -> None:
+    def made() -> Any:
+        stream = marked()
+        persisted(stream.tumbling_window("1 hour", "open").group_by("word").aggregate(Count(), "c"))
+        return topology_of(stream)
+
+    topology = made()
+    parts = topology.identity()["states"]["open"]
+    assert parts["keys"] == [PANE, "word"] and "parts(count())" in parts["aggregator"]
+    old = made()
+    old.graph.kept_rows.add("open")
+    rows = old.graph.sinks["open"].writes
+    assert rows.identity()["keys"] == ["_seq"]
+    assert windows_with_rows(tmp_path, ["open"]) == set()
+    StateDescriptor.of(rows, "test", "rows", "inc", 1).save(tmp_path)
+    assert windows_with_rows(tmp_path, ["open", "a"]) == {"open"}
+    StateDescriptor.of(topology.graph.sinks["open"].writes, "test", "rows", "inc", 1).save(tmp_path)
+    assert windows_with_rows(tmp_path, ["open"]) == set()
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda s: stream_of("at timestamp").session_window("1 hour").rows(), TopologyError, "need event time"),
+        (lambda s: s.session_window("0 seconds"), TopologyError, "cannot have that gap"),
+        (lambda s: s.session_window(5), TopologyError, "is no duration"),
+        (lambda s: s.session_window("1 hour").group_by("ward"), FieldError, "did you mean 'word'"),
+        (lambda s: s.session_window("1 hour").late_rows(), TopologyError, "before their keys are known"),
+        (
+            lambda s: (w := s.session_window("1 hour")).group_by("word") and w.group_by("n"),
+            TopologyError,
+            "one choice of keys.*n behind word",
+        ),
+        (
+            lambda s: (
+                stream_of("at timestamp, _due long").with_watermark("at", "1 hour").session_window("1 hour").rows()
+            ),
+            FieldError,
+            "cannot keep field '_due'",
+        ),
+    ],
+)
+def test_sessions_that_cannot_be_are_refused(build: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"(?si){message}"):
+        build(marked())
+
+
+# --- on Spark ----------------------------------------------------------------------------
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
+
+
+def stamped(batches: list) -> list:
+    return [[(at(time), *rest) for time, *rest in rows] for rows in batches]
+
+
+@pytest.fixture
+def start(spark: Any, zk_server: str, zk_root: str, tmp_path: Path) -> Any:
+    with starter(spark, zk_server, zk_root, tmp_path) as started:
+        yield started
+
+
+GAP, DELAY = 10, 8
+
+
+def visits(batches: list) -> TridentTopology:
+    topology = TridentTopology("visits")
+    source = FixedBatchSpout("at timestamp, user string, n long", stamped(batches))
+    stream = topology.new_stream("visits", source).with_watermark("at", f"{DELAY} seconds")
+    counted = stream.session_window(f"{GAP} seconds", "counted")
+    chain = counted.group_by("user").chained_agg().aggregate(Count(), "rows")
+    chain.aggregate("n", Sum(), "total").aggregate("n", Min(), "least").chain_end().partition_persist(
+        DeltaAppend("counts")
+    )
+    counted.late_rows().partition_persist(DeltaAppend("late"))
+    whole = stream.session_window(f"{GAP} seconds", "whole")
+    whole.group_by("user").aggregate("n", Numbers(), "numbers string").partition_persist(DeltaAppend("texts"))
+    panes = stream.sliding_window("20 seconds", "15 seconds", "panes").group_by("user")
+    panes.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("panes_out"))
+    return topology
+
+
+class Numbers(Aggregator):
+    """All values in order, as text: an aggregate that needs the rows themselves."""
+
+    def init(self, batch_id: Any) -> list:
+        return []
+
+    def aggregate(self, state: list, n: int | None) -> None:
+        state.append(n)
+
+    def complete(self, state: list) -> str:
+        return str(sorted(state, key=str))
+
+
+def expected_of(batches: list) -> dict[str, Counter]:
+    marks = event_marks(batches, DELAY)
+    found: dict[str, Counter] = {name: Counter() for name in ("counts", "late", "texts", "panes_out")}
+    for fired, late in sessions([[(r[0], r[1], r) for r in rows] for rows in batches], marks, GAP):
+        found["late"].update(late)
+        for start, end, (user, rows) in fired:
+            numbers = [row[2] for row in rows]
+            known = [n for n in numbers if n is not None]
+            found["counts"][(start, end), user, len(rows), sum(known), min(known, default=None)] += 1
+            found["texts"][(start, end), user, str(sorted(numbers, key=str))] += 1
+    for fired, _ in windows([[(r[0], r) for r in rows] for rows in batches], marks, 20, 15):
+        for start, end, user in {(start, end, row[1]) for start, end, row in fired}:
+            known = [row[2] for s, _, row in fired if (s, row[1]) == (start, user) and row[2] is not None]
+            found["panes_out"][(start, end), user, sum(known)] += 1
+    return found
+
+
+def found_in(folder: Path) -> dict[str, Counter]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return plain(value["start"]), plain(value["end"])
+        return value.astimezone(timezone.utc).timestamp() if isinstance(value, datetime) else value
+
+    return {
+        name: Counter(
+            tuple(plain(value) for field, value in row.items() if field != "txid")
+            for row in Table.read(folder / "warehouse" / name).rows()
+        )
+        for name in ("counts", "late", "texts", "panes_out")
+    }
+
+
+def random_batches(rng: Any, count: int) -> list:
+    """Users with breaks, rows out of order, some late, some without a time."""
+    batches = []
+    for n in range(count):
+        around = 12 * n
+        times = [around + rng.choice([0, 0, -9, -14, 5]) + rng.randrange(8) for _ in range(rng.randrange(1, 9))]
+        batches.append(
+            [
+                (rng.choice([None, *[time] * 12]), rng.choice(["a", "b", None]), rng.choice([None, *range(9)]))
+                for time in times
+            ]
+        )
+    return [*batches, [(12 * count + 200, "end", 0)]]
+
+
+@pytest.mark.parametrize("local_copies", [True, False], ids=["copies", "tables"])
+def test_exactly_once_over_crashes(start: Starter, tmp_path: Path, rng: Any, local_copies: bool) -> None:
+    """A coordinator that hangs behind a decision, half published, and wakes up deposed."""
+    start._settings["local_copies"] = local_copies
+    batches = random_batches(rng, 5)
+    query = start.replace_at("publish.table", visits(batches), visits(batches))
+    found, expected = found_in(tmp_path), expected_of(batches)
+    for name in expected:
+        assert found[name] == expected[name], name
+    (about,) = query.snapshot("counted").where("_pane is null").collect()
+    rows = sum(map(len, batches))
+    assert (about._next, about._late) == (rows, sum(expected["late"].values()))
+
+
+def test_sessions_are_those_of_spark(start: Starter, spark: Any, tmp_path: Path, rng: Any) -> None:
+    """F.session_window over all rows at once, where no row is late; rows a gap apart meet."""
+    times = [rng.choice([0, 10, 20, 31, 50]) + rng.randrange(3) for _ in range(12)] + [100, 110]
+    rows = [(time, rng.choice("ab"), 1) for time in times]
+    schema = "at timestamp, user string, n long"
+    topology = TridentTopology("like-spark")
+    cut = rng.randrange(1, 13)
+    source = FixedBatchSpout(schema, stamped([rows[:cut], rows[cut:], [(1000, "end", 1)]]))
+    stream = topology.new_stream("rows", source).with_watermark("at", "200 seconds")
+    stream.session_window("10 seconds").group_by("user").aggregate(Count(), "c").partition_persist(DeltaAppend("out"))
+    start.run(topology)
+    frame = spark.createDataFrame(stamped([rows])[0], schema)
+    expected = frame.groupBy(F.session_window("at", "10 seconds").alias("w"), "user").count().collect()
+    found = Table.read(tmp_path / "warehouse" / "out").rows()
+    assert Counter(
+        (row["window"]["start"].timestamp(), row["window"]["end"].timestamp(), row["user"], row["c"]) for row in found
+    ) == Counter((row.w.start.timestamp(), row.w.end.timestamp(), row.user, row["count"]) for row in expected)

@@ -1,0 +1,390 @@
+"""Windows that keep parts: of the rows of a pane or a session one value for each aggregate, in place of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StructField,
+    StructType,
+)
+
+from trident.coordinators.errors import OutputTypeError
+from trident.operations.aggregates import partial_value
+from trident.operations.aggregation import Aggregation
+from trident.operations.window_changes import END_FIELD, START_FIELD, PaneRules, SessionRules, SessionSpec
+from trident.operations.window_spec import WindowSpec, duration_text
+from trident.planning.operation import Fields, Operation, PyOp, arrow_type, arrow_types, names_of
+from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
+from trident.states.core.binding import LAST, StateBinding
+from trident.states.core.copyable import why_not_copied
+from trident.states.core.names import backquoted
+from trident.states.keyed.copy_combine import arrow_schema, combine_of
+from trident.states.keyed.delta_map import KEYED, DeltaMapState
+from trident.workers.chain import Chain
+from trident.workers.open_windows import (
+    AT,
+    BEFORE,
+    DUE,
+    END,
+    FIRED,
+    LATE,
+    LATE_ROWS,
+    NEWEST,
+    NEXT,
+    NOW,
+    OLD,
+    PANE,
+    POSITION,
+    ROWS,
+    SESSIONS,
+    START,
+    STATE,
+    TAG,
+    OpenWindows,
+    Part,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PART, _RAW = "_part", "__trident_raw"
+_SMALL_BYTES = 4 << 20
+_LONG = LongType()
+RESERVED = (PANE, POSITION, NEXT, LATE_ROWS, DUE, SESSIONS)
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """The parts that a window keeps.
+
+    Attributes:
+        spec: of the windows or the sessions; of event time.
+        keys: the grouping fields.
+        aggregations: a part each.
+        rows: where rows are needed: the fields of which each session keeps a list of rows.
+        raws: where late rows are wanted: their fields.
+    """
+
+    spec: Union[WindowSpec, SessionSpec]
+    keys: Fields
+    aggregations: tuple[Aggregation, ...]
+    rows: Fields = ()
+    raws: Fields = ()
+
+    @property
+    def part_fields(self) -> Fields:
+        kinds: list[DataType] = [one.outputs[0].dataType for one in self.aggregations]
+        if self.rows:
+            kinds.append(ArrayType(StructType(list(self.rows)), True))
+        return tuple(StructField(f"{_PART}{number}", kind, True) for number, kind in enumerate(kinds))
+
+    @property
+    def raw_fields(self) -> Fields:
+        return tuple(StructField(f"{_RAW}{n}", field.dataType, True) for n, field in enumerate(self.raws))
+
+    @property
+    def rules(self) -> Union[PaneRules, SessionRules]:
+        names = names_of(self.part_fields)
+        return PaneRules(self.spec, names) if isinstance(self.spec, WindowSpec) else SessionRules(self.spec, names)
+
+    @property
+    def time(self) -> str:
+        """The field of a row's time."""
+        return self.spec.field or ""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields of the stream that are needed."""
+        inputs = [name for one in self.aggregations for name in one.inputs]
+        return frozenset((self.time, *names_of(self.keys), *inputs, *names_of(self.rows), *names_of(self.raws)))
+
+    @property
+    def native_name(self) -> str:
+        """Names the state's contents in its descriptor; they are part of the topology's identity."""
+        values = [f"{one.aggregator.native_name}({', '.join(one.inputs)})" for one in self.aggregations]
+        values += ["rows"] if self.rows else []
+        spec = self.spec
+        if isinstance(spec, SessionSpec):
+            of = f"session(gap of {spec.gap} us of {spec.field} delayed by {spec.delay} us)"
+        else:
+            of = spec.native_name
+        return f"{of} parts({', '.join(values)})"
+
+    @property
+    def schema(self) -> StructType:
+        """Of the state."""
+        about = [StructField(name, _LONG, True) for name in (POSITION, NEXT, LATE_ROWS)]
+        values = list(self.part_fields)
+        if isinstance(self.spec, SessionSpec):
+            edges = [StructField(name, _LONG, True) for name in (START_FIELD, END_FIELD)]
+            open_ = ArrayType(StructType([*edges, *values]), True)
+            values = [StructField(DUE, _LONG, True), StructField(SESSIONS, open_, True)]
+        return StructType([StructField(PANE, _LONG, True), *self.keys, *about, *values])
+
+    def binding(self, name: str) -> StateBinding:
+        """The state that keeps the parts."""
+        keys, schema = (PANE, *names_of(self.keys)), self.schema
+        values = tuple(schema.names[len(keys) :])
+        return StateBinding(DeltaMapState(name), KEYED, keys, schema, values, self, LAST, self.rules.ordered_by)
+
+    @property
+    def pane_fields(self) -> Fields:
+        """Of the parts of a batch."""
+        at, rows, newest = (StructField(name, _LONG, True) for name in (AT, ROWS, NEWEST))
+        return (at, *self.keys, *self.part_fields, rows, newest, *self.raw_fields)
+
+    @property
+    def given_fields(self) -> Fields:
+        """Of what a transaction gives: the rows of the log, fired windows, late rows."""
+        log = self.binding("x").log_schema.fields
+        parts = [] if isinstance(self.spec, WindowSpec) else self.part_fields
+        edges = [StructField(name, _LONG, True) for name in (START, END)]
+        return (*log, *parts, *edges, StructField(TAG, IntegerType(), True), *self.raw_fields)
+
+    def step(self, state: str, looks_up: bool) -> OpenWindows:
+        """The step on the worker."""
+        kinds, raws = arrow_types(self.part_fields), self.raw_fields
+        natives = [one.aggregator.native_name for one in self.aggregations] + ([""] if self.rows else [])
+        parts = tuple(Part(*one) for one in zip(names_of(self.part_fields), kinds, natives))
+        keys = (PANE, *names_of(self.keys))
+        late = tuple(zip(names_of(raws), arrow_types(raws)))
+        return OpenWindows(state, self.rules, arrow_schema(self.schema), keys, parts, late, looks_up)
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        by = f" and {', '.join(names_of(self.keys))}" if self.keys else ""
+        of = "session" if isinstance(self.spec, SessionSpec) else "pane"
+        if isinstance(self.rules, PaneRules):
+            of = f"pane of {duration_text(self.rules.pane)}"
+        values = "lists of rows" if self.rows else "parts, not rows"
+        made = ", ".join(f"{one.aggregator!r} -> {one.outputs[0].name}" for one in self.aggregations)
+        return f"stores {values}, per {of}{by}{': ' if made else ''}{made}"
+
+
+def why_no_parts(kept: KeptParts) -> str | None:
+    """Tells why the parts cannot be kept by a window; None when they can."""
+    taken = [name for name in names_of(kept.keys) if name.lower() in RESERVED or name.lower().startswith(_PART)]
+    if taken:
+        return f"field {taken[0]!r} has a name that parts use"
+    try:
+        arrow_types((*kept.keys, *kept.part_fields, *kept.raw_fields))
+    except OutputTypeError as error:
+        return str(error)
+    found = why_not_copied(kept.schema, (PANE, *names_of(kept.keys)))
+    if found is not None:
+        return found
+    for one in kept.aggregations:
+        (output,) = one.outputs
+        if combine_of(one.aggregator.native_name, arrow_type(output.dataType)) is None:
+            return f"values of {one.aggregator!r} of type {output.dataType.simpleString()} are combined by Spark alone"
+    return None
+
+
+# --- its operations ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PanesOp(Operation):
+    """Makes the parts of a batch: of each pane and group one, or of each row where rows or sessions need that."""
+
+    kept: KeptParts
+
+    @property
+    def _grouped(self) -> bool:
+        return isinstance(self.kept.spec, WindowSpec) and not self.kept.raws
+
+    @property
+    def shuffles(self) -> bool:
+        return self._grouped
+
+    @property
+    def spreads_rows(self) -> bool:
+        return self._grouped
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        kept = self.kept
+        micros = f"unix_micros({backquoted(kept.time)})"
+        rules = kept.rules
+        at = f"({micros} - pmod({micros}, {rules.pane}L))" if isinstance(rules, PaneRules) else micros
+        parts = [field.name for field in kept.part_fields]
+        placed = [F.expr(at).alias(AT), F.expr(micros).alias(NEWEST), F.expr("*")]
+        chosen = column_list(names_of(kept.pane_fields))
+        if not self._grouped:
+            values = [_of_row(one).alias(name) for one, name in zip(kept.aggregations, parts)]
+            if kept.rows:
+                values.append(F.array(F.struct(*column_list(names_of(kept.rows)))).alias(parts[-1]))
+            raws = [column(a.name).alias(b.name) for a, b in zip(kept.raws, kept.raw_fields)]
+            one = F.lit(1).cast("long").alias(ROWS)
+            keys = column_list(names_of(kept.keys))
+            return frames.select([placed[0], *keys, *values, one, placed[1], *raws])
+        select, order = frames.select(placed), frames.select(chosen)
+        values = [
+            partial_value(one.aggregator, column_list(one.inputs), one.outputs[0]).alias(name)
+            for one, name in zip(kept.aggregations, parts)
+        ]
+        counts = [F.count(F.lit(1)).alias(ROWS), F.max(NEWEST).alias(NEWEST)]
+        grouped = frames.aggregate((AT, *names_of(kept.keys)), *values, *counts)
+        return lambda frame, batch: order(grouped(select(frame, batch), batch), batch)
+
+    def describe(self) -> str:
+        values = ", ".join(f"{one.aggregator!r} -> {one.outputs[0].name}" for one in self.kept.aggregations) or "rows"
+        of = "each pane" if self._grouped else "each row"
+        by = "".join(f" and {name}" for name in names_of(self.kept.keys)) if self._grouped else ""
+        return f"parts of {of}{by}: {values}"
+
+
+def _of_row(aggregation: Aggregation) -> Any:
+    """The part of one row."""
+    kind = aggregation.outputs[0].dataType
+    if aggregation.aggregator.native_name == "count":
+        return F.lit(1).cast("long")
+    value, zero = column(aggregation.inputs[0]).cast(kind), aggregation.aggregator.zero()
+    return value if zero is None else F.coalesce(value, F.lit(zero).cast(kind))
+
+
+@dataclass(frozen=True)
+class OpenWindowsOp(Operation):
+    """Combines a batch's parts with those of open windows; gives the state's changes, fired windows and late rows."""
+
+    kept: KeptParts
+    binding: StateBinding
+    materialise: bool
+
+    shuffles = True
+    spreads_rows = True
+
+    @property
+    def on_copies(self) -> Operation:
+        takes, name = frozenset(names_of(self.kept.pane_fields)), self.binding.name
+        return PyOp(self.fields, self.kept.step(name, looks_up=True), takes, True, name)
+
+    def describe(self) -> str:
+        place = f" (of few rows in the local copy of {self.binding.name}, without moving them)"
+        return f"windows of {self.kept.spec}: combine parts, fire what is due{place}"
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        """All stored parts go through Python beside the new ones."""
+        kept, step = self.kept, self.kept.step(self.binding.name, looks_up=False)
+        state, new = self.binding.schema.fields, kept.pane_fields
+        both = [*state, *(field for field in new if field.name not in self.binding.schema.names)]
+        both += [StructField(OLD, BooleanType(), True), *(StructField(name, _LONG, True) for name in (BEFORE, NOW))]
+        schema = pa.schema(list(zip(names_of(self.fields), arrow_types(self.fields))))
+        mapped = frames.map_in_arrow(
+            Chain((step,), schema, "windows"), names_of(tuple(both)), StructType(list(self.fields)), False
+        )
+        keys = names_of(kept.keys)
+
+        def transform(frame: "DataFrame", batch: Batch) -> "DataFrame":
+            assert batch.stored is not None and batch.once is not None, "states are read by late segments only"
+            if self.materialise:
+                frame = batch.once(frame)
+            stored = batch.stored(self.binding, None)
+            turn = _turn(kept, stored, frame)
+            constants = {BEFORE: turn["before"], NOW: turn["now"]}
+            old = _columns(stored.where(f"{PANE} is not null"), both, {**constants, OLD: "true"}, state)
+            ours = _columns(frame, both, {**constants, OLD: "false"}, new)
+            rows = old.unionAll(ours)
+            if bytes_read(stored) <= _SMALL_BYTES or not keys:
+                rows = rows.coalesce(1)
+            else:
+                rows = rows.repartition(*column_list(keys))
+            given = mapped(rows, batch)
+            if not turn["new"]:
+                return given
+            about = {POSITION: turn["now"], NEXT: f"{turn['rows']}L", LATE_ROWS: f"{turn['late']}L", TAG: f"{STATE}"}
+            about["_deleted"] = "false"
+            one = _columns(frame.sparkSession.range(0, 1, 1, 1), list(self.fields), about, ())
+            return given.unionAll(one)
+
+        return transform
+
+
+def _columns(frame: "DataFrame", fields: Sequence[StructField], given: dict[str, str], own: Sequence[Any]) -> Any:
+    """Columns of some fields: constants, those that the frame has, and nulls."""
+    there = {field.name for field in own}
+    texts = []
+    for field in fields:
+        text = given.get(field.name) or (backquoted(field.name) if field.name in there else "null")
+        texts.append(F.expr(text).cast(field.dataType).alias(field.name))
+    return frame.select(*texts)
+
+
+def _turn(kept: KeptParts, stored: "DataFrame", frame: "DataFrame") -> dict[str, Any]:
+    """The watermarks, as SQL's constants, and the counts of a transaction, found before its rows are looked at."""
+    about = stored.where(f"{PANE} is null").select(POSITION, NEXT, LATE_ROWS).collect()
+    before, rows, late = tuple(about[0]) if about else (None, 0, 0)
+    is_late = f"{AT} is null"
+    if before is not None:
+        spec = kept.spec
+        end = f"{spec.sql_last_start(AT)} + {spec.length}L" if isinstance(spec, WindowSpec) else f"{AT} + {spec.gap}L"
+        is_late = f"{is_late} or {end} <= {before}L"
+    (found,) = frame.selectExpr(
+        f"max({NEWEST}) as newest",
+        f"coalesce(sum({ROWS}), 0) as new",
+        f"coalesce(sum(if({is_late}, {ROWS}, 0)), 0) as late",
+    ).collect()
+    marks = [before, None if found.newest is None else found.newest - kept.spec.delay]
+    now = max((mark for mark in marks if mark is not None), default=None)
+    return {
+        "before": "null" if before is None else f"{before}L",
+        "now": "null" if now is None else f"{now}L",
+        "rows": rows + found.new,
+        "late": late + found.late,
+        "new": found.new,
+    }
+
+
+@dataclass(frozen=True)
+class GivenPartsOp(Operation):
+    """The rows of fired windows, or late ones, as the user sees them.
+
+    Attributes:
+        tag: FIRED or LATE.
+        outputs: the user's field → the column that it is.
+        rows: the column with lists of rows, of which each row is to be one; "": none.
+    """
+
+    kept: KeptParts
+    tag: int
+    outputs: tuple[tuple[str, str], ...]
+    rows: str = ""
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        edges = (f"timestamp_micros({START})", f"timestamp_micros({END})")
+        window = F.expr("named_struct('start', {}, 'end', {})".format(*edges))
+        kept = frames.where(F.expr(f"{TAG} = {self.tag}"))
+        names, taken = names_of(self.fields), dict(self.outputs)
+        chosen = [(column(taken[name]) if name in taken else window).alias(name) for name in names]
+        if not self.rows:
+            select = frames.select(chosen)
+            return lambda frame, batch: select(kept(frame, batch), batch)
+        each = frames.select([window.alias("window"), F.expr(f"inline({self.rows})")])
+        order = frames.select(column_list(names))
+        return lambda frame, batch: order(each(kept(frame, batch), batch), batch)
+
+    def describe(self) -> str:
+        return f"{'fired windows' if self.tag == FIRED else 'rows that came too late'} of {self.kept.spec}"
+
+
+def of_late(kept: KeptParts, fields: Fields) -> GivenPartsOp:
+    """The late rows."""
+    return GivenPartsOp(fields, kept, LATE, tuple((a.name, b.name) for a, b in zip(kept.raws, kept.raw_fields)))
+
+
+def of_fired(kept: KeptParts, fields: Fields, outputs: Sequence[tuple[str, str]]) -> GivenPartsOp:
+    """The fired windows: their keys and values; or where rows are kept, each row of theirs."""
+    if kept.rows:
+        return GivenPartsOp(fields, kept, FIRED, (), kept.part_fields[-1].name)
+    keys = [(name, name) for name in names_of(kept.keys)]
+    return GivenPartsOp(fields, kept, FIRED, (*keys, *outputs))

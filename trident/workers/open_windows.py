@@ -1,0 +1,345 @@
+"""Open windows as parts: a transaction's parts are combined with those that are stored, and what is due is fired.
+
+The rows that come in are parts of values of one group each, and so are those that are stored: of a pane, a piece of
+time that lies in the same windows as a whole, or of a session. What is stored is looked up in the state's local copy,
+or comes with the rows (``OLD``) where there is none. Imported by every worker: keep its imports light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from trident.workers.chain import Frame, Meter, Step
+from trident.workers.reports import STALE, marked
+
+if TYPE_CHECKING:
+    from trident.states.core.copy_rows import RowCodec
+    from trident.states.core.local_copy import CopyAsOf
+
+# Columns of the rows that come in: the pane or the time, the number of rows, the greatest time.
+AT, ROWS, NEWEST = "__trident_at", "__trident_rows", "__trident_newest"
+# The same where there is no copy: whether the row is a stored one, and the watermarks of both transactions.
+OLD, BEFORE, NOW = "__trident_old", "__trident_before", "__trident_now"
+# Of the state: the pane (of sessions 0, of the one row about all null); the watermark, the rows, those that were late.
+PANE, POSITION, NEXT, LATE_ROWS = "_pane", "_position", "_next", "_late"
+# Of the state of sessions: the least end of the open ones, and these.
+DUE, SESSIONS = "_due", "_sessions"
+DELETED = "_deleted"
+START, END, TAG = "__trident_start", "__trident_end", "__trident_tag"
+STATE, FIRED, LATE = 0, 1, 2
+# The bytes of a key's first column, the pane: a byte that says whether it is null, and eight.
+PANE_BYTES = 9
+
+Parts = tuple[Any, ...]
+Row = tuple[Any, ...]
+# A part that has come: the key of its group, its pane or time, its values.
+New = tuple[bytes, int, Parts]
+Combine = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value that windows keep a part of.
+
+    Attributes:
+        name: of its column.
+        kind: of Arrow.
+        aggregator: the name of a native aggregator that Python combines too; "" for lists of rows.
+    """
+
+    name: str
+    kind: pa.DataType
+    aggregator: str
+
+    @property
+    def combine(self) -> Combine:
+        """Makes one part of two; raises ArithmeticError where they have no value of the type."""
+        if not self.aggregator:
+            return _behind
+        # time: it imports types of PySpark, which few workers need
+        from trident.states.keyed.copy_combine import combine_of
+
+        found = combine_of(self.aggregator, self.kind)
+        assert found is not None, "the plan has asked"
+        return found
+
+
+@dataclass
+class _Turn:
+    """The transaction's watermarks and counts; None: nothing was seen yet."""
+
+    before: int | None
+    now: int | None
+    rows: int
+    late: int
+
+
+@dataclass
+class Changes:
+    """The result for the groups of a transaction.
+
+    Attributes:
+        put: key → its new parts, or sessions.
+        gone: keys that are deleted.
+        fired: (start, end, the key of a group, its parts).
+    """
+
+    put: dict[bytes, Any] = field(default_factory=dict)
+    gone: list[bytes] = field(default_factory=list)
+    fired: list[tuple[int, int, bytes, Parts]] = field(default_factory=list)
+
+
+class Store(Protocol):
+    """The stored groups of the state, as of the transaction before."""
+
+    def get(self, keys: Sequence[bytes]) -> list[Row | None]:
+        """The values of some keys, in the order of the state's value fields."""
+
+    def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
+        """The groups with first <= position < below: position, key, values."""
+
+
+class Rules(Protocol):
+    """The arithmetic of one kind of windows: ``trident.operations.window_changes``."""
+
+    @property
+    def delay(self) -> int: ...
+
+    @property
+    def ordered_by(self) -> str: ...
+
+    def pane_of(self, at: int) -> int:
+        """The pane of a position, as the state names it."""
+
+    def is_closed(self, at: int, watermark: int | None) -> bool:
+        """Tells whether a watermark has reached the end of all that a row at the position would be in."""
+
+    def changes(
+        self, store: Store, new: Sequence[New], combine: Combine, before: int | None, now: int | None
+    ) -> Changes:
+        """The changes that new parts and a new watermark make; no part is late."""
+
+    def row(self, value: Any, names: Sequence[str]) -> Row:
+        """The value fields of a changed group."""
+
+
+@dataclass(frozen=True)
+class OpenWindows(Step):
+    """Combines a transaction's parts with the stored ones; gives the state's changes, fired windows, late rows.
+
+    Attributes:
+        state: its name.
+        rules: of the windows.
+        schema: of the state.
+        keys: the key columns of the state, the pane first.
+        parts: the values that are kept.
+        raws: the columns of the rows themselves, where late ones are wanted.
+        copy: as of the transaction before; None: stored rows come with the others.
+    """
+
+    own = True
+
+    state: str
+    rules: Rules
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    parts: tuple[Part, ...]
+    raws: tuple[tuple[str, pa.DataType], ...]
+    looks_up: bool
+    copy: CopyAsOf | None = None
+
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> OpenWindows:
+        """The step with the copy of its state."""
+        return replace(self, copy=copies[self.state]) if self.looks_up else self
+
+    @property
+    def text(self) -> str:
+        place = f" in the local copy of {self.state}" if self.looks_up else ""
+        return f"combine parts of open windows{place}, fire what is due"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        # Hosts of a cluster have no LMDB, and no copies; the codec needs numpy.
+        from trident.states.core.copy_rows import RowCodec
+        from trident.states.core.local_copy import StaleCopy
+
+        codec = RowCodec(self.schema, self.keys)
+        table = _together(frames)
+        if table is None:
+            return
+        try:
+            yield from self._given(codec, table)
+        except StaleCopy as error:
+            report = {"kind": STALE, "state": self.state, "error": str(error)}
+            raise StaleCopy(f"{error} {marked(report)}") from error
+        except ArithmeticError as error:
+            raise ArithmeticError(f"the windows of state {self.state} have no value: {error}") from error
+
+    def _given(self, codec: RowCodec, table: pa.Table) -> Iterator[Frame]:
+        store, table, turn = self._opened(codec, table)
+        at = table.column(AT).to_pylist()
+        late = [one is None or self.rules.is_closed(one, turn.before) for one in at]
+        if self.looks_up:
+            turn.late += sum(n for n, is_late in zip(table.column(ROWS).to_pylist(), late) if is_late)
+        if any(late):
+            kept = pa.array([not one for one in late], pa.bool_())
+            if self.raws:
+                yield self._frame(LATE, _raws(table.filter(pa.array(late, pa.bool_())), self.raws), sum(late))
+            table, at = table.filter(kept), [one for one, is_late in zip(at, late) if not is_late]
+        columns = [_plain(table.column(part.name), part.kind) for part in self.parts]
+        parts: list[Parts] = list(zip(*columns)) if columns else [()] * len(at)
+        new = list(zip(self._encoded_keys(codec, table, at), at, parts))
+        changes = self.rules.changes(store, new, self._combining(), turn.before, turn.now)
+        yield from self._of_state(codec, changes, turn)
+        yield from self._fired(codec, changes)
+
+    def _combining(self) -> Combine:
+        each = [part.combine for part in self.parts]
+        return lambda a, b: tuple(combine(x, y) for combine, x, y in zip(each, a, b))
+
+    def _encoded_keys(self, codec: RowCodec, table: pa.Table, at: Sequence[int]) -> list[bytes]:
+        panes = pa.array([self.rules.pane_of(one) for one in at], pa.int64())
+        columns = [panes, *(table.column(name) for name in self.keys[1:])]
+        return codec.encode_keys(pa.table(columns, names=list(self.keys)))
+
+    def _about(self, codec: RowCodec) -> bytes:
+        """The key of the one row about all."""
+        nulls = [pa.nulls(1, self.schema.field(name).type) for name in self.keys]
+        return codec.encode_keys(pa.table(nulls, names=list(self.keys)))[0]
+
+    def _opened(self, codec: RowCodec, table: pa.Table) -> tuple[Store, pa.Table, _Turn]:
+        """The stored groups, the rows of the batch, and its turn."""
+        if not self.looks_up:
+            old = table.column(OLD)
+            (before, now) = (table.column(name)[0].as_py() for name in (BEFORE, NOW))
+            stored = table.filter(old)
+            values = stored.select([name for name in codec.values])
+            keys = codec.encode_keys(stored.select(list(self.keys)))
+            rows = dict(zip(keys, codec.plain_values(codec.encode_values(values))))
+            return (
+                _Rows(rows, codec.position_by(self.rules.ordered_by), codec),
+                _new(table, old),
+                _Turn(before, now, 0, 0),
+            )
+        assert self.copy is not None, "the batch has given no copy"
+        store = _Copied(self.copy, codec)
+        (about,) = store.get([self._about(codec)])
+        first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
+        found = first if about is None else dict(zip(codec.values, about))
+        newest = max((one for one in table.column(NEWEST).to_pylist() if one is not None), default=None)
+        marks = [found[POSITION], None if newest is None else newest - self.rules.delay]
+        now = max((mark for mark in marks if mark is not None), default=None)
+        rows = found[NEXT] + sum(table.column(ROWS).to_pylist())
+        return store, table, _Turn(found[POSITION], now, rows, found[LATE_ROWS])
+
+    # --- what comes out ----------------------------------------------------------------------------------
+
+    def _of_state(self, codec: RowCodec, changes: Changes, turn: _Turn) -> Iterator[Frame]:
+        keys = [*changes.put, *changes.gone]
+        rows = [self.rules.row(value, codec.values) for value in changes.put.values()]
+        rows += [(None,) * len(codec.values)] * len(changes.gone)
+        gone = [False] * len(changes.put) + [True] * len(changes.gone)
+        if self.looks_up:
+            about = {POSITION: turn.now, NEXT: turn.rows, LATE_ROWS: turn.late}
+            keys.append(self._about(codec))
+            rows.append(tuple(about.get(name) for name in codec.values))
+            gone.append(False)
+        if keys:
+            columns = dict(zip(self.keys, codec.decode_keys(keys).columns))
+            columns |= dict(zip(codec.values, codec.decode_values(codec.encode_plain(rows)).columns))
+            yield self._frame(STATE, {**columns, DELETED: pa.array(gone, pa.bool_())}, len(keys))
+
+    def _fired(self, codec: RowCodec, changes: Changes) -> Iterator[Frame]:
+        fired = changes.fired
+        if not fired:
+            return
+        keys = codec.decode_keys([key for _, _, key, _ in fired])
+        columns: dict[str, Any] = {name: keys.column(name) for name in self.keys[1:]}
+        columns[START] = pa.array([start for start, *_ in fired], pa.int64())
+        columns[END] = pa.array([end for _, end, *_ in fired], pa.int64())
+        for number, part in enumerate(self.parts):
+            columns[part.name] = _array([parts[number] for *_, parts in fired], part.kind)
+        yield self._frame(FIRED, columns, len(fired))
+
+    def _frame(self, tag: int, columns: Mapping[str, Any], length: int) -> Frame:
+        """The rows with one tag; null in the columns that they have not."""
+        kinds = {field.name: field.type for field in self.schema} | {part.name: part.kind for part in self.parts}
+        kinds |= {DELETED: pa.bool_(), START: pa.int64(), END: pa.int64()} | dict(self.raws)
+        made = {
+            name: _one(columns[name]) if name in columns else pa.nulls(length, kind) for name, kind in kinds.items()
+        }
+        return Frame({**made, TAG: pa.array([tag] * length, pa.int32())}, length, Meter())
+
+
+class _Copied:
+    """The stored groups in a local copy."""
+
+    def __init__(self, copy: CopyAsOf, codec: RowCodec) -> None:
+        self._copy, self._codec = copy, codec
+
+    def get(self, keys: Sequence[bytes]) -> list[Row | None]:
+        from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
+
+        rows = look_up(self._copy.folder, keys, self._copy.mark)
+        there = iter(self._codec.plain_values([row for row in rows if row is not None]))
+        return [None if row is None else next(there) for row in rows]
+
+    def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
+        from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
+
+        rows = in_order(self._copy.folder, self._copy.mark, first, below)
+        values = self._codec.plain_values([value for *_, value in rows])
+        return [(at, key, row) for (at, key, _), row in zip(rows, values)]
+
+
+class _Rows:
+    """The stored groups that have come with the rows."""
+
+    def __init__(self, rows: Mapping[bytes, Row], positions: Any, codec: RowCodec) -> None:
+        self._rows, self._positions, self._codec = rows, positions, codec
+
+    def get(self, keys: Sequence[bytes]) -> list[Row | None]:
+        return [self._rows.get(key) for key in keys]
+
+    def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
+        keys = list(self._rows)
+        values = self._codec.encode_plain(list(self._rows.values()))
+        for key, at in zip(keys, self._positions(keys, values)):
+            if at is not None and at < below and (first is None or first <= at):
+                yield at, key, self._rows[key]
+
+
+def _behind(a: list[Any], b: list[Any]) -> list[Any]:
+    return [*a, *b]
+
+
+def _together(frames: Iterable[Frame]) -> pa.Table | None:
+    tables = [pa.table(frame._columns) for frame in frames if frame.length]
+    return pa.concat_tables(tables).combine_chunks() if tables else None
+
+
+def _new(table: pa.Table, old: Any) -> pa.Table:
+    return table.filter(pa.array([not one for one in old.to_pylist()], pa.bool_()))
+
+
+def _raws(table: pa.Table, raws: Iterable[tuple[str, pa.DataType]]) -> dict[str, Any]:
+    return {name: table.column(name) for name, _ in raws}
+
+
+def _one(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _plain(column: Any, kind: pa.DataType) -> list[Any]:
+    from trident.states.core.copy_rows import plain_values  # numpy: only where windows are
+
+    return plain_values(column, kind)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    from trident.states.core.copy_rows import array_of  # numpy: only where windows are
+
+    return array_of(values, kind)

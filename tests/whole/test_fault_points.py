@@ -176,6 +176,10 @@ EXEMPT: dict[str, tuple[int, str]] = {
         1,
         "reads states within resolve: its failure fails the attempt",
     ),
+    "trident/operations/window_parts.py:_turn": (
+        2,
+        "reads states within resolve: its failure fails the attempt",
+    ),
     "trident/operations/timed_ops.py:_Gather._turn": (
         1,
         "reads states within resolve: its failure fails the attempt",

@@ -1,8 +1,8 @@
 """Open windows as parts: a transaction's parts are combined with those that are stored, and what is due is fired.
 
 The rows that come in are parts of values of one group each, and so are those that are stored: of a pane, a piece of
-time that lies in the same windows as a whole, or of a session. What is stored is looked up in the state's local copy,
-or comes with the rows (``OLD``) where there is none. Imported by every worker: keep its imports light.
+time that lies in the same windows as a whole, or of a session. The stored parts are looked up in the local copy,
+or come with the rows (``OLD``) where there is none. Imported by every worker: keep its imports light.
 """
 
 from __future__ import annotations

@@ -210,6 +210,10 @@ def test_what_they_are_and_where_it_is_kept() -> None:
     assert "processing time" in repr(joined.tumbling_window("1 hour"))
     text = topology_of(stream).explain()
     assert "drop_duplicates(key, at, n within 1 day)" in text and "keyed state test_drop_duplicates1" in text
+    assert (
+        "entries of test_drop_duplicates1 for the rows' keys, and those that are due (of few rows in its local copy)"
+        in text
+    )
     assert "join(key inner within 1 minute)" in text and "keyed state test_join1" in text
 
 

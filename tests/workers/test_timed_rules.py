@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from trident.workers.reports import ERROR, find_report
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.none() | st.integers(0, 60)), max_size=6)
-EXAMPLES = 50 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
+EXAMPLES = 25 * max(int(os.environ.get("TRIDENT_RANDOM", "1")), 1)
 BATCHES = st.lists(st.tuples(ROWS, st.booleans()), max_size=7)
 
 
@@ -43,13 +44,19 @@ def seconds(count: int) -> str:
     return f"{count} seconds"
 
 
+@pytest.fixture(scope="module", params=["tables", "copy"])
+def copies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """Where the step's entries come from: the folder of local copies; None: as by Spark."""
+    return tmp_path_factory.mktemp("copies") if request.param == "copy" else None
+
+
 @settings(deadline=None, max_examples=EXAMPLES)
-@given(BATCHES, st.integers(0, 20), st.integers(1, 40))
-def test_dedup_gives_what_the_oracle_gives(batches: list, delay: int, within: int) -> None:
+@given(batches=BATCHES, delay=st.integers(0, 20), within=st.integers(1, 40))
+def test_dedup_gives_what_the_oracle_gives(copies: Path | None, batches: list, delay: int, within: int) -> None:
     """Over any cut into batches, with attempts that fail behind it."""
     stream = stream_of("key string, at timestamp, n long").with_watermark("at", seconds(delay))
     passed = stream.drop_duplicates("key", within=seconds(within))
-    steps, cut = Steps(passed), numbered([rows for rows, _ in batches])
+    steps, cut = Steps(passed, copies=copies), numbered([rows for rows, _ in batches])
     want = oracle.dedup([[(key, time, n) for key, time, n in batch] for batch in cut], delay, within)
     for turn, batch in enumerate(cut):
         if batches[turn][1]:
@@ -70,19 +77,19 @@ def two(delays: tuple[int, int]) -> tuple[Stream, Stream]:
 
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(
-    st.lists(st.tuples(ROWS, ROWS, st.booleans()), max_size=7),
-    st.tuples(st.integers(0, 20), st.integers(0, 20)),
-    st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda both: (both[0], both[0] + both[1])),
-    st.sampled_from(["inner", "left", "right", "full"]),
+    batches=st.lists(st.tuples(ROWS, ROWS, st.booleans()), max_size=7),
+    delays=st.tuples(st.integers(0, 20), st.integers(0, 20)),
+    bounds=st.tuples(st.integers(-30, 30), st.integers(0, 30)).map(lambda both: (both[0], both[0] + both[1])),
+    how=st.sampled_from(["inner", "left", "right", "full"]),
 )
 def test_a_join_within_a_time_gives_what_the_oracle_gives(
-    batches: list, delays: tuple[int, int], bounds: tuple[int, int], how: str
+    copies: Path | None, batches: list, delays: tuple[int, int], bounds: tuple[int, int], how: str
 ) -> None:
     left, right = two(delays)
     joined = left.join(
         right, "key", how, "key, at, n, its_at, its_n", within=tuple(f"{bound} seconds" for bound in bounds)
     )
-    steps = Steps(joined)
+    steps = Steps(joined, copies=copies)
     lefts, rights = (numbered([batch[side] for batch in batches]) for side in (0, 1))
     outer = (how in ("left", "full"), how in ("right", "full"))
     want = oracle.join(
@@ -109,10 +116,10 @@ STATE, OUTPUTS = "n long, last timestamp", "what string, n long"
 
 
 @settings(deadline=None, max_examples=EXAMPLES)
-@given(BATCHES, st.integers(0, 20))
-def test_timers_give_what_the_oracle_gives(batches: list, delay: int) -> None:
+@given(batches=BATCHES, delay=st.integers(0, 20))
+def test_timers_give_what_the_oracle_gives(copies: Path | None, batches: list, delay: int) -> None:
     stream = stream_of("key string, at timestamp, n long").with_watermark("at", seconds(delay))
-    steps = Steps(stream.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE))
+    steps = Steps(stream.group_by("key").process("at", Baskets(), OUTPUTS, state=STATE), copies=copies)
     cut = numbered([rows for rows, _ in batches])
     want = oracle.baskets([[(key, time, n) for key, time, n in batch] for batch in cut], delay)
     for turn, batch in enumerate(cut):
@@ -126,14 +133,20 @@ def test_timers_give_what_the_oracle_gives(batches: list, delay: int) -> None:
 
 
 @settings(deadline=None, max_examples=EXAMPLES)
-@given(BATCHES, st.lists(st.integers(0, 60), min_size=7, max_size=7))
-def test_timers_of_processing_time_give_what_the_oracle_gives(batches: list, clock: list[int]) -> None:
-    ticks = iter([second * 10**6 for second in clock])
+@given(batches=BATCHES, seconds_=st.lists(st.integers(0, 60), min_size=7, max_size=7))
+def test_timers_of_processing_time_give_what_the_oracle_gives(
+    copies: Path | None, batches: list, seconds_: list[int]
+) -> None:
+    ticks = iter([second * 10**6 for second in seconds_])
+
+    def clock() -> int:
+        return next(ticks)
+
     stream = stream_of("key string, at timestamp, n long").select("key", "n", "at")
     given_ = stream.with_column("at", expr("cast(null as timestamp)")).group_by("key")
-    steps = Steps(given_.process("at", Baskets(), OUTPUTS, state=STATE), lambda: next(ticks))
+    steps = Steps(given_._process("at", Baskets(), OUTPUTS, STATE, None, clock=clock), clock, copies)
     cut = numbered([rows for rows, _ in batches])
-    want = oracle.baskets([[(key, None, n) for key, _, n in batch] for batch in cut], None, clock)
+    want = oracle.baskets([[(key, None, n) for key, _, n in batch] for batch in cut], None, seconds_)
     for turn, batch in enumerate(cut):
         found, (late,) = steps.run([(key, n, None) for key, _, n in batch])
         assert (Counter(found), late) == (Counter(want[turn][0]), [])

@@ -91,7 +91,9 @@ class TimedNode(PersistNode):
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         keys = tuple(self.binding.schema[name] for name in self.keys)
         new = new_fields(keys, self.sides)
-        builder.push(NewRowsOp(new, self.compared, tuple(tuple(side.names) for side in self.sides), self.spec))
+        builder.push(
+            NewRowsOp(new, self.compared, tuple(tuple(side.names) for side in self.sides), self.spec, self.clock)
+        )
         # Rows that are late themselves are computed as often as they are used, unless they were staged.
         computed = builder.computed or any(one.late for parent in self.parents for one in above(parent))
         takes = turn_fields(self.binding, new)
@@ -120,7 +122,7 @@ class TimedRowsNode(Node):
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         fields = tuple(field for field in self.schema.fields if field.name in live)
-        builder.push(TaggedRowsOp(fields, self.side, self.operation))
+        builder.push(TaggedRowsOp(fields, self.side, tuple(self.schema.names), self.operation))
 
 
 def rows_of(node: TimedNode) -> TimedRowsNode:

@@ -16,13 +16,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField
 
 from trident.operations.timed_spec import TimedSpec
-from trident.planning.operation import Fields, MultiInputOp, Operation
+from trident.planning.operation import Fields, MultiInputOp, Operation, PyOp, arrow_types, names_of
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import StateBinding
 from trident.states.core.names import backquoted
+from trident.states.keyed.copy_combine import why_no_copy
 from trident.workers.timed import (
     AT,
     BEFORE,
+    CLOCK,
     DUE,
     GIVEN,
     GOES_ON,
@@ -36,8 +38,10 @@ from trident.workers.timed import (
     ROWS,
     STORED,
     TAG,
+    Typed,
     later,
 )
+from trident.workers.timed_copy import GatherFromCopy, NewRows, Tagged
 
 # Rows in so few bytes are worth one Spark partition.
 _SMALL_BYTES = 4 << 20
@@ -86,6 +90,16 @@ class NewRowsOp(MultiInputOp):
     keys: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[str, ...], ...]
     spec: TimedSpec
+    clock: Any
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        if len(self.rows) > 1:
+            return None
+        clock = None if self.spec.event else self.clock
+        compared = tuple(zip(self.keys[0], names_of(self.fields[1:])))
+        step = NewRows(compared, self.rows[0], self.spec.positions[0], clock, _typed(self.fields))
+        return PyOp(self.fields, step, frozenset(self.rows[0]))
 
     def transform(self, frames: SessionFrames) -> Transform:
         join = self.join(frames)
@@ -93,9 +107,22 @@ class NewRowsOp(MultiInputOp):
 
     def join(self, frames: SessionFrames) -> Join:
         selects = [frames.prepared_select(self._side(side)) for side in range(len(self.rows))]
-        return lambda sides, _: reduce(
-            lambda one, other: one.union(other), [select(frame) for select, frame in zip(selects, sides)]
+        marker = frames.prepared_select(
+            [column(field.name).cast(field.dataType).alias(field.name) for field in self.fields]
         )
+
+        def join(sides: Sequence[Any], batch: Batch) -> Any:
+            new = reduce(lambda a, b: a.union(b), [select(frame) for select, frame in zip(selects, sides)])
+            if batch.copies is None:
+                return new
+            if not self.spec.event:
+                # Also for an empty batch, which has no Spark partition.
+                values = {KIND: f"{CLOCK}", AT: f"{self.clock()}L"}
+                texts = [f"{values.get(field.name, 'null')} as {backquoted(field.name)}" for field in self.fields]
+                new = new.union(marker(frames.session.range(0, 1, 1, 1).selectExpr(*texts)))
+            return new.coalesce(1)
+
+        return join
 
     def _side(self, side: int) -> list[Any]:
         names = [field.name for field in self.fields[1 : 1 + len(self.keys[side])]]
@@ -134,8 +161,25 @@ class GatherOp(Operation):
     clock: Any
     materialise: bool
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        state = self.binding
+        if why_no_copy(state.schema, state.keys, state.merging, state.aggregator_name) is not None:
+            return None
+        own = {KIND, ORDER, AT, *ROWS, *self.keys}
+        takes = tuple(field for field in self.fields if field.name in own)
+        step = GatherFromCopy(
+            state.name, self.keys, self.spec.event, self.spec.delays, _typed(takes), _typed(self.fields)
+        )
+        return PyOp(self.fields, step, frozenset(names_of(takes)), True, state.name)
+
+    @property
+    def on_copies(self) -> Operation:
+        return self.on_arrow or self
+
     def describe(self) -> str:
-        return f"entries of {self.binding.name} for the rows' keys, and those that are due"
+        place = "" if self.on_arrow is None else " (of few rows in its local copy)"
+        return f"entries of {self.binding.name} for the rows' keys, and those that are due{place}"
 
     def transform(self, frames: SessionFrames) -> Transform:
         return _Gather(self, frames)
@@ -213,6 +257,10 @@ class _Gather:
         return before, now
 
 
+def _typed(fields: Fields) -> Typed:
+    return tuple(zip(names_of(fields), arrow_types(fields)))
+
+
 def _constant(mark: int | None) -> str:
     return "cast(null as bigint)" if mark is None else f"{mark}L"
 
@@ -223,14 +271,26 @@ class TaggedRowsOp(Operation):
 
     Attributes:
         side: of late rows their side; None: rows that go on.
+        names: of the struct that has them.
         text: for ``explain``.
     """
 
     side: int | None
+    names: tuple[str, ...]
     text: str
 
+    @property
+    def _place(self) -> tuple[str, int]:
+        return (GIVEN, GOES_ON) if self.side is None else (LATE[self.side], IS_LATE + self.side)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        struct, tag = self._place
+        fields = tuple((self.names.index(field.name), field.name) for field in self.fields)
+        return PyOp(self.fields, Tagged(tag, struct, fields, self.text), frozenset((TAG, struct)))
+
     def transform(self, frames: SessionFrames) -> Transform:
-        within, tag = (GIVEN, GOES_ON) if self.side is None else (LATE[self.side], IS_LATE + self.side)
+        within, tag = self._place
         chosen = frames.prepared_select([F.col(within).getField(field.name).alias(field.name) for field in self.fields])
         return lambda frame, _: chosen(frame.where(f"{TAG} = {tag}"))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trident.operations.window_spec import Unit
+from trident.workers.timed import least_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,5 @@ class TimedSpec:
         return Unit.EVENT_TIME if self.event else Unit.PROCESSING_TIME
 
     def watermark(self, marks: Sequence[int | None]) -> int | None:
-        """The watermark of all sides together: the least; None until every side has one."""
-        known = [mark for mark in marks if mark is not None]
-        return min(known) if len(known) == len(marks) else None
+        """The watermark of all sides together."""
+        return least_of(marks)

@@ -57,11 +57,15 @@ class LookUp(Step):
             try:
                 rows = look_up(self.copy.folder, codec.encode_keys(asked), self.copy.mark)
             except StaleCopy as error:
-                report = {"kind": STALE, "state": self.state, "error": str(error)}
-                raise StaleCopy(f"{error} {marked(report)}") from error
+                raise StaleCopy(told(self.state, error)) from error
             values = codec.decode_values(rows)
             columns = frame.only(self.keep)
             columns.update({new: values.column(name).combine_chunks() for name, new in self.columns})
             if self.found:
                 columns[self.found] = pa.array([True if row is not None else None for row in rows], pa.bool_())
             yield Frame(columns, frame.length, frame.meter)
+
+
+def told(state: str, error: Exception) -> str:
+    """The text of a StaleCopy that tells the driver which state's copy could not be used."""
+    return f"{error} {marked({'kind': STALE, 'state': state, 'error': str(error)})}"

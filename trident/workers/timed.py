@@ -27,16 +27,24 @@ PART, DUE, DELETED = "_part", "_due", "_deleted"
 KIND, ORDER, AT, BEFORE, NOW = (f"__trident_{name}" for name in ("kind", "order", "at", "before", "now"))
 ROWS = ("__trident_row0", "__trident_row1")
 # A new row has its side, 0 or 1, as its kind.
-STORED, MARK = -1, -2
+STORED, MARK, CLOCK = -1, -2, -3  # CLOCK: no row, but the transaction's time in AT
 # The columns of what goes out, behind those of the state's log.
 TAG, GIVEN, LATE = "__trident_tag", "__trident_given", ("__trident_late0", "__trident_late1")
 CHANGED, GOES_ON, IS_LATE = 0, 1, 2  # IS_LATE + the side
 _LAST = (1 << 63) - 1
+# Columns with their types.
+Typed = tuple[tuple[str, pa.DataType], ...]
 
 
 def later(at: int, by: int) -> int:
     """A position moved on, within the range of positions."""
     return max(-_LAST, min(at + by, _LAST))
+
+
+def least_of(marks: Sequence[int | None]) -> int | None:
+    """The watermark of several sides together: the least; None until every one has one."""
+    known = [mark for mark in marks if mark is not None]
+    return min(known) if len(known) == len(marks) else None
 
 
 @dataclass
@@ -183,8 +191,8 @@ class TimedStep(Step):
     rule: Rule
     keys: tuple[str, ...]
     event: bool
-    takes: tuple[tuple[str, pa.DataType], ...]
-    gives: tuple[tuple[str, pa.DataType], ...]
+    takes: Typed
+    gives: Typed
 
     @property
     def text(self) -> str:
@@ -222,7 +230,7 @@ class TimedStep(Step):
             yield self.frame({**made, DELETED: pa.array([False] * len(places))}, len(places), CHANGED)
 
 
-def whole(frames: Iterator[Frame], fields: Sequence[tuple[str, pa.DataType]]) -> tuple[dict[str, pa.Array], int]:
+def whole(frames: Iterator[Frame], fields: Typed) -> tuple[dict[str, pa.Array], int]:
     """All rows of a Spark partition as columns of these types, and how many they are."""
     parts = [frame for frame in frames if frame.length]
     if not parts:

@@ -1,0 +1,218 @@
+"""Keyed states with a time in their local copies: the rows of a transaction become those that a rule needs, over Arrow.
+
+Does to few rows that are all together what the operations of ``trident.operations.timed_ops`` do by Spark. Imported by
+workers: keep its imports light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trident.workers.chain import Frame, Meter, Step
+from trident.workers.look_up import told
+from trident.workers.timed import (
+    AT,
+    BEFORE,
+    CLOCK,
+    DUE,
+    KIND,
+    MARK,
+    NOW,
+    ORDER,
+    PART,
+    ROWS,
+    STORED,
+    TAG,
+    Typed,
+    later,
+    least_of,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from trident.states.core.local_copy import CopyAsOf
+
+
+@dataclass(frozen=True)
+class NewRows(Step):
+    """The new rows of one stream in the form that rules take.
+
+    Attributes:
+        compared: (the field, the key's name).
+        fields: of the row's struct.
+        position: the field that is the event time; None: processing time.
+        clock: of processing time; microseconds since 1970.
+        gives: the columns that go out, with their types.
+    """
+
+    compared: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...]
+    position: str | None
+    clock: Callable[[], int] | None
+    gives: Typed
+    text = "new rows"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        types, count = dict(self.gives), 0
+        for frame in frames:
+            row = types[ROWS[0]]
+            columns = [_of_type(frame.array(name), row.field(at).type) for at, name in enumerate(self.fields)]
+            made = {key: _of_type(frame.array(name), types[key]) for name, key in self.compared}
+            made[ROWS[0]] = pa.StructArray.from_arrays(columns, fields=list(row))
+            made[KIND] = pa.repeat(pa.scalar(0, pa.int32()), frame.length)
+            made[ORDER] = pa.array(range(count, count + frame.length), pa.int64())
+            if self.position is not None:
+                made[AT] = pc.cast(_of_type(frame.array(self.position), pa.timestamp("us", "UTC")), pa.int64())
+            count += frame.length
+            yield _filled(self.gives, made, frame.length)
+        if self.clock is not None:
+            made = {KIND: pa.array([CLOCK], pa.int32()), AT: pa.array([self.clock()], pa.int64())}
+            yield _filled(self.gives, made, 1)
+
+
+@dataclass(frozen=True)
+class GatherFromCopy(Step):
+    """Puts the entries of the rows' keys, those that are due, and the watermarks beside new rows.
+
+    Attributes:
+        state: its name.
+        keys: the state's key columns behind PART.
+        event: whether rows have times of their own.
+        delays: of each side, by how much its watermark follows its greatest position.
+        takes, gives: the columns that come in and go out, with their types.
+        copy: as of the transaction before; given with each batch.
+    """
+
+    state: str
+    keys: tuple[str, ...]
+    event: bool
+    delays: tuple[int, ...]
+    takes: Typed
+    gives: Typed
+    copy: CopyAsOf | None = None
+
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> GatherFromCopy:
+        """The step with the copy of its state."""
+        return replace(self, copy=copies[self.state])
+
+    @property
+    def text(self) -> str:
+        return f"entries of {self.state} for the rows' keys, and those that are due, in its local copy"
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        # Hosts of a cluster have no LMDB, and no copies.
+        from trident.states.core.local_copy import StaleCopy
+
+        columns, length = whole(frames, self.takes)
+        if not length:
+            return
+        try:
+            yield self._gathered(columns, length)
+        except StaleCopy as error:
+            raise StaleCopy(told(self.state, error)) from error
+
+    def _gathered(self, columns: dict[str, pa.Array], length: int) -> Frame:
+        from trident.states.core.copy_rows import RowCodec
+        from trident.states.core.local_copy import in_order, look_up
+
+        copy = self.copy
+        assert copy is not None and copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
+        codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
+        kinds, positions = columns[KIND].to_pylist(), columns[AT].to_pylist()
+        new = [place for place, kind in enumerate(kinds) if kind >= 0]
+        asked = self._asked(columns, new, copy)
+        keys = codec.encode_keys(asked)
+        values = look_up(copy.folder, keys, copy.mark)
+        marks = [None if value is None else codec.plain_values([value])[0][0] for value in values[:sides]]
+        greatest = list(marks)
+        for kind, at in zip(kinds, positions):
+            if at is not None:
+                side = max(kind, 0)
+                mark = later(at, -self.delays[side]) if self.event else at
+                greatest[side] = mark if greatest[side] is None else max(mark, greatest[side])
+        before, now = least_of(marks), least_of(greatest)
+        entries = {key: value for key, value in zip(keys[sides:], values[sides:]) if value is not None}
+        if now is not None:
+            # The watermarks have positions, too.
+            due = in_order(copy.folder, copy.mark, below=later(now, 1))
+            entries |= {key: value for _, key, value in due if key not in keys[:sides]}
+        stored = {**_columns(codec.decode_keys(list(entries))), **_columns(codec.decode_values(list(entries.values())))}
+        taken = pa.array(new, pa.int64())
+        changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]
+        parts = [
+            ({name: column.take(taken) for name, column in columns.items()}, len(new)),
+            ({**stored, KIND: pa.array([STORED] * len(entries), pa.int32())}, len(entries)),
+            (
+                {
+                    PART: pa.array([side + 1 for side in changed], pa.int32()),
+                    DUE: pa.array([greatest[side] for side in changed], pa.int64()),
+                    KIND: pa.array([MARK] * len(changed), pa.int32()),
+                },
+                len(changed),
+            ),
+        ]
+        made = [_filled(self.gives, part, count) for part, count in parts]
+        joined, total = whole(iter(made), self.gives)
+        joined |= {name: pa.array([mark] * total, pa.int64()) for name, mark in ((BEFORE, before), (NOW, now))}
+        return Frame(joined, total, Meter())
+
+    def _asked(self, columns: Mapping[str, pa.Array], new: Sequence[int], copy: CopyAsOf) -> pa.Table:
+        """The keys of the sides' watermarks, and behind them those of the rows."""
+        sides = len(self.delays)
+        parts = pa.array([*range(1, sides + 1), *[0] * len(new)], pa.int32())
+        places = pa.array([*[None] * sides, *new], pa.int64())
+        asked = {PART: parts, **{name: columns[name].take(places) for name in self.keys}}
+        return pa.table([asked[name] for name in copy.keys], names=list(copy.keys))
+
+
+@dataclass(frozen=True)
+class Tagged(Step):
+    """The rows with one tag: some of their columns, or the fields of a struct of theirs.
+
+    Attributes:
+        tag: the one.
+        struct: the column that has the fields; "": they are columns themselves.
+        fields: (the place in the struct, name).
+        says: its text.
+    """
+
+    tag: int
+    struct: str
+    fields: tuple[tuple[int, str], ...]
+    says: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.says
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            places = pc.indices_nonzero(pc.equal(frame.array(TAG), self.tag))
+            if len(places):
+                yield Frame(self._fields(frame, places), len(places), frame.meter)
+
+    def _fields(self, frame: Frame, places: pa.Array) -> dict[str, pa.Array]:
+        if not self.struct:
+            return {name: frame.array(name).take(places) for _, name in self.fields}
+        rows = frame.array(self.struct).take(places)
+        return {name: pc.struct_field(rows, [at]) for at, name in self.fields}
+
+
+def _columns(table: pa.Table) -> dict[str, Any]:
+    # A table without rows has columns without chunks.
+    return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def _filled(fields: Typed, columns: Mapping[str, pa.Array], length: int) -> Frame:
+    """A frame of these columns; nulls in those that are not given."""
+    made = {name: columns[name] if name in columns else pa.nulls(length, kind) for name, kind in fields}
+    return Frame(made, length, Meter())
+
+
+def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else pc.cast(array, kind)

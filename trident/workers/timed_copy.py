@@ -117,6 +117,7 @@ class GatherFromCopy(Step):
             raise StaleCopy(told(self.state, error)) from error
 
     def _gathered(self, columns: dict[str, pa.Array], length: int) -> Frame:
+        # Hosts of a cluster have no LMDB, and no copies.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import in_order, look_up
 

@@ -23,6 +23,7 @@ NAMES = (
     "word-count",
     "commit-path",
     "python-pass",
+    "kept-plans",
     "catch-up",
     "zookeeper",
     "restart",

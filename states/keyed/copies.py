@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _INLINE_BYTES = 16 << 20
 _FAILURES_MAX = 3
 COPIES = ".copies"
+_REPAIRS = ".copies-repair"
+_REPAIRING = "repairing "
 
 
 class StateCopies:
@@ -42,6 +45,7 @@ class StateCopies:
         self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
         self._folder = copies_folder(warehouse, host, boot)
         self._copies: dict[str, StateCopy] = {}
+        self._repair = last_repair(warehouse)
         self._states = sorted(states)
         self._failures: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
@@ -62,12 +66,31 @@ class StateCopies:
 
         It may be called at any moment: tables that are being made, merged or reset are not there for it.
         """
+        self._repair_seen(last_repair(self._warehouse))
         for state in self._states:
             try:
                 self._copy(state).as_of(None)
             except (OSError, TridentError) as error:
                 log.debug("the local copy of %s cannot follow now: %s", state, error)
                 self.renew([state])
+
+    def leads(self) -> None:
+        """Keeps what followed while this process waited, as far as it is still true. No repair is running now."""
+        repair = last_repair(self._warehouse)
+        if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
+            repair = uuid.uuid4().hex
+            storage.write(self._warehouse / "_trident" / _REPAIRS, repair.encode())
+        self._repair_seen(repair)
+        self.renew()
+
+    def _repair_seen(self, repair: str) -> None:
+        """Lets go of all copies from before a repair."""
+        with self._lock:
+            copies = list(self._copies.values()) if repair != self._repair else []
+            self._copies = {} if repair != self._repair else self._copies
+            self._repair = repair
+        for copy in copies:
+            copy.close()
 
     def renew(self, states: Collection[str] | None = None) -> None:
         """Lets go of copies whose state is another one by now: reset, or with other columns.
@@ -130,7 +153,7 @@ class StateCopies:
                     self._folder / state,
                     self._bytes_max,
                     _INLINE_BYTES,
-                    self._boot,
+                    f"{self._boot} {self._repair}",
                 )
             return self._copies[state]
 
@@ -145,10 +168,21 @@ class StateCopies:
 def forget_copies(warehouse: Path) -> None:
     """Removes the copies of a warehouse's states, on all hosts: a repair changes tables without a transaction.
 
+    Those that a standby builds meanwhile will not be used either: the next leader sees that a repair had begun.
+
     Raises:
         OSError: one could not be removed.
     """
+    storage.write(warehouse / "_trident" / _REPAIRS, f"{_REPAIRING}{uuid.uuid4().hex}".encode())
     storage.delete(warehouse / "_trident" / COPIES)
+
+
+def last_repair(warehouse: Path) -> str:
+    """Names the last repair of a warehouse, or the moment when a leader saw that it had ended; "" where none was."""
+    try:
+        return storage.read(warehouse / "_trident" / _REPAIRS).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def copies_folder(warehouse: Path, host: str, boot: str) -> Path:

@@ -86,7 +86,8 @@ class StateCopy:
         base: the folder that copies of this state are in.
         bytes_max: the greatest size of a copy's file.
         inline_bytes: of larger tables a copy is built in a thread, and there is none meanwhile.
-        boot: of the machine: a copy is not flushed, so that of another boot is thrown away.
+        boot: of the machine, and the last repair: a copy is not flushed and knows of no repair, so that of another one
+            is thrown away.
     """
 
     def __init__(

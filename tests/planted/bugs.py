@@ -18,6 +18,8 @@ SUITES = {
     "test_map_states": "values and maps",
     "test_user_tasks": "values and maps",
     "test_local_copy": "local copies",
+    "test_copy_rows": "local copies",
+    "test_sorted_runs": "local copies",
     "test_state_copy": "local copies",
     "test_committer": "publishing",
     "test_staging": "publishing",
@@ -362,6 +364,29 @@ PLANTED: dict[str, Caught] = {
         "damaged|assert",
         "local_copy.py::test_a_range_gives_what_a_sorted_list_gives",
         "local_copy.py::test_a_part_that_moves_its_key_moves_it_in_the_order",
+    ),
+    "127-copy-filled-with-the-first-row-of-a-key": spark(
+        "assert",
+        "local_copy.py::test_a_copy_is_filled_in_runs_that_come_in_any_order[None-1]",
+        "local_copy.py::test_a_copy_is_filled_in_runs_that_come_in_any_order[None-1048576]",
+    ),
+    "128-copy-from-the-middle-of-a-repair": spark(
+        "assert",
+        "state_copy.py::test_copies_that_were_built_in_the_middle_of_a_repair_are_not_used[leads]",
+    ),
+    "129-null-key-is-another-key": spark(
+        "assert",
+        "copy_rows.py::test_keys_are_equal_bytes_where_spark_takes_them_for_equal[bigint]",
+        "copy_rows.py::test_keys_are_equal_bytes_where_spark_takes_them_for_equal[string]",
+    ),
+    "130-runs-of-a-copy-in-a-wrong-order": spark(
+        "assert|out of order",
+        "sorted_runs.py::test_rows_come_in_the_order_of_their_bytes[long ties-1]",
+        "sorted_runs.py::test_rows_come_in_the_order_of_their_bytes[long ties-1048576]",
+    ),
+    "131-copy-is-dropped-when-the-log-is-past-it": spark(
+        "DID NOT RAISE|assert",
+        "state_copy.py::test_a_log_that_is_past_the_transaction_costs_no_copy",
     ),
     # --- messages: coordinators/acker.py, trident/messages/batches.py, ledger.py
     "70-acker-completes-before-the-init": pure(

@@ -161,7 +161,7 @@ class SparkOpening:
         """Those that followed while this process waited, as far as the states are the same."""
         copies = self._site.copies(self._plan.name)
         if copies is not None:
-            copies.renew()
+            copies.leads()
         return copies
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:

@@ -17,6 +17,7 @@ from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import StaleCopy, in_order, look_up
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.copies import StateCopies, forget_copies
 from trident.states.keyed.reading import read_state
 from trident.states.keyed.state_copy import StateCopy
 
@@ -297,3 +298,36 @@ def test_a_copy_without_an_order_is_not_gone_on_with_where_there_is_one(spark, e
     again = StateCopy(group.engine, group.warehouse, ordered, folder.parent, 1 << 28, INLINE, BOOT)
     assert again.as_of(1).folder != folder and not folder.exists()
     again.close()
+
+
+@pytest.mark.parametrize("first", ["leads", "waits"])
+def test_copies_that_were_built_in_the_middle_of_a_repair_are_not_used(group, tmp_path, first):
+    """A repair changes tables without a transaction: the mark of a copy does not tell."""
+    publish(group, [1, 2])
+    standbys = [
+        StateCopies(group.engine, group.warehouse, 1 << 28, "host", "boot", list(group.bindings)) for _ in range(2)
+    ]
+
+    def folders(copies):
+        return {state: found.folder for state, found in copies.as_of(list(group.bindings), 2).items()}
+
+    def follow():
+        for one in standbys:
+            one.follow()
+        return [folders(one) for one in standbys]
+
+    before = follow()
+    assert follow() == before
+    forget_copies(group.warehouse)  # the repair's first act; its changes come later than what is built now
+    meanwhile = follow()
+    (leader, waiting) = standbys if first == "leads" else reversed(standbys)
+    leader.leads()
+    waiting.follow()
+    afterwards = [folders(one) for one in standbys]
+    for states in zip(before, meanwhile, afterwards):
+        assert len({found["counts"] for found in states}) == len({found["last"] for found in states}) == 3
+    waiting.leads()
+    assert [folders(one) for one in standbys] == afterwards, "no other repair has begun"
+    assert len(list((group.warehouse / "_trident" / ".copies").glob("*/*/*.copy"))) == 4
+    for one in standbys:
+        one.close()

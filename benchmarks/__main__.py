@@ -31,6 +31,7 @@ NAMES = (
     "stream-api",
     "tracking",
     "local-copies",
+    "merges",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

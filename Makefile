@@ -63,7 +63,7 @@ matrix: check-java $(STAMP) $(CLASSES)
 N := 200
 random: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_RANDOM=$(N) $(BIN)/python -m pytest tests/whole/test_random_topologies.py tests/streams/test_stream_differential.py \
-		tests/workers/test_timed_rules.py tests/operations/test_timed.py -s $(PYTEST_ARGS)
+		tests/workers/test_timed_rules.py tests/operations/test_timed.py tests/operations/test_late_forms.py -s $(PYTEST_ARGS)
 
 kills: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_KILLS=all $(BIN)/python -m pytest tests/whole/test_kill.py tests/spouts/test_stream_spout.py tests/messages/test_reliability_faults.py \

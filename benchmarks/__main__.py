@@ -31,7 +31,6 @@ NAMES = (
     "stream-api",
     "tracking",
     "local-copies",
-    "merges",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

@@ -193,6 +193,13 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, _wire_type(kind)).cast(kind)
 
 
+def key_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as Spark's grouping gives its values: with one NaN and one zero."""
+    if not _has_floats(kind):
+        return column if column.type == kind else column.cast(kind)
+    return array_of([_one_zero(value) for value in plain_values(column, kind)], kind)
+
+
 def as_bytes(array: pa.Array) -> list[bytes]:
     """An array of bytes as a list."""
     return cast("list[bytes]", array.to_numpy(zero_copy_only=False).tolist())

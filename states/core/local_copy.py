@@ -368,7 +368,9 @@ def _is_last(table: pa.Table) -> pa.BooleanArray:
     """Of rows in the order of their names: whether it is the last of its name."""
     names = table.column("name").combine_chunks()
     count = len(names)
-    return pa.concat_arrays([pc.not_equal(names.slice(1), names.slice(0, count - 1)), pa.array([True] * min(count, 1))])
+    if not count:
+        return pa.array([], pa.bool_())
+    return pa.concat_arrays([pc.not_equal(names.slice(1), names.slice(0, count - 1)), pa.array([True])])
 
 
 def _last_of_each(table: pa.Table) -> pa.Table:

@@ -85,7 +85,7 @@ def writer_of(
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reports = list(write_partition(_of_attempt(target, txid_column), batches))
+        reports = list(write_partition(of_attempt(target, txid_column, _attempt_of_job()), batches))
         spare_collections()
         if reports:
             yield pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)
@@ -93,12 +93,21 @@ def writer_of(
     return write
 
 
-def _of_attempt(target: FileTarget, txid_column: str | None) -> FileTarget:
+def _attempt_of_job() -> str:
     task: Any = TaskContext.get()
-    attempt = json.loads(task.getLocalProperty(ATTEMPT))
-    return replace(
-        target, folder=attempt["folder"], constants={txid_column: attempt["txid"]} if txid_column is not None else {}
-    )
+    return str(task.getLocalProperty(ATTEMPT))
+
+
+def of_attempt(target: FileTarget, txid_column: str | None, attempt_property: str) -> FileTarget:
+    """The target of one attempt.
+
+    Args:
+        txid_column: a hidden bigint column that holds the txid, or None.
+        attempt_property: the value of ATTEMPT.
+    """
+    attempt = json.loads(attempt_property)
+    constants = {txid_column: attempt["txid"]} if txid_column is not None else {}
+    return replace(target, folder=attempt["folder"], constants=constants)
 
 
 _spared = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.functions import pandas_udf
@@ -21,7 +22,14 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.states.core import storage
 from trident.states.core.names import backquoted, check_inside
 from trident.states.core.staged import StagedFile
-from trident.states.delta.parquet_files import ATTEMPT, REPORT_SCHEMA, FileTarget, writer_of
+from trident.states.delta.parquet_files import (
+    ATTEMPT,
+    REPORT_SCHEMA,
+    FileTarget,
+    of_attempt,
+    write_partition,
+    writer_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,6 +94,25 @@ def stage(
     return stage_by(run, targets, incarnation, attempt, point)
 
 
+def stage_tables(
+    tables: Mapping[str, pa.Table],
+    targets: Sequence[StagingTarget],
+    incarnation: str,
+    attempt: TransactionAttempt,
+    codec: str = "snappy",
+) -> dict[str, list[StagedFile]]:
+    """As :func:`stage`, of rows that are in this process: written here, by the code of the tasks."""
+
+    def run(attempt_property: str) -> Iterator[Mapping[str, Any]]:
+        for target in targets:
+            columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
+            file = FileTarget(target.name, str(target.root), partition_columns=columns, codec=codec, sorted_by=order)
+            batches = tables[target.name].to_batches()
+            yield from write_partition(of_attempt(file, target.txid_column, attempt_property), batches)
+
+    return stage_by(run, targets, incarnation, attempt)
+
+
 def stage_by(
     run: Callable[[str], Iterable[Mapping[str, Any]]],
     targets: Sequence[StagingTarget],
@@ -103,7 +130,7 @@ def stage_by(
     with faults.fault_point(point):
         folder = attempt_folder(incarnation, attempt)
         try:
-            reports = run(json.dumps({"folder": folder, "txid": attempt.txid}))
+            reports = list(run(json.dumps({"folder": folder, "txid": attempt.txid})))
         except BaseException:
             # No manifest will ever name these files, and on a full disk the next attempt needs their room.
             for target in targets:

@@ -204,7 +204,7 @@ def test_everything_that_reads_states_gives_what_a_fold_gives(start, tmp_path: P
 
 def test_the_plan_shows_what_waits_for_the_transactions_turn(tmp_path: Path) -> None:
     text = late_topology(tmp_path).explain()
-    early, late = text.split("in the transaction's turn, as of the transaction before:")
+    early, late = text.split("in the transaction's turn, as of the transaction before")
     assert "look up" not in early and "staged for the transaction's turn" in early
     assert "look up word in counts" in late and "Count() of the stored value and the batch's" in late
     assert "the last row of each word" in early  # an upsert waits for nothing

@@ -21,6 +21,8 @@ SUITES = {
     "test_copy_rows": "local copies",
     "test_sorted_runs": "local copies",
     "test_state_copy": "local copies",
+    "test_own_steps": "late part in the driver",
+    "test_late_forms": "late part in the driver",
     "test_committer": "publishing",
     "test_staging": "publishing",
     "test_log_commit": "publishing",
@@ -388,6 +390,11 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE|assert",
         "state_copy.py::test_a_log_that_is_past_the_transaction_costs_no_copy",
     ),
+    # --- the late part in the driver: trident/workers/arrow_plan.py, own_steps.py
+    "107-driver-takes-the-users-steps": pure(
+        "assert ", "own_steps.py::test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver"
+    ),
+    "108-driver-sums-past-its-type": spark(r"== \{\}", "late_forms.py::test_a_sum_that_does_not_fit_is_left_to_spark"),
     # --- messages: coordinators/acker.py, trident/messages/batches.py, ledger.py
     "70-acker-completes-before-the-init": pure(
         "spout=-1",

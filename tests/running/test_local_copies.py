@@ -20,10 +20,11 @@ import pytest
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from tests.zk_fixtures import eventually
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, Split, TridentConfig, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
+from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.keyed.copies import StateCopies, copies_folder
@@ -61,6 +62,17 @@ def topology(passes: Callable[[str], bool] = bool) -> TridentTopology:
     counts.new_values_stream().partition_persist(DeltaAppend("news"))
     words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
     words.group_by("word").persistent_aggregate(DeltaMapState("lengths"), "word", Lengths(), "total, count")
+    return made
+
+
+def own_topology() -> TridentTopology:
+    """Late parts without a function of the user's."""
+    made = TridentTopology("owned")
+    lines = made.new_stream("lines", FixedBatchSpout("line string", [[(line,)] if line else [] for line in LINES]))
+    words = lines.each("line", Split(), "word").project("word")
+    counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+    counts.new_values_stream().partition_persist(DeltaAppend("news"))
+    words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
     return made
 
 
@@ -119,6 +131,44 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
         assert time.monotonic() < end
         time.sleep(0.1)
     assert not copies or f"lengths: following transaction {len(LINES) - 1}" in format_status(shown)
+
+
+@pytest.mark.parametrize(("rows_max", "form"), [(1000, "driver"), (0, "pass")])
+def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form):  # noqa: F811
+    forms: list[set[str]] = []
+    real, read = SparkBatchRunner.resolve, StateCopies.as_of
+
+    def noted(self: SparkBatchRunner, *args: Any) -> Any:
+        done = real(self, *args)
+        forms.append({name.removeprefix("resolve_by_") for name in done.duration_ms if "resolve_by_" in name})
+        return done
+
+    def taken_away(self: StateCopies, states: Any, txid: int) -> Any:
+        copies = read(self, states, txid)
+        if copies and txid == 3:
+            shutil.rmtree(copies["counts"].folder)
+        return copies
+
+    monkeypatch.setattr(SparkBatchRunner, "resolve", noted)
+    monkeypatch.setattr(StateCopies, "as_of", taken_away)
+    monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
+    faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
+    query = start(own_topology())
+    query.process_all_available(WAIT_SECS)
+    assert not faults.unfired()
+    want = {name: rows for name, rows in expected().items() if name != "lengths"}
+    got = {"counts": Counter(tuple(row) for row in query.snapshot("counts").collect())}
+    for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):
+        got[name] = Counter(
+            tuple(row[column] for column in columns) for row in Table.read(tmp_path / "warehouse" / name).rows()
+        )
+    assert got == want
+    assert Counter(map(frozenset, forms)) >= Counter({frozenset({form}): 5, frozenset({"tables"}): 1})
+
+
+def test_explain_says_which_form_few_rows_take() -> None:
+    assert "before (few rows: in the coordinator's process, without a Spark job):" in own_topology().explain()
+    assert "before (few rows: one Spark job):" in topology().explain()
 
 
 def test_a_restart_goes_on_with_the_copies_that_it_finds(start, tmp_path, uses):  # noqa: F811

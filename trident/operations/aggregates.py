@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType
 
@@ -15,13 +16,26 @@ from trident.operations.aggregation import Aggregation, aggregator_class, read_a
 from trident.operations.aggregators import is_groupable, is_plain
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, picked, require_fields
-from trident.planning.operation import ANCHORS_FIELD, Fields, GroupingOp, Operation, arrow_type, arrow_types, names_of
+from trident.planning.operation import (
+    ANCHORS_FIELD,
+    Fields,
+    GroupingOp,
+    Operation,
+    PyOp,
+    arrow_op,
+    arrow_type,
+    arrow_types,
+    names_of,
+)
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.states.core.copyable import why_not_copied
+from trident.states.keyed.copy_combine import combine_of
 from trident.udf.signatures import call_site
 from trident.workers.anchors import ANCHORS
 from trident.workers.chain import CountRows, Rows
 from trident.workers.failures import Label
 from trident.workers.groups import Folded, Groups
+from trident.workers.own_steps import Aggregated, Gathered
 from trident.workers.tracking import ROW, TrackedGroups
 
 _PARTIAL, _PARTIALS = "__trident_partial", "__trident_partials"
@@ -244,6 +258,21 @@ class NativeAggregateOp(GroupingOp):
         anchors = [_all_anchors()] if self.fields[-1].name == ANCHORS else []
         return frames.aggregate(self.keys, value.alias(output.name), *anchors)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        output, name = self.fields[-1], self.aggregator.native_name
+        keys = tuple(field for field in self.fields if field.name in self.keys)
+        if output.name == ANCHORS or len(keys) + 1 != len(self.fields) or (self.merges and not keys):
+            return None
+        if why_not_copied(StructType([*keys, output]), self.keys or (output.name,)) is not None:
+            return None
+        schema = pa.schema(list(zip(names_of(self.fields), arrow_types(self.fields))))
+        if combine_of(name, schema.field(output.name).type) is None:
+            return None
+        given = "" if name == "count" and not self.merges else self.inputs[0]
+        step = Aggregated(schema, self.keys, given, output.name, name, self.merges)
+        return arrow_op(self.fields, step, (*self.keys, *filter(None, (given,))))
+
     def describe(self) -> str:
         verb = "merge" if self.merges else "partial"
         return f"{verb} {self.aggregator!r}{self.by_keys} -> {self.fields[-1].name}"
@@ -268,6 +297,12 @@ class CollectOp(Operation):
         value = F.struct(column(self.column).alias("value"))
         anchors = [_all_anchors()] if self.fields[-1].name == ANCHORS else []
         return frames.aggregate((), F.collect_list(value).alias(self.fields[0].name), *anchors)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        (output, *anchors) = self.fields
+        (kind,) = arrow_types((output,))
+        return None if anchors else arrow_op(self.fields, Gathered(self.column, output.name, kind), (self.column,))
 
     def describe(self) -> str:
         return "gather the partial values"

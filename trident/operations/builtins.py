@@ -12,6 +12,7 @@ from trident.planning.nodes import Node
 from trident.udf.builtins import NativeForm, form_of
 from trident.udf.deferred import Expr
 from trident.udf.expressions import Analysis, Expression
+from trident.workers.own_steps import OwnFunction
 
 
 def native_form(function: Any, inputs: Sequence[str], parent: Node) -> NativeForm | None:
@@ -39,4 +40,5 @@ def as_expression(
         generates=form.generates,
         aggregates=False,
     )
-    return Expression(Expr(form.text), schema, tuple(outputs), found, what)
+    own = None if form.own is None else OwnFunction(form.own, tuple(inputs))
+    return Expression(Expr(form.text), schema, tuple(outputs), found, what, own)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trident.planning.basic_operations import SelectOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, OutputsNode
-from trident.planning.operation import ANCHORS_FIELD, Operation, arrow_types, names_of
+from trident.planning.operation import ANCHORS_FIELD, Operation, PyOp, arrow_op, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform
 from trident.udf.expressions import Expression, to_column
 from trident.udf.signatures import UserFunction
@@ -130,6 +130,11 @@ class FilterOp(Operation):
     def transform(self, frames: SessionFrames) -> Transform:
         self.expression.analysed()
         return frames.where(to_column(self.expression.source))
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        own, keep = self.expression.own, names_of(self.fields)
+        return None if own is None else arrow_op(self.fields, own.kept(keep), (*keep, *own.inputs))
 
     def describe(self) -> str:
         return f"filter {self.expression}"

@@ -13,11 +13,12 @@ from trident.operations.aggregates import groups_step
 from trident.operations.aggregation import Aggregation
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
-from trident.planning.operation import MARKER, Operation, PyOp
+from trident.planning.operation import MARKER, Operation, PyOp, arrow_op, arrow_types
 from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list
 from trident.states.core.binding import StateBinding
-from trident.states.keyed.copy_combine import why_no_copy
+from trident.states.keyed.copy_combine import combine_of, why_no_copy
 from trident.workers.look_up import LookUp
+from trident.workers.own_steps import CombineStored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,19 +75,19 @@ class JoinStateOp(Operation):
         return transform
 
     @property
-    def on_copies(self) -> Operation:
+    def on_arrow(self) -> PyOp | None:
         state = self.binding
         if self.every or not state.state_kind.has_log:
-            return self
+            return None
         if why_no_copy(state.schema, state.keys, state.merging, state.aggregator_name) is not None:
-            return self
+            return None
         added = [new for _, new in self.columns] + ([self.found] if self.found else [])
         keep = tuple(field.name for field in self.fields if field.name not in added)
         step = LookUp(state.name, self.inputs, tuple(state.keys), self.columns, self.found, keep)
-        return PyOp(self.fields, step, frozenset((*keep, *self.inputs)), True, state.name)
+        return arrow_op(self.fields, step, (*keep, *self.inputs), state.name)
 
     def describe(self) -> str:
-        place = "" if self.on_copies is self else " (of few rows in its local copy, without moving them)"
+        place = "" if self.on_arrow is None else " (of few rows in its local copy, without moving them)"
         return f"look up {', '.join(self.inputs) or 'everything'} in {self.binding.name}{place}"
 
 
@@ -144,6 +145,14 @@ class CombineStoredOp(Operation):
         value, stored = column(self.value), column(self.stored)
         both = self.aggregator.combine_columns(stored, value).cast(kind)
         return frames.select([*column_list(self.keys), F.when(F.col(FOUND), both).otherwise(value).alias(self.value)])
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        (kind,) = arrow_types(tuple(field for field in self.fields if field.name == self.value))
+        if combine_of(self.aggregator.native_name, kind) is None:
+            return None
+        step = CombineStored(self.keys, self.value, self.stored, FOUND, self.aggregator.native_name, kind)
+        return arrow_op(self.fields, step, (*self.keys, self.value, self.stored, FOUND))
 
     def describe(self) -> str:
         return f"{self.aggregator!r} of the stored value and the batch's"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, IntegerType, StringType, StructField
 
@@ -18,12 +19,13 @@ from trident.operations.state_lookups import CombineStoredOp, fold_on, join_stor
 from trident.planning.basic_operations import PARTITION_FIELD, KeepRowsOp, SelectOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
-from trident.planning.operation import MARKER, Fields, Operation, arrow_types, names_of
+from trident.planning.operation import MARKER, Fields, Operation, PyOp, arrow_op, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column
 from trident.states.core.binding import StateBinding
 from trident.states.core.tables import DELETED_COLUMN
 from trident.states.publishing.user_tasks import KEY, PARTITION, STORED
 from trident.workers.failures import Label
+from trident.workers.own_steps import WithConstant
 from trident.workers.states import SHOWN, UpdateMap
 
 if TYPE_CHECKING:
@@ -236,6 +238,11 @@ class NotDeletedOp(Operation):
     def transform(self, frames: SessionFrames) -> Transform:
         kept = [column(field.name) for field in self.fields if field.name != DELETED_COLUMN]
         return frames.select([*kept, F.lit(False).alias(DELETED_COLUMN)])
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        kept = tuple(name for name in names_of(self.fields) if name != DELETED_COLUMN)
+        return arrow_op(self.fields, WithConstant(kept, DELETED_COLUMN, False, pa.bool_()), kept)
 
     def describe(self) -> str:
         return "nothing is deleted"

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField
 
-from trident.planning.operation import MARKER, Operation, names_of
+from trident.coordinators.errors import OutputTypeError
+from trident.planning.operation import MARKER, Operation, PyOp, arrow_op, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
 from trident.states.publishing.user_tasks import PARTITION
 from trident.udf.expressions import Expression
 from trident.workers.anchors import ANCHORS
+from trident.workers.own_steps import AsTheyAre, Columns, KeepTrue, WithConstant, WithMarker
 
 PARTITION_FIELD = StructField(PARTITION, IntegerType(), True)
 
@@ -31,6 +34,16 @@ class SelectOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         return frames.select([*column_list(self.keep), *(self.expression.columns() if self.expression else ())])
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        if self.expression is None:
+            return arrow_op(self.fields, Columns(self.keep), self.keep)
+        own = self.expression.own
+        if own is None:
+            return None
+        (output,) = self.expression.outputs
+        return arrow_op(self.fields, own.made(output.name, self.keep), (*self.keep, *own.inputs))
 
     def describe(self) -> str:
         made = [f"{self.expression} as {', '.join(f.name for f in self.expression.outputs)}"] if self.expression else []
@@ -52,6 +65,11 @@ class KeepRowsOp(Operation):
         chosen = frames.select(column_list(names_of(self.fields)))
         return lambda frame, batch: chosen(kept(frame, batch), batch)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        keep = names_of(self.fields)
+        return arrow_op(self.fields, KeepTrue(self.condition, self.negated, keep), (*keep, self.condition))
+
     def describe(self) -> str:
         return f"filter {'not ' if self.negated else ''}{self.condition}"
 
@@ -67,6 +85,10 @@ class ByKeyOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         return frames.repartition(self.keys)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
 
     def describe(self) -> str:
         return f"repartition by {', '.join(self.keys)}"
@@ -88,6 +110,15 @@ class OnePartitionOp(Operation):
             *[F.lit(None).cast(field.dataType).alias(field.name) for field in data], F.lit(1).cast("long").alias(MARKER)
         )
         return lambda frame, batch: unmarked(frame, batch).union(marker).coalesce(1)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        data = tuple(field for field in self.fields if field.name != MARKER)
+        try:
+            schema = pa.schema(list(zip(names_of(data), arrow_types(data))))
+        except OutputTypeError:
+            return None
+        return arrow_op(self.fields, WithMarker(schema, MARKER), names_of(data))
 
     def describe(self) -> str:
         return "into one partition"
@@ -121,6 +152,13 @@ class IntoPartitionsOp(Operation):
         placed = frames.select([*columns, F.spark_partition_id().alias(PARTITION)])
         return lambda frame, batch: placed(moved(frame, batch), batch)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        if self.shuffles:
+            return None
+        keep = tuple(name for name in names_of(self.fields) if name != PARTITION)
+        return arrow_op(self.fields, WithConstant(keep, PARTITION, 0, pa.int32()), keep)
+
     def describe(self) -> str:
         return f"into {self.count} partitions{' by ' if self.keys else ''}{', '.join(self.keys)}"
 
@@ -133,6 +171,10 @@ class CoalesceOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         return lambda frame, _: frame.coalesce(self.count)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
 
     def describe(self) -> str:
         return f"into at most {self.count} partitions"

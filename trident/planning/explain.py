@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trident.planning.compiled import passes
 from trident.planning.graph import TopologyGraph
-from trident.planning.groups import plan
+from trident.planning.groups import GroupPlan, plan
 from trident.planning.kept import why_not_kept
 from trident.planning.nodes import Node, is_source
 from trident.planning.operation import Operation, names_of
@@ -25,13 +25,17 @@ def explain(graph: TopologyGraph) -> str:
     """The text of ``TridentTopology.explain``."""
     lines = [f"topology {graph.name}"]
     for group in plan(graph):
-        lines += ["", f"group {group.name}", *_Described(group.nodes, group.lowered, of_batches=True).lines()]
+        lines += ["", f"group {group.name}", *_group(group).lines()]
         why_not = why_not_kept(group)
         lines.append(f"  {_KEPT if why_not is None else f'{_ANEW}: {why_not}'}")
     for request in drpc_plans(graph).values():
-        described = _Described(request.nodes, request.lowered, of_batches=False)
+        described = _Described(request.nodes, request.lowered, False)
         lines += ["", f"requests {request.function}", *described.lines()]
     return "\n".join(lines)
+
+
+def _group(group: GroupPlan) -> _Described:
+    return _Described(group.nodes, group.lowered, True, group.late_in_driver is not None)
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:
@@ -44,11 +48,13 @@ class _Described:
 
     Attributes:
         of_batches: whether it has transactions, in whose turn the late half runs.
+        in_driver: few rows go through the late half in the coordinator's process.
     """
 
     nodes: Sequence[Node]
     lowered: Lowered
     of_batches: bool
+    in_driver: bool = False
 
     @property
     def numbers(self) -> Mapping[Node, int]:
@@ -60,6 +66,10 @@ class _Described:
         yield from _indented(self._segments(self.lowered.segments))
         if self.lowered.late_segments:
             turn = "in the transaction's turn, as of the transaction before:"
+            if self.in_driver:
+                turn = f"{turn[:-1]} (few rows: in the coordinator's process, without a Spark job):"
+            elif self.lowered.copied_states:
+                turn = f"{turn[:-1]} (few rows: one Spark job):"
             yield f"  {turn if self.of_batches else 'as of one advanced transaction of each group:'}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.arrow_plans import arrow_plan
 from trident.planning.compiled import BuiltBatch, LoweredPlan
 from trident.planning.graph import TopologyGraph
 from trident.planning.lowering import lower
@@ -28,6 +30,7 @@ from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
 from trident.states.publishing.user_tasks import BatchInfo
+from trident.workers.arrow_plan import OwnPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,6 +96,15 @@ class GroupPlan(LoweredPlan):
         """
         session = next(iter(inputs.values())).sparkSession
         return self.compiled(session).build_late(inputs, Batch(info, stored, copies=copies))
+
+    @cached_property
+    def late_in_driver(self) -> OwnPlan | None:
+        """The late part for few rows, in the coordinator's process; None where it calls code of the user's."""
+        if not self.lowered.copied_states:
+            return None
+        named = {node: boundary.name for node, boundary in self.lowered.boundaries.items()}
+        found = arrow_plan(self.lowered.late_segments, named)
+        return None if found is None else found.in_driver
 
     @property
     def spouts(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -42,9 +43,9 @@ class Operation:
         raise AssertionError(f"{type(self).__name__} has no describe")
 
     @property
-    def on_copies(self) -> Operation:
-        """The same with states looked up in their local copies, where it looks up any; else itself."""
-        return self
+    def on_arrow(self) -> PyOp | None:
+        """The same as a step over Arrow, for few rows that are all together; None: Spark alone can do it."""
+        return None
 
     @property
     def looks_up(self) -> str:
@@ -114,8 +115,27 @@ class PyOp(Operation):
     per_batch: bool = False
     looks_up: str = ""
 
+    @property
+    def on_arrow(self) -> PyOp:
+        return self
+
     def describe(self) -> str:
         return self.step.text
+
+
+def arrow_op(fields: Fields, step: Step, takes: Iterable[str], looks_up: str = "") -> PyOp | None:
+    """An operation's form as a step of the framework's own; None where a field has no type in Arrow.
+
+    Args:
+        takes: the columns that it reads or carries on.
+        looks_up: the state whose local copy the step asks.
+    """
+    assert step.own, f"{type(step).__name__} does not say that it is the framework's own"
+    try:
+        arrow_types(fields)
+    except OutputTypeError:
+        return None
+    return PyOp(fields, step, frozenset(takes), bool(looks_up), looks_up)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trident.planning.nodes import Node, SourceNode, is_source
-from trident.planning.operation import Fields, Operation
+from trident.planning.operation import Fields, Operation, PyOp
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,24 @@ class Segment:
     target: Node
     ops: tuple[Operation, ...]
     fields: Fields
+
+    @cached_property
+    def steps(self) -> tuple[PyOp, ...] | None:
+        """Its operations as steps over Arrow; None where one of them is left to Spark."""
+        steps = [op.on_arrow for op in self.ops]
+        return tuple(step for step in steps if step is not None) if None not in steps else None
+
+    @cached_property
+    def on_copies(self) -> Segment:
+        """For few rows in one Spark partition: one pass where it looks a state up in its copy, else as it is."""
+        steps = [op.on_arrow for op in self.ops]
+        if not any(step is not None and step.looks_up for step in steps):
+            return self
+        # Spark gives an empty batch no partition: an operation that gives rows for it stays with Spark.
+        if self.steps is not None and not any(op.gives_rows_for_none for op in self.ops):
+            return replace(self, ops=self.steps)
+        kept = (step if step is not None and step.looks_up else op for step, op in zip(steps, self.ops, strict=True))
+        return replace(self, ops=tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,7 @@ class Lowered:
     @cached_property
     def late_on_copies(self) -> tuple[Segment, ...]:
         """The late segments with states looked up in their local copies; as they are where no state is."""
-        return tuple(replace(segment, ops=tuple(op.on_copies for op in segment.ops)) for segment in self.late_segments)
+        return tuple(segment.on_copies for segment in self.late_segments)
 
     @cached_property
     def copied_states(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
 from trident.running.kept_plans import KeptPlans
+from trident.running.late_in_driver import LateInDriver
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import held_rows, parquet_reader, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
@@ -41,7 +42,7 @@ from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.expression_failures import expression_failure
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
-from trident.workers.reports import STALE, find_report
+from trident.workers.reports import SPARKS, STALE, find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,6 +124,7 @@ class SparkBatchRunner:
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
         self._repeats = gives_again(self._spouts.values())
+        self._in_driver = self._late_in_driver()
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
 
@@ -283,16 +285,16 @@ class SparkBatchRunner:
         started = time.monotonic()
         staged = dict(processed.staged)
         fields = {boundary.name: boundary.fields for boundary in self._plan.lowered.boundaries.values()}
-        roots = {target.name: target.root for target in self._early}
         if self._is_empty(staged, fields):
             late: dict[str, list[Any]] = {target.name: [] for target in self._late}
+            form = "nothing"
         else:
-            inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
-            late = self._stage_late(attempt, inputs, self._copies_for(attempt, staged, fields))
+            form, late = self._stage_late(attempt, staged, fields)
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
                 storage.delete(boundary.root / file.path)
-        duration = {"resolve": (time.monotonic() - started) * 1000}
+        took = (time.monotonic() - started) * 1000
+        duration = {"resolve": took, f"resolve_by_{form}": took}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
 
     def _copies_for(
@@ -303,26 +305,49 @@ class SparkBatchRunner:
             return None
         return self._copies.as_of(self._plan.lowered.copied_states, attempt.txid - 1)
 
+    def _late_in_driver(self) -> LateInDriver | None:
+        plan = self._plan.late_in_driver
+        if plan is None or self._copies is None:
+            return None
+        roots = {target.name: target.root for target in self._early}
+        boundaries = {one.name: (roots[one.name], one.fields) for one in self._plan.lowered.boundaries.values()}
+        return LateInDriver(plan, boundaries, self._late, self._incarnation, self._codec)
+
     def _stage_late(
+        self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], fields: Mapping[str, Any]
+    ) -> tuple[str, dict[str, list[Any]]]:
+        """The first form of the late part that can take this batch, and what it has staged."""
+        copies = self._copies_for(attempt, staged, fields)
+        if copies is not None:
+            try:
+                if self._in_driver is not None and self._in_driver.takes(staged):
+                    with faults.fault_point(RESOLVE):
+                        return "driver", self._in_driver.stage(attempt, staged, self._info(attempt), copies)
+                return "pass", self._late_by_spark(attempt, staged, fields, copies)
+            except Exception as error:
+                report = find_report(error, STALE, SPARKS)
+                if report is None:
+                    raise
+                assert self._copies is not None
+                if report["kind"] == STALE:
+                    self._copies.failed(report["state"], report["error"])
+        return "tables", self._late_by_spark(attempt, staged, fields, None)
+
+    def _late_by_spark(
         self,
         attempt: TransactionAttempt,
-        inputs: Mapping[str, "DataFrame"],
+        staged: Mapping[str, Sequence[Any]],
+        fields: Mapping[str, Any],
         copies: Mapping[str, CopyAsOf] | None,
     ) -> dict[str, list[Any]]:
+        roots = {target.name: target.root for target in self._early}
+        inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
         stored = partial(self._reader, txid=attempt.txid - 1)
-        try:
-            with (
-                self._plan.build_late(inputs, self._info(attempt), stored, copies) as frames,
-                faults.fault_point(RESOLVE),
-            ):
-                return stage(frames, self._late, self._incarnation, attempt, self._codec)
-        except Exception as error:
-            report = None if copies is None else find_report(error, STALE)
-            if report is None:
-                raise
-            assert self._copies is not None
-            self._copies.failed(report["state"], report["error"])
-        return self._stage_late(attempt, inputs, None)
+        with (
+            self._plan.build_late(inputs, self._info(attempt), stored, copies) as frames,
+            faults.fault_point(RESOLVE),
+        ):
+            return stage(frames, self._late, self._incarnation, attempt, self._codec)
 
     def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
         """Tells whether late segments would have nothing to do: an aggregate without groups always has."""

@@ -19,6 +19,7 @@ from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.states.core.names import backquoted
 from trident.udf.signatures import describe
 from trident.udf.types import INTEGRAL, PLAIN
+from trident.workers.own_steps import AllEqual, Always, Condition, NoneIsNull, Not
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class NativeForm:
         text: SQL over the inputs alone, deterministic.
         type: of what it gives.
         generates: whether it makes any number of rows of one.
+        own: the same without Spark, a condition or the separator of Split; None: there is no such form.
     """
 
     text: str
     type: DataType
     generates: bool = False
+    own: Condition | str | None = None
 
 
 class FilterNull:
@@ -46,7 +49,7 @@ class FilterNull:
         return "FilterNull()"
 
     def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        return _condition([f"{backquoted(field.name)} IS NOT NULL" for field in fields])
+        return _condition([f"{backquoted(field.name)} IS NOT NULL" for field in fields], NoneIsNull())
 
 
 class TrueFilter:
@@ -59,7 +62,7 @@ class TrueFilter:
         return "TrueFilter()"
 
     def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
-        return _condition([])
+        return _condition([], Always())
 
 
 class Equals:
@@ -82,7 +85,8 @@ class Equals:
             return None
         if isinstance(kinds[0], StringType) and kinds[0] != StringType():  # with a collation
             return None
-        return _condition([f"{backquoted(fields[0].name)} <=> {backquoted(other.name)}" for other in fields[1:]])
+        parts = [f"{backquoted(fields[0].name)} <=> {backquoted(other.name)}" for other in fields[1:]]
+        return _condition(parts, AllEqual())
 
 
 class Negate:
@@ -127,7 +131,10 @@ class Negate:
 
     def native_form(self, fields: Sequence[StructField]) -> NativeForm | None:
         form = form_of(self._inner, fields)
-        return None if form is None else NativeForm(f"NOT ({form.text})", BooleanType())
+        if form is None:
+            return None
+        own = Not(form.own) if isinstance(form.own, Condition) else None
+        return NativeForm(f"NOT ({form.text})", BooleanType(), own=own)
 
 
 class Split:
@@ -161,7 +168,8 @@ class Split:
                 f"Split cannot split field {field.name!r}", found=field.dataType.simpleString(), expected="string"
             )
         parts = f"split({backquoted(field.name)}, {_pattern(self._separator)})"
-        return NativeForm(f"explode(filter({parts}, part -> part != ''))", StringType(), generates=True)
+        own = self._separator if field.dataType == StringType() else None
+        return NativeForm(f"explode(filter({parts}, part -> part != ''))", StringType(), generates=True, own=own)
 
 
 class Debug:
@@ -195,8 +203,8 @@ def form_of(function: Any, fields: Sequence[StructField]) -> NativeForm | None:
     return function.native_form(fields) if type(function) in _BUILT_IN else None
 
 
-def _condition(parts: Sequence[str]) -> NativeForm:
-    return NativeForm(" AND ".join(f"({part})" for part in parts) or "true", BooleanType())
+def _condition(parts: Sequence[str], own: Condition) -> NativeForm:
+    return NativeForm(" AND ".join(f"({part})" for part in parts) or "true", BooleanType(), own=own)
 
 
 def _same(a: Any, b: Any) -> bool:

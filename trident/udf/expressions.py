@@ -27,6 +27,7 @@ from trident.states.core.names import backquoted
 from trident.udf.deferred import DeferredColumn, build, texts
 from trident.udf.known_types import known
 from trident.udf.types import Output, did_you_mean, nullable
+from trident.workers.own_steps import OwnFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +62,7 @@ class Expression:
         schema: of the rows that it is applied to.
         outputs: the fields that it makes; empty for a filter.
         analysis: None while there has been no session to ask.
+        own: of a built-in function: the same without Spark.
     """
 
     source: Union["Column", DeferredColumn]
@@ -68,6 +70,7 @@ class Expression:
     outputs: tuple[StructField, ...]
     analysis: Analysis | None
     what: str
+    own: OwnFunction | None = None
 
     def analysed(self) -> Analysis:
         """Asks Spark if that has not been done; there must be a session now."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,8 +76,14 @@ class Frame:
 
 
 class Step:
-    """The steps of a pass over frames, in order: ``run``; some are told their batch or their task before it."""
+    """The steps of a pass over frames, in order: ``run``; some are told their batch or their task before it.
 
+    Attributes:
+        own: the step is the framework's own and calls no code of the user's, so it may run in the coordinator's
+            process. A step that does not say so runs on Spark's workers alone.
+    """
+
+    own: ClassVar[bool] = False
     label: Label
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -205,6 +211,7 @@ class Peek(Step):
 class WithoutMarker(Step):
     """Drops the row that was added so that even an empty batch has a Spark partition."""
 
+    own = True
     text = ""
 
     marker: str
@@ -225,6 +232,8 @@ class CountRows(Step):
     Attributes:
         keys: the grouping fields; at least one.
     """
+
+    own = True
 
     keys: tuple[str, ...]
     output: str

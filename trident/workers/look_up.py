@@ -29,6 +29,8 @@ class LookUp(Step):
         copy: as of the transaction before; given with each batch.
     """
 
+    own = True
+
     state: str
     inputs: tuple[str, ...]
     keys: tuple[str, ...]

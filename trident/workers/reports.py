@@ -19,8 +19,8 @@ from trident.coordinators.causes import causes, text_of
 MARK = "trident-failure"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
 # The kinds of report: a user's function raised FailedException, or anything else; a source's data is at fault; the
-# local copy of a state cannot be used.
-FAILED, ERROR, SOURCE, STALE = "failed", "error", "source", "stale"
+# local copy of a state cannot be used; a value is one of which only Spark knows what becomes of it.
+FAILED, ERROR, SOURCE, STALE, SPARKS = "failed", "error", "source", "stale", "sparks"
 
 
 def marked(report: Mapping[str, Any]) -> str:

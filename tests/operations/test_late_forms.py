@@ -1,0 +1,295 @@
+"""The late part gives the same by Spark on the tables, in one Spark pass on local copies, and in the driver.
+
+Spark on the tables is the oracle. Rows are drawn: nulls, NaN, -0.0, sums that do not fit, decimals, instants under
+another time zone. TRIDENT_RANDOM sets how many topologies are tried.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tests.stream_helpers import RowsSpout
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    Equals,
+    FilterNull,
+    MapGet,
+    Max,
+    Min,
+    Negate,
+    Split,
+    Sum,
+    TridentTopology,
+    TrueFilter,
+    Upsert,
+)
+from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.groups import GroupPlan, plan
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, new_folder
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.workers.own_steps import LeftToSpark
+from trident.workers.reports import SPARKS, find_report
+
+EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 3)  # make random: 200
+NAN, UTC = float("nan"), dt.timezone.utc
+VALUES: dict[str, list[Any]] = {
+    "bigint": [None, 0, 1, -1, 7, 2**63 - 1, -(2**63)],
+    "int": [None, 0, 1, -1, 2**31 - 1],
+    "double": [None, NAN, 0.0, -0.0, 0.5, -2.0, float("inf")],
+    "float": [None, NAN, 0.0, -0.0, 1.5],
+    "decimal(6,2)": [None, Decimal("0.00"), Decimal("9999.99"), Decimal("-0.01")],
+    "decimal(38,2)": [None, Decimal("0.00"), Decimal("9" * 36 + ".99"), Decimal("-0.01")],
+    "string": [None, "", "a b", " a  b ", "ä", "a\U0001f600b", "b"],
+    "boolean": [None, True, False],
+    "date": [None, dt.date(1, 1, 1), dt.date(2026, 3, 29)],
+    "timestamp": [None, dt.datetime(2026, 3, 29, 1, 30, tzinfo=UTC), dt.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)],
+    "binary": [None, b"", b"\x00", b"\xff\x00"],
+}
+NUMBERS = ("bigint", "int", "double", "float", "decimal(6,2)", "decimal(38,2)")
+ATTEMPT = TransactionAttempt(2, 0)
+MARK = CopyMark("inc", 1, "digest", "commit")
+
+
+class Longest:
+    """An aggregator of the user's, which goes on from what it has stored."""
+
+    def init(self, batch_id: Any) -> int:
+        return 0
+
+    def resume(self, batch_id: Any, stored: int) -> int:
+        return stored
+
+    def aggregate(self, state: int, value: Any) -> int:
+        return max(state, len(repr(value)))
+
+    def complete(self, state: int) -> int:
+        return state
+
+
+def topology(key: str, value: str, aggregator: Any, users: bool = False) -> GroupPlan:
+    """Every operation that may stand in a late part without code of the user's; with ``users`` with it."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout(f"k {key}, v {value}"))
+    if isinstance(aggregator, Upsert):
+        state = rows.partition_persist(DeltaMapState("kept"), None, aggregator)
+    else:
+        inputs = ("v",) if not isinstance(aggregator, Count) else ()
+        state = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), *inputs, aggregator, "total")
+        state.new_values_stream().partition_persist(DeltaAppend("news"))
+    asked = rows.state_query(state, "k", MapGet(), "old")
+    asked.partition_persist(DeltaAppend("asked"))
+    asked.filter("old", FilterNull()).group_by("k").aggregate(Count(), "n").partition_persist(DeltaAppend("known"))
+    asked.filter("v, k", Negate(FilterNull())).project("old").partition_persist(DeltaAppend("holes"))
+    asked.filter("v", TrueFilter()).group_by("v").aggregate("old", Max(), "m").partition_persist(DeltaAppend("most"))
+    asked.aggregate("old", Min(), "least").partition_persist(DeltaAppend("least"))
+    asked.aggregate(Count(), "n").partition_persist(DeltaAppend("all"))
+    if asked.schema["v"].dataType == asked.schema["old"].dataType:
+        asked.filter("v, old", Equals()).partition_persist(DeltaAppend("equal"))
+    if value in NUMBERS:
+        asked.group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("sums"))
+    if key == "string":
+        asked.each("k", Split(), "part").each("part", Split("a"), "piece").partition_persist(DeltaAppend("parts"))
+    if users:
+        asked.each("v", repr, "text string").partition_persist(DeltaAppend("texts"))
+        rows.group_by("k").persistent_aggregate(DeltaMapState("longest"), "v", Longest(), "n long")
+    (group,) = plan(made.graph)
+    return group
+
+
+# --- the three forms -----------------------------------------------------------------------
+
+
+def early(spark: SparkSession, group: GroupPlan, rows: list[tuple[Any, ...]]) -> dict[str, pa.Table]:
+    """The rows of the group's boundaries, as staged files have them."""
+    (source,) = group.spouts.values()
+    schema = StructType(list(group.nodes[0].schema.fields))
+    assert source
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    with group.build({"rows": frame}, ATTEMPT) as frames:
+        names = [boundary.name for boundary in group.lowered.boundaries.values()]
+        return {name: frames[name].toArrow() for name in names}
+
+
+@contextmanager
+def copied(folder: Path, group: GroupPlan, stored: Mapping[str, pa.Table]) -> Iterator[dict[str, CopyAsOf]]:
+    with ExitStack() as made:
+        copies = {}
+        for name, keys in ((one.name, one.keys) for one in group.bindings if one.name in group.lowered.copied_states):
+            rows = stored[name].combine_chunks()
+            codec = RowCodec(rows.schema, keys)
+            copy = LocalCopy(new_folder(folder), 1 << 26)
+            made.callback(copy.delete)
+            copy.fill([CopiedRows(codec.key_array(rows), codec.value_array(rows))], MARK)
+            copies[name] = CopyAsOf(copy.folder, MARK, rows.schema, tuple(keys))
+        yield copies
+
+
+def by_spark(
+    spark: SparkSession,
+    group: GroupPlan,
+    inputs: Mapping[str, pa.Table],
+    stored: Mapping[str, pa.Table],
+    copies: Mapping[str, CopyAsOf] | None,
+) -> dict[str, pa.Table]:
+    fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
+    frames = {
+        name: spark.createDataFrame(table if table.num_rows else [], fields[name]).coalesce(1)
+        for name, table in inputs.items()
+    }
+    tables = {name: spark.createDataFrame(table) for name, table in stored.items()}
+    with group.build_late(frames, BatchInfo(ATTEMPT), lambda binding, keys: tables[binding.name], copies) as late:
+        return {name: late[name].toArrow() for name in sorted(late)}
+
+
+def in_driver(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[str, CopyAsOf]) -> dict[str, pa.Table]:
+    assert group.late_in_driver is not None, "every operation here is the framework's own"
+    fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
+    cast = {name: table.cast(to_arrow_schema(fields[name], timezone="UTC")) for name, table in inputs.items()}
+    return group.late_in_driver.run(cast, BatchInfo(ATTEMPT), copies)
+
+
+def shown(tables: Mapping[str, pa.Table]) -> dict[str, list[str]]:
+    """Rows that differ have other texts: of NaN, the sign of a zero, and null; instants are in UTC."""
+    return {name: sorted(map(repr, _in_utc(table).to_pylist())) for name, table in tables.items()}
+
+
+def _in_utc(table: pa.Table) -> pa.Table:
+    zoned = {field.name: field for field in table.schema if pa.types.is_timestamp(field.type)}
+    kinds = [pa.field(f.name, pa.timestamp("us", "UTC") if f.name in zoned else f.type) for f in table.schema]
+    return table.cast(pa.schema(kinds))
+
+
+def expected_state(group: GroupPlan, pairs: list[tuple[Any, Any]]) -> dict[str, pa.Table]:
+    """What the states hold: distinct keys with a value each, of the first type that takes it."""
+    found = {}
+    for binding in group.bindings:
+        if binding.name in group.lowered.copied_states:
+            schema = to_arrow_schema(binding.schema, timezone="UTC")
+            (name,) = binding.value_fields
+            kind = schema.field(name).type
+            codec = RowCodec(schema, binding.keys)
+            keys = pa.array([key for key, _ in pairs], schema.field("k").type)
+            values = pa.array([_fitting(value, kind) for _, value in pairs], kind)
+            table = pa.table({"k": keys, name: values}).cast(schema)
+            first = {key: at for at, key in reversed(list(enumerate(codec.encode_keys(table))))}
+            found[binding.name] = table.take(pa.array(sorted(first.values()), pa.int64()))
+    return found
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None if not pa.types.is_integer(kind) else 3
+    return value
+
+
+# --- the tests -----------------------------------------------------------------------------
+
+
+def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs: Any, driver: bool) -> bool:
+    """The forms agree; False where Spark refuses the rows, as it must then in each form."""
+    try:
+        inputs = early(spark, group, rows)
+    except Exception:
+        return False  # Spark refuses them before the late part
+    stored = expected_state(group, pairs)
+    try:
+        oracle = shown(by_spark(spark, group, inputs, stored, None))
+    except Exception as error:
+        assert "OVERFLOW" in str(error) or "OUT_OF_RANGE" in str(error)
+        oracle = {}
+    with copied(folder, group, stored) as copies:
+        try:
+            one_pass = shown(by_spark(spark, group, inputs, stored, copies))
+        except Exception as error:
+            assert find_report(error, SPARKS) is not None or not oracle
+        else:
+            assert one_pass == oracle
+        if driver:
+            try:
+                here = shown(in_driver(group, inputs, copies))
+            except LeftToSpark:
+                assert not oracle, "the driver left rows to Spark that Spark can compute"
+            else:
+                assert here == oracle
+    return bool(oracle)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, str, Any, list[tuple[Any, Any]], list[tuple[Any, Any]], str]:
+    key, value = draw(st.sampled_from(sorted(VALUES))), draw(st.sampled_from(sorted(VALUES)))
+    aggregators = [Count(), Min(), Max(), Upsert("k")] + [Sum()] * 2 * (value in NUMBERS)
+    pair = st.tuples(st.sampled_from(VALUES[key]), st.sampled_from(VALUES[value]))
+    rows = draw(st.lists(pair, max_size=12))
+    stored = draw(st.lists(pair, max_size=6))
+    return key, value, draw(st.sampled_from(aggregators)), rows, stored, draw(st.sampled_from(["UTC", "Asia/Kolkata"]))
+
+
+def test_spark_is_the_oracle(spark: SparkSession, tmp_path: Path, rng: Any) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+
+    @seed(rng.randrange(2**32))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def compare(case: Any) -> None:
+        key, value, aggregator, rows, stored, session_zone = case
+        spark.conf.set("spark.sql.session.timeZone", session_zone)
+        agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, driver=True)
+
+    try:
+        compare()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "aggregator", "rows", "stored"),
+    [
+        ("double", "double", Sum(), [(NAN, -0.0), (-0.0, 0.5), (0.0, NAN), (None, -0.0)], [(NAN, 1.0), (0.0, 2.0)]),
+        ("string", "decimal(6,2)", Sum(), [("a b", Decimal("9999.99")), (None, None)], [("a b", Decimal("0.01"))]),
+        ("int", "bigint", Count(), [], [(1, 5)]),
+    ],
+    ids=["NaN and -0.0 as keys", "decimals", "no row"],
+)
+def test_the_forms_agree(
+    spark: SparkSession, tmp_path: Path, key: str, value: str, aggregator: Any, rows: Any, stored: Any
+) -> None:
+    assert agree(spark, tmp_path, topology(key, value, aggregator), rows, stored, driver=True)
+
+
+def test_with_functions_of_the_users_the_two_forms_by_spark_agree_and_the_driver_has_none(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    group = topology("string", "double", Sum(), users=True)
+    assert group.late_in_driver is None
+    rows = [("a b", 1.5), (None, NAN), ("a b", -0.0), ("b", None)]
+    assert agree(spark, tmp_path, group, rows, [("a b", 2.0), (None, 1.0)], driver=False)
+
+
+def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    group = topology("int", "bigint", Sum())
+    assert not agree(spark, tmp_path, group, [(1, 1)], [(1, 2**63 - 1)], driver=True)

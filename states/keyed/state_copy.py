@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trident.coordinators import faults
 from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.binding import LAST
@@ -41,6 +42,9 @@ from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schem
 from trident.states.keyed.tables import check_own, greatest_txid
 
 log = logging.getLogger(__name__)
+OPEN = faults.register("copy.open", "looking for the local copy of a state that an earlier process has left")
+BUILD = faults.register("copy.build", "filling a local copy from the state's tables")
+APPLY = faults.register("copy.apply", "bringing a local copy on by the files of the log")
 
 _FORM = 2
 _ROWS_A_BATCH = 100_000
@@ -137,7 +141,8 @@ class StateCopy:
         with self._lock:
             try:
                 if self._copy is None:
-                    self._copy = self._found()
+                    with faults.fault_point(OPEN):
+                        self._copy = self._found()
                 mark = self._bring_to(txid)
             except _NotNow:
                 raise
@@ -315,7 +320,8 @@ class StateCopy:
         files = [file for file in logged.files.values() if greatest_txid(file) > merged]
         try:
             rows = chain(self._merged_rows(plain), self._logged_rows(logged.path, files, merged, mark.txid))
-            copy.fill(rows, mark, self._combining)
+            with faults.fault_point(BUILD):
+                copy.fill(rows, mark, self._combining)
         except BaseException:
             copy.delete()
             raise
@@ -362,7 +368,8 @@ class StateCopy:
 
     def _apply(self, copy: LocalCopy, path: str, files: Sequence[LiveFile], held: CopyMark, mark: CopyMark) -> None:
         rows = self._logged_rows(path, files, held.txid, mark.txid)
-        copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
+        with faults.fault_point(APPLY):
+            copy.apply(chain.from_iterable(map(_changes, rows)), held, mark, self._combining)
 
     def _combined(self, combine: Combine, stored: list[bytes | None], parts: list[list[bytes]]) -> list[bytes]:
         codec = self._codec

@@ -27,6 +27,7 @@ from trident.coordinators.processes import UNKNOWN
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
+from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, copies_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,6 +226,37 @@ def test_copies_that_are_deleted_all_the_time_cost_no_exactness(start, tmp_path,
     finally:
         done.set()
         deleting.join()
+    assert found(query, tmp_path / "warehouse") == expected()
+
+
+_POINTS = ("copy.open:", "copy.build:", "copy.apply:")
+_SWEEP = os.environ.get("TRIDENT_SWEEP") == "all"
+_ONE_EACH = "copy.open:fail_before:1,copy.build:do_then_fail:1,copy.apply:do_then_fail:2"
+_EACH = [
+    f"{point}{outcome}:{nth}" for point in _POINTS for outcome in ("fail_before", "do_then_fail") for nth in (1, 2)
+]
+
+
+@pytest.mark.parametrize("armed", [_ONE_EACH, *(_EACH if _SWEEP else ())])
+def test_a_copy_that_fails_at_any_point_costs_no_exactness(start, tmp_path, monkeypatch, armed):  # noqa: F811
+    monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each of these batches tries again
+    faults.arm(armed)
+    query = start(topology())
+    query.process_all_available(WAIT_SECS)
+    assert not faults.unfired()
+    assert found(query, tmp_path / "warehouse") == expected()
+    assert {copy["condition"] for copy in query.status["groups"][0]["copies"]} == {"following"}
+
+
+@pytest.mark.skipif(not _SWEEP, reason="TRIDENT_SWEEP=all runs it")
+@pytest.mark.parametrize("fault", [f"{point}do_then_die:{nth}" for point in _POINTS for nth in (1, 2)])
+def test_a_leader_that_dies_at_a_copy_is_gone_on_from(start, tmp_path, zk_server, zk_root, fault):  # noqa: F811
+    command = [sys.executable, "-c", _LEADER, str(tmp_path / "warehouse"), zk_server, zk_root]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": fault}
+    died = subprocess.run(command, cwd=ROOT, env=environment, start_new_session=True, timeout=WAIT_SECS)
+    assert died.returncode == -signal.SIGKILL
+    query = start(topology())
+    query.process_all_available(WAIT_SECS)
     assert found(query, tmp_path / "warehouse") == expected()
 
 

@@ -254,6 +254,9 @@ def test_a_method_called_only_inside_a_fault_point_is_so() -> None:
 
 # Points that the crash sweep does not arm, and the test file that does.
 ELSEWHERE = {
+    "copy.open": "test_local_copies.py",
+    "copy.build": "test_local_copies.py",
+    "copy.apply": "test_local_copies.py",
     "spout.ledger": "test_file_ledger.py",
     "queue.put": "test_queue_spout.py",
     "queue.take": "test_queue_spout.py",

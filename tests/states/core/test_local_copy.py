@@ -166,6 +166,32 @@ def test_a_full_copy_says_so_and_stays_what_it_was(tmp_path):
     copy.close()
 
 
+_REFUSED = """
+import resource, sys
+from pathlib import Path
+from trident.states.core.local_copy import *
+copy = LocalCopy(Path(sys.argv[1]), 1 << 28)
+size = (copy.folder / "data.mdb").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+try:
+    copy.apply([(str(n).encode(), b"x" * 1000) for n in range(1000)], copy.mark, CopyMark("inc1", 2, "d", "c"))
+except StaleCopy as error:
+    print(error, copy.mark.txid)
+"""
+
+
+def test_a_disk_that_takes_no_more_leaves_what_was_there(copy):
+    """The kernel refuses each write beyond a size, as a full disk does."""
+    filled(copy, a=b"1").close()
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, str(copy.folder)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "cannot be used" in done.stdout and done.stdout.split()[-1] == "1", done.stdout + done.stderr
+    again = LocalCopy(copy.folder, BYTES_MAX)
+    assert again.mark == mark(1) and again.get([b"a", b"1"], mark(1)) == [b"1", None]
+    again.close()
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "deleted"])
 def test_a_damaged_copy_gives_no_value_in_a_new_process_and_is_made_anew(copy, damage):
     filled(copy, **{f"key{n}": b"x" * 100 for n in range(1000)}).close()

@@ -28,7 +28,7 @@ _NAMES = {
     "operations.top_rows": "FirstN",
     "operations.upsert": "Upsert",
     "running.query": "TopologyQuery",
-    "running.reading": "read",
+    "running.reading": "get read",
     "spark.session": "configure_spark",
     "spouts.contracts": (
         "Backlog BatchCoordinator BatchSpout Commits CommitterTridentSpout Emitted Emitter OpaquePartitionEmitter "

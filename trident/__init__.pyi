@@ -21,6 +21,7 @@ from trident.operations.same_batch import SameBatchOnlyWarning as SameBatchOnlyW
 from trident.operations.top_rows import FirstN as FirstN
 from trident.operations.upsert import Upsert as Upsert
 from trident.running.query import TopologyQuery as TopologyQuery
+from trident.running.reading import get as get
 from trident.running.reading import read as read
 from trident.spark.session import configure_spark as configure_spark
 from trident.spouts.contracts import Backlog as Backlog

@@ -41,8 +41,14 @@ def why_not_copied(schema: StructType, keys: Sequence[str]) -> str | None:
         schema: of keys and values.
         keys: the names of the key columns.
     """
-    if not keys:
-        return "it has no keys"
+    return why_not_exact(schema, keys) if keys else "it has no keys"
+
+
+def why_not_exact(schema: StructType, keys: Sequence[str]) -> str | None:
+    """Tells why rows of a state cannot be read exactly outside of Spark; None when they can.
+
+    Args: as for :func:`why_not_copied`.
+    """
     for field in schema.fields:
         kind = _strange(field.dataType, field.name in keys)
         if kind is not None:

@@ -114,6 +114,9 @@ class LocalStorage:
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         return read_stored(local(path), start)
 
+    def input(self, path: AnyPath) -> BinaryIO:
+        return open(local(path), "rb")
+
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         path = local(path)
         folder, name = os.path.split(path)

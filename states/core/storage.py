@@ -75,6 +75,13 @@ class Storage(Protocol):
             Unreadable: it is no file, or the storage refuses.
         """
 
+    def input(self, path: AnyPath) -> BinaryIO:
+        """A regular file, opened to read parts of it.
+
+        Raises:
+            OSError: it is not there, or the storage refuses.
+        """
+
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         """Puts a whole file in the place of what is there: a reader sees the old one or the new one.
 
@@ -182,6 +189,10 @@ def storage_for(path: AnyPath) -> Storage:
 
 def read(path: AnyPath, start: int = 0) -> bytes:
     return storage_for(path).read(path, start)
+
+
+def input(path: AnyPath) -> BinaryIO:
+    return storage_for(path).input(path)
 
 
 def write(path: AnyPath, data: bytes, durable: bool = True) -> None:

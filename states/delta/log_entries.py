@@ -87,7 +87,7 @@ def read_actions(path: str, version: int) -> list[dict[str, Any]]:
     """
     file = entry_of(path, version)
     try:
-        actions = _json_lines(file)
+        actions = json_lines(file)
     except FileNotFoundError:
         raise TableError(
             f"the log of table {path} has no entry for version {version}",
@@ -116,7 +116,7 @@ def read_actions(path: str, version: int) -> list[dict[str, Any]]:
     return actions
 
 
-def _json_lines(file: str) -> list[Any]:
+def json_lines(file: str) -> list[Any]:
     return [json.loads(line) for line in storage.read(file).decode("utf-8").split("\n") if line.strip()]
 
 
@@ -215,7 +215,7 @@ def metadata_at(path: str, version: int) -> Described | None:
     Returns:
         None when what is left of the log does not say.
     """
-    checkpoints = _checkpoints_of(path)
+    checkpoints = checkpoints_of(path)
     protocol = None
     for each in range(version, -1, -1):
         try:
@@ -250,7 +250,7 @@ def _said(actions: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, 
     return metadata and {**metadata, "configuration": dict(metadata.get("configuration") or ())}, protocol
 
 
-def _checkpoints_of(path: str) -> dict[int, list[str]]:
+def checkpoints_of(path: str) -> dict[int, list[str]]:
     """Table version -> the names of the files of its checkpoints."""
     found: dict[int, list[str]] = {}
     for name in sorted(_names(path)):
@@ -268,7 +268,7 @@ def _checkpoint_actions(path: str, names: Iterable[str]) -> Iterator[dict[str, A
         file = storage.join(_root(path), "_delta_log", name)
         try:
             if name.endswith(".json"):
-                yield from _json_lines(file)
+                yield from json_lines(file)
             else:
                 table = pq.ParquetFile(io.BytesIO(storage.read(file))).read(columns=["metaData", "protocol"])
                 for kind in table.column_names:

@@ -113,6 +113,16 @@ class StateCopies:
                     del self._copies[state]
             copy.close()
 
+    def held(self, state: str, txid: int) -> CopyAsOf | None:
+        """The copy of one state as of an advanced transaction or a later one; None where batches have not made it.
+
+        Raises:
+            TableError: a file of the state's tables is gone or not whole.
+        """
+        with self._lock:
+            copy = self._copies.get(state)
+        return None if copy is None else copy.held(txid)
+
     def failed(self, state: str, reason: str) -> None:
         """Tells that a worker could not use a copy, and why: it is built again, a few times."""
         with self._lock:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
 from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding, TablelessKind
+from trident.states.keyed.asked_keys import key_rows
+from trident.states.keyed.copy_combine import arrow_schema
+from trident.states.keyed.key_reads import as_python
+from trident.states.keyed.log_merge import quoted, same_key
 from trident.states.keyed.lookups import StatePins, base_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from trident.states.delta.kernel import KernelEngine
+
+_ASKED = "__trident_asked"
 
 
 class StoredFrames:
@@ -72,3 +81,22 @@ def own_snapshot(
     if txid is not None:
         raise TableError(f"state {binding.name} keeps no earlier transactions", found=f"txid={txid}", expected="None")
     return spark.createDataFrame(kind.rows_now(binding, incarnation), binding.schema)
+
+
+def values_by_spark(
+    frame: "DataFrame", name: str, keys: Sequence[str], asked: Sequence[Any]
+) -> list[dict[str, Any] | None]:
+    """The values of some keys of a frame with a keyed state's rows, as ``key_reads`` gives them, by a job of Spark.
+
+    Raises:
+        FieldError: a key does not fit.
+    """
+    columns = [StructField(key, frame.schema[key].dataType) for key in keys]
+    rows = key_rows(name, arrow_schema(StructType(columns)), keys, asked)
+    schema = StructType([StructField(_ASKED, LongType()), *columns])
+    sent = frame.sparkSession.createDataFrame([(at, *row) for at, row in enumerate(rows)], schema)
+    found = frame.alias("t").join(F.broadcast(sent).alias("s"), same_key(keys, "t", "s"))
+    values = [field for field in frame.columns if field not in keys]
+    table = found.select(quoted(_ASKED, "s"), *(quoted(field, "t") for field in values)).toArrow()
+    answers = dict(zip(table.column(_ASKED).to_pylist(), as_python(name, values, table), strict=True))
+    return [answers.get(at) for at in range(len(asked))]

@@ -259,7 +259,7 @@ def _folded(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggreg
     keys = [quoted(key) for key in state.keys]
     spread = union.repartition(*keys) if keys else union.repartition(1)
     ordered = spread.sortWithinPartitions(*keys, quoted(TXID_COLUMN))
-    fold = _fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
+    fold = fold_of(aggregator.combine, state.keys, state.value_fields, names, state.name)
     return ordered.mapInArrow(fold, _nullable(state.schema))
 
 
@@ -277,7 +277,7 @@ def _nullable(schema: "StructType") -> "StructType":
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
 
 
-def _fold_of(
+def fold_of(
     combine: Any, keys: Sequence[str], values: Sequence[str], names: Sequence[str], state_name: str = ""
 ) -> Any:
     """The function for mapInArrow: rows sorted by key and txid in, one row per key out."""
@@ -298,7 +298,7 @@ def _fold_of(
                 compared = frozen(key)
                 if current is not None and same == compared:
                     if txid == 0:
-                        raise _doubled(state_name, dict(zip(keys, key)))
+                        raise doubled(state_name, dict(zip(keys, key)))
                     value = tuple(combine(a, b) for a, b in zip(value, partial))
                     continue
                 if current is not None:
@@ -312,7 +312,7 @@ def _fold_of(
     return fold
 
 
-def _doubled(state_name: str, key: object) -> TableError:
+def doubled(state_name: str, key: object) -> TableError:
     # A MERGE would write the sum of both rows into each of them, and the next one would count it twice.
     return TableError(
         f"the table of state {state_name} has a key twice, so no value of it is certain",

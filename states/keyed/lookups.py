@@ -22,6 +22,7 @@ from trident.states.delta.table_files import PATHS_PER_SCAN, NotFollowed, TableF
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed import reading
 from trident.states.keyed.log_merge import broadcast_if_small, log_rows, quoted, same_key, table_rows
+from trident.states.keyed.pinning import load_state
 from trident.states.keyed.snapshot import Stored
 from trident.states.keyed.tables import check_own, greatest_txid
 
@@ -140,7 +141,7 @@ def base_of(
         ForeignTable: a table is not the state's.
         ConfigError: a Python combiner is needed and was not given.
     """
-    root, state = Path(warehouse), reading.load_state(warehouse, name)
+    root, state = Path(warehouse), load_state(warehouse, name)
     if not state.state_kind.has_log:
         raise TableError(
             f"state {name} has no values to look up", found=f"a state of kind {state.kind!r}", expected="a keyed state"

@@ -6,7 +6,6 @@ transactions up to the one that is asked for, whatever the log has beyond it.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -18,14 +17,11 @@ from functools import partial, reduce
 from hashlib import sha256
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from trident.coordinators import faults
-from trident.coordinators.errors import TableError
 from trident.states.core import storage
 from trident.states.core.binding import LAST
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
@@ -34,10 +30,10 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, StaleCopy, copies_in, new_folder
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta import history, log_entries
+from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.table_files import NotFollowed, TableFiles
-from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine
 from trident.states.keyed.tables import check_own, greatest_txid
 
@@ -47,7 +43,6 @@ BUILD = faults.register("copy.build", "filling a local copy from the state's tab
 APPLY = faults.register("copy.apply", "bringing a local copy on by the files of the log")
 
 _FORM = 2
-_ROWS_A_BATCH = 100_000
 _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
@@ -112,7 +107,7 @@ class StateCopy:
         self._combining = None if combine is None else partial(self._combined, combine)
         self._order = self._codec.position_by(state.ordered_by) if state.ordered_by else None
         self._digest = digest_of(state, boot)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._copy: LocalCopy | None = None
         self._log: TableFiles | None = None
         self._builder: threading.Thread | None = None
@@ -155,6 +150,23 @@ class StateCopy:
             assert self._copy is not None
             self._txid, self._reason = mark.txid, None
             return CopyAsOf(self._copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+
+    def held(self, txid: int) -> CopyAsOf | None:
+        """The copy as of that transaction, which has advanced, or as of a later one that has; None: none is kept.
+
+        None is built for it, and one that a batch needs is never taken back behind it.
+        """
+        with self._lock:
+            copy = self._copy
+            mark = None if copy is None else copy.mark
+            if copy is None or mark is None:
+                return None
+            if mark.txid >= txid:
+                return CopyAsOf(copy.folder, mark, self._schema, self._codec.keys, self._state.ordered_by)
+            try:
+                return self.as_of(txid)
+            except StaleCopy:
+                return None
 
     def health(self) -> CopyHealth:
         """How it does; waits for no build."""
@@ -333,20 +345,18 @@ class StateCopy:
         if plain is None:
             return
         files = list(plain.files.values())
-        require_whole(f"table {plain.path}", plain.path, files)
-        for batch in _rows(plain.path, files, self._schema):
+        for batch in rows_of(plain.path, files, self._schema):
             yield self._encoded(batch)
 
     def _logged_rows(self, path: str, files: Sequence[LiveFile], above: int, upto: int) -> Iterator[CopiedRows]:
         """The log's rows of some transactions, in the order of these."""
-        require_whole(f"table {path}", path, files)
         hidden = [pa.field(TXID_COLUMN, pa.int64())]
         if self._state.merging == LAST:
             hidden.append(pa.field(DELETED_COLUMN, pa.bool_()))
         schema = pa.schema([*self._schema, *hidden])
         reached = above
         for file in sorted(files, key=greatest_txid):  # stable: of one transaction as the log has them
-            for batch in _rows(path, [file], schema):
+            for batch in rows_of(path, [file], schema):
                 txids = batch.column(TXID_COLUMN)
                 asked = pc.and_(pc.greater(txids, above), pc.less_equal(txids, upto))
                 batch = batch.filter(asked)
@@ -406,25 +416,3 @@ def _changes(rows: CopiedRows) -> Iterator[tuple[bytes, bytes | None]]:
     gone = repeat(False) if rows.gone is None else rows.gone.to_pylist()
     for key, value, deleted in zip(as_bytes(rows.keys), as_bytes(rows.values), gone, strict=False):
         yield key, None if deleted else value
-
-
-def _rows(root: str, files: Sequence[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of some files of a table; null in a column that a file does not have."""
-    for file in files:
-        try:
-            opened = pq.ParquetFile(io.BytesIO(storage.read(f"{root}/{file.path}")), coerce_int96_timestamp_unit="us")
-            there = [name for name in schema.names if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(_ROWS_A_BATCH, columns=there):
-                yield _shaped(batch, schema)
-        except (OSError, pa.ArrowException) as error:
-            raise TableError(f"a data file of table {root} cannot be read: {file.path}", found=error) from error
-
-
-def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns: list[Any] = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(len(batch), field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -15,14 +15,15 @@ from trident.states.core.tables import HIDDEN_COLUMNS, PROPERTIES, TXID_COLUMN, 
 from trident.states.delta import history
 from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableMissing, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import Snapshot, TableAsOf, Tables
 
 
-def merged_upto(state: StateDescriptor, plain: TableSnapshot, starts_at: int) -> int:
+def merged_upto(state: StateDescriptor, plain: TableAsOf, starts_at: int) -> int:
     """P of a version of the plain table; before its first MERGE all that was before the state."""
     return max(plain.txn_version(state.merge_app) or 0, starts_at - 1)
 
 
-def plain_as_of(engine: KernelEngine, state: StateDescriptor, plain: TableSnapshot, txid: int) -> TableSnapshot | None:
+def plain_as_of(engine: Tables[Snapshot], state: StateDescriptor, plain: Snapshot, txid: int) -> Snapshot | None:
     """The newest version of the plain table with P <= txid; None when it was cleaned up."""
     version = history.find_version_by_txn(plain.path, state.merge_app, txid)
     if version is None or version >= plain.version:
@@ -30,7 +31,7 @@ def plain_as_of(engine: KernelEngine, state: StateDescriptor, plain: TableSnapsh
     return engine.load_version(plain.path, version)
 
 
-def own_control(state: StateDescriptor, snapshot: TableSnapshot) -> ControlRecord:
+def own_control(state: StateDescriptor, snapshot: TableAsOf) -> ControlRecord:
     """The control record of one of the state's tables.
 
     Raises:

@@ -29,6 +29,7 @@ from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, copies_folder
+from trident.states.keyed.key_reads import KeyReader
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
@@ -111,7 +112,7 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("local_copies", [True, False])
-def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies):  # noqa: F811
+def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_path, uses, local_copies, monkeypatch):  # noqa: F811
     # An attempt that fails after it has staged must leave nothing that the copies could take.
     faults.arm("resolve.stage:do_then_fail:3")
     query = start(topology(), local_copies=local_copies)
@@ -132,6 +133,15 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
         assert time.monotonic() < end
         time.sleep(0.1)
     assert not copies or f"lengths: following transaction {len(LINES) - 1}" in format_status(shown)
+    read_tables: list[bool] = []
+    real = KeyReader.get
+    monkeypatch.setattr(KeyReader, "get", lambda *args, **more: (read_tables.append(True), real(*args, **more))[1])
+    words = [*(word for word, _ in expected()["counts"]), "never"]
+    values = {word: {"n": n} for word, n in expected()["counts"]}
+    for _ in range(2):  # the first brings the copies on by a transaction, the second finds them so
+        assert query.get("counts", words) == [values.get(word) for word in words]
+        assert query.get("lengths", "longword") == {"total": 8, "count": 1} and query.get("lengths", "no") is None
+    assert bool(read_tables) != local_copies
 
 
 @pytest.mark.parametrize(("rows_max", "form"), [(1000, "driver"), (0, "pass")])

@@ -41,6 +41,7 @@ from trident.coordinators.errors import (
     AttemptCapReached,
     CoordinationError,
     CorruptZnode,
+    FieldError,
     IdentityMismatch,
     SourceError,
     TopologyError,
@@ -195,6 +196,11 @@ def test_all_aggregators_global_and_grouped(start, armed) -> None:
     assert {(r.k, r.n) for r in query.snapshot("greatest").collect()} == {("x", 5), ("y", None), (None, 7)}
     assert [r.n for r in query.snapshot("total").collect()] == [14]
     assert {(r.k, r.n) for r in query.snapshot("memory_counts").collect()} == {("x", 3), ("y", 1), (None, 1)}
+    assert query.get("greatest", ["x", "z", ("y",), {"k": None}]) == [{"n": 5}, None, {"n": None}, {"n": 7}]
+    assert query.get("total") == {"n": 14} and query.get("greatest", "x") == {"n": 5}
+    assert query.get("memory_counts", ["z", None, "x"]) == [None, {"n": 1}, {"n": 3}]
+    with pytest.raises(FieldError, match="key"):
+        query.get("memory_counts", 7)
 
 
 # --- failures before the decision --------------------------------------------------------

@@ -29,7 +29,7 @@ Snapshottable SnapshottableMap Split SpoutCollector SpoutContext SpoutKind Sqlit
 StateUpdater StaticMap Stream StructuredStreamSpout Sum TakingCoordinator TimerContext TopologyQuery TransactionAttempt
 TransactionalValue TridentConfig TridentError TridentSpout TridentState TridentTopology TrueFilter Tuple
 TupleCollectionGet TupleFailure TupleQuery TupleTopology Upsert WindowedStream arrow_function configure_spark errors
-expr functions non_transactional opaque pandas_function read transactional
+expr functions get non_transactional opaque pandas_function read transactional
 """.split()
 
 

@@ -81,6 +81,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/keyed/copies.py:forget_copies": (2, _INSIDE + ": repair.step"),
     "states/keyed/copies.py:StateCopies.leads": (1, "fails the recovery, which is tried again"),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),
+    "states/keyed/frames.py:values_by_spark": (1, "reads for a call of the user's, beside all transactions"),
     "states/delta/kernel.py:TableSnapshot.control": (1, _LOOKS),
     "states/delta/kernel.py:TableSnapshot.txn_version": (1, _LOOKS),
     "states/delta/kernel.py:KernelEngine.create_table": (1, "guard builds, guard_commit is delta.commit"),

@@ -13,7 +13,7 @@ from trident.drpc.requests import TIMEOUT_SECS, Answer
 from trident.planning.groups import GroupPlan
 from trident.running.all_available import process_all_available
 from trident.running.ending import Ending
-from trident.running.reading import read_running
+from trident.running.reading import get_running, read_running
 from trident.running.reporting import Reporter
 from trident.running.shown import query_facts
 from trident.streams.other_names import QUERY_NAMES, OtherNames
@@ -185,8 +185,37 @@ class TopologyQuery(OtherNames):
             TopologyError: no state has that name.
             TableError: that transaction is no longer kept (the message says which is the oldest).
         """
-        plans, advanced = self._plans, {group.name: group.driver.last_advanced for group in self._supervisor.groups}
-        return read_running(self._site, plans, advanced, self.id, state, txid)
+        return read_running(self._site, self._plans, self._advanced(), self.id, state, txid)
+
+    def get(self, state: str, keys: Any = ()) -> Any:
+        """The values of some keys of a state, as of the last transaction that has advanced.
+
+        ::
+
+            query.get("counts", "storm")  # {"count": 3}, or None
+            query.get("counts", ["storm", "trident"])  # [{"count": 3}, None]
+
+        In the process that leads a state that the batches look up is read from its local copy, in less than a
+        millisecond a key. Other states of the warehouse are read from their tables, as ``trident.get`` does; what
+        only Spark can read, and maps outside of the warehouse, by a job of Spark over the whole state.
+
+        Args:
+            state: the state's name.
+            keys: as for ``trident.get``: one key, or a list of keys; nothing for a state without keys.
+
+        Returns:
+            of one key a dict of its values by their names, or None; of a list of keys a list of such, in its order.
+
+        Raises:
+            TopologyError: no state has that name.
+            TableError: the state has no keys, or a file of its tables is gone or not whole.
+            FieldError: a key has other columns or types than the state's.
+        """
+        return get_running(self._site, self._plans, self._advanced(), self.id, state, keys)
+
+    def _advanced(self) -> dict[str, int]:
+        """Batch group → its last advanced txid, of the groups that run here."""
+        return {group.name: group.driver.last_advanced for group in self._supervisor.groups}
 
     @property
     def drpc_functions(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ from trident.coordinators.errors import TableError
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.delta_map import DeltaMapState
-from trident.states.keyed.log_merge import _fold_of
+from trident.states.keyed.log_merge import fold_of
 from trident.states.keyed.lookups import base_of
 from trident.states.keyed.reading import read_state
 from trident.states.maps.memory_map import memory_map, staged_rows
@@ -122,7 +122,7 @@ def test_grouping_and_folding_the_log_agree_with_sparks_equality(data: st.DataOb
     sorted_keys = keys.take(pa.array([at for each in expected for at in each]))
     rows = pa.RecordBatch.from_arrays([sorted_keys, ones, ones], names=["k", "n", "_txid"])
     halves = [rows.slice(0, len(rows) // 2), rows.slice(len(rows) // 2)]
-    fold = _fold_of(PyCount().combine, ["k"], ["n"], ["k", "n"])
+    fold = fold_of(PyCount().combine, ["k"], ["n"], ["k", "n"])
     folded = [n for batch in fold(halves) for n in batch["n"].to_pylist()]
     assert sorted(folded) == sorted(map(len, expected))
 

@@ -221,7 +221,7 @@ class Compactor:
         with faults.fault_point(MERGE), table_lock(self.plain, shared=True):
             try:
                 merged, cpu_secs = self._merge_files(state, plan, plain, marker)
-            except (CannotMerge, WorkerEnded) as reason:
+            except (CannotMerge, MergeFailed, WorkerEnded) as reason:
                 self._say_why(reason)
                 self._by_spark.merge(state, plan, plain, log_snapshot, marker)
                 merged, cpu_secs = merged_upto(self.state, self._settled_plain(), self.state.starts_at), 0.0
@@ -249,7 +249,7 @@ class Compactor:
             if merged < plan.upto:
                 raise
             return merged, 0.0
-        except (FileUnreadable, MergeFailed, NotMergeable) as error:
+        except (FileUnreadable, NotMergeable) as error:
             raise merge_failed(self.plain, plan, str(error)) from error
         try:
             self._engine.run_maintenance(after)
@@ -261,7 +261,7 @@ class Compactor:
         """Says once in the log why Spark merges this state."""
         if str(reason) not in self._said:
             self._said.add(str(reason))
-            level = logging.WARNING if isinstance(reason, WorkerEnded) else logging.INFO
+            level = logging.INFO if isinstance(reason, CannotMerge) else logging.WARNING
             log.log(level, "Spark merges state %s: %s", self.state.name, reason)
 
     def _as_stored(self, plain: TableSnapshot, log_snapshot: TableSnapshot) -> StateDescriptor:

@@ -99,7 +99,8 @@ class FileMerge:
             The table behind it, and what was done.
 
         Raises:
-            CannotMerge: nothing was done; Delta's MERGE can.
+            CannotMerge, MergeFailed, WorkerEnded: nothing was done; Delta's MERGE can.
+            NotMergeable, FileUnreadable: nothing was done, nor can it be.
             CommitConflict: another compactor merged meanwhile; nothing was changed.
             CommitOutcomeUnknown: load the table again to know.
             TableError: it failed; nothing was changed.

@@ -25,6 +25,7 @@ from trident.states.keyed.merge_rows import NotInOrder, RowMerge
 # How the folders of native MERGEs are named; Delta's own writers name none so.
 FOLDER = "merge-"
 _SAMPLE = 1000
+_LOG_BYTES_MAX = 1 << 30
 
 
 class Abandoned(Exception):
@@ -32,7 +33,7 @@ class Abandoned(Exception):
 
 
 class MergeFailed(Exception):
-    """It failed otherwise: the disk refused, or memory."""
+    """It failed otherwise, or is too large for one process: Delta's MERGE may do it."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +292,12 @@ def _log_rows(job: MergeJob) -> pa.Table:
     """The log's rows of the job's transactions, in the order of the files."""
     schema = job.merge.log_schema
     found = [schema.empty_table()]
+    size = 0
     for file in job.log_files:
         rows = read(job.log, file, schema)
+        size += rows.nbytes
+        if size > _LOG_BYTES_MAX:
+            raise MergeFailed(f"more than {_LOG_BYTES_MAX} bytes of rows wait in the log")
         txids = rows.column(TXID_COLUMN)
         chosen = pc.and_(pc.greater(txids, job.after), pc.less_equal(txids, job.upto))
         found.append(rows if pc.all(chosen).as_py() else rows.filter(chosen))

@@ -173,7 +173,7 @@ class RowMerge:
         for name in self.keys:
             column = rows.column(name).combine_chunks()
             if isinstance(column, pa.ChunkedArray):
-                raise NotMergeable(f"too many bytes in the key column {name!r} at once")
+                raise OverflowError(f"too many bytes in the key column {name!r} at once")
             before, this = column.slice(0, max(count - 1, 0)), column.slice(1)
             differs = pc.fill_null(pc.not_equal(before, this), False)
             differs = pc.or_(differs, pc.xor(before.is_null(), this.is_null()))
@@ -181,9 +181,7 @@ class RowMerge:
         return begins
 
     def _newest(self, rows: pa.Table) -> pa.Table:
-        txids = rows.column(TXID_COLUMN)
-        order = pc.sort_indices(txids)  # stable: of one transaction as the files have them
-        rows = rows.take(order).drop_columns([TXID_COLUMN])
+        rows = _by_txid(rows).drop_columns([TXID_COLUMN])
         numbered = rows.select(list(self.keys)).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
         if not self.keys:
             return rows.slice(rows.num_rows - 1)
@@ -192,7 +190,7 @@ class RowMerge:
 
     def _folded(self, rows: pa.Table) -> pa.Table:
         assert self.aggregator is not None
-        rows = rows.take(pc.sort_indices(rows.column(TXID_COLUMN)))  # for sums of doubles, which have an order
+        rows = _by_txid(rows)  # for sums of doubles, which have an order
         keys = [rows.column(name) for name in self.keys]
         columns = dict(zip(self.keys, keys, strict=True))
         found: dict[str, Any] = {}
@@ -246,6 +244,12 @@ def why_not(schema: pa.Schema, keys: Sequence[str], aggregator: str | None) -> s
     return None
 
 
+def _by_txid(rows: pa.Table) -> pa.Table:
+    """Log rows in the order of their transactions; those of one as they are, which is as its files have them."""
+    txids = rows.column(TXID_COLUMN).to_numpy()
+    return rows if np.all(txids[1:] >= txids[:-1]) else rows.take(pc.sort_indices(rows.column(TXID_COLUMN)))
+
+
 def _grouped(rows: pa.Table, keys: int, **aggregates: tuple[str, str]) -> pa.Table:
     """Groups by the columns k0, k1…, one row also where there are none."""
     names = [f"k{n}" for n in range(keys)]
@@ -265,7 +269,7 @@ def _sums(rows: pa.Table, keys: int) -> pa.Table:
         return _grouped(rows, keys, v=("v", "sum"))
     values = values.cast(pa.int64())
     if rows.num_rows >= _ROWS_MAX:
-        raise NotMergeable("too many rows at once")
+        raise OverflowError("too many rows at once")
     found = pc.min_max(values).as_py()
     most = max(abs(found["min"] or 0), abs(found["max"] or 0))
     rows = rows.set_column(keys, "v", values)

@@ -34,7 +34,7 @@ def serve(jobs: BinaryIO, answers: BinaryIO, merger: FileMerger) -> None:
             return
         try:
             answer: object = merger.run(job)
-        except (FileUnreadable, NotMergeable, MergedMeanwhile, Abandoned) as error:
+        except (FileUnreadable, NotMergeable, MergedMeanwhile, MergeFailed, Abandoned) as error:
             answer = error
         except Exception as error:  # perhaps one that cannot be pickled
             answer = MergeFailed(f"{type(error).__name__}: {error}")

@@ -18,11 +18,11 @@ from tests.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed import file_merge
+from trident.states.keyed import file_merge, merge_files
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.file_merge import FileMerge
-from trident.states.keyed.merge_files import MergeJob
+from trident.states.keyed.merge_files import FileMerger, MergeJob
 from trident.states.keyed.merge_process import MERGE_PROCESS, MergeProcess
 from trident.states.keyed.plain_watch import check_commits, is_our_merge
 
@@ -247,6 +247,21 @@ def test_a_worker_that_is_killed_leaves_the_merge_to_spark(merged, caplog, monke
     merging.merge_once(6, force=True)
     assert plain(merged) == merged.expected("counts", 6) and not leftovers(merged)
     assert by_whom(merged) == "delta" and "the process that merges ended" in caplog.text
+
+
+def test_a_merge_that_is_too_large_for_the_worker_is_left_to_spark(merged, caplog, monkeypatch) -> None:
+    class Small(MergeProcess):
+        """Does the job in this process."""
+
+        def run(self, job, is_cancelled):
+            return FileMerger().run(job)
+
+    monkeypatch.setattr(merge_files, "_LOG_BYTES_MAX", 10)
+    merging = compactor_of(merged)
+    merging._by_files._process = Small()
+    merging.merge_once(6, force=True)
+    assert plain(merged) == merged.expected("counts", 6) and not leftovers(merged)
+    assert by_whom(merged) == "delta" and "bytes of rows wait in the log" in caplog.text
 
 
 def test_stopping_kills_the_worker_in_the_middle_and_changes_nothing(merged, monkeypatch) -> None:

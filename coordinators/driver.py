@@ -482,7 +482,8 @@ class GroupDriver:
         began: dict[str, Any] | None = None
         if begin is not None and (next_work := self._work.get(begin.attempt)) is not None:
             # From here on it is in the window: the time that it has waited for a place is not its own.
-            next_work.started, next_work.began_at = self._threads.monotonic(), self._threads.wall_time()
+            secs = next_work.duration_ms["begin"] / 1000.0
+            next_work.started, next_work.began_at = self._threads.monotonic() - secs, self._threads.wall_time()
         else:
             begin = None
 

@@ -267,6 +267,14 @@ def test_files_of_about_the_target_are_taken_whole():
     assert ends == [(2, 0), (3, 0), (4, 0)]
 
 
+def test_a_backlog_of_equal_files_is_shared_out_evenly():
+    book, position, ends = book_of([100] * 60), START, []
+    while length_after(book, position):
+        position = cut(book, position, 1499, every(1))  # a quarter, as estimated from rows
+        ends.append(position)
+    assert ends == [(16, 0), (31, 0), (46, 0), (61, 0)]
+
+
 def test_a_batch_ends_at_a_file_rather_than_in_the_next():
     book = book_of([600, 600])
     assert cut(book, START, 1000, every(1)) == (2, 0)

@@ -83,7 +83,8 @@ def cut(
     while position.number <= last:
         entry = book.entry(position.number)
         rest = 0 if entry.number in book.skipped else entry.length - position.offset
-        if taken + rest <= target * (1 + _SLACK):
+        # Of a batch of many files the end is the file's end that is nearest: those of one backlog are of one size.
+        if taken + rest <= target * (1 + _SLACK) and taken + rest / 2 <= target:
             taken += rest
             position = Position(entry.number + 1, 0)
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from benchmarks.bench import Bench, Recorder, rounds
+from benchmarks.bench import Bench, rounds
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def run(bench: Bench, report: Report) -> None:
     _large(bench, report, "Python each", bench.size(400_000, 500), _python, _python_by_hand, Goal(at_most=1.25))
     _large(bench, report, "two Python eaches", bench.size(400_000, 500), _two, _two_by_hand, Goal(at_most=1.25))
     _small(bench, report)
-    _windows(bench, report)
     _requests(bench, report)
 
 
@@ -199,32 +198,6 @@ def _small(bench: Bench, report: Report) -> None:
         overhead = medians["topology"] - medians["by hand"]
         report.figure(f"{name}: overhead of a batch", "ms", [overhead], Goal(at_most=15))
         bench.said(f"   {name}: {medians}")
-
-
-# --- windows -----------------------------------------------------------------------------
-
-
-def _windows(bench: Bench, report: Report) -> None:
-    """What a transaction of 50 rows costs behind a window that holds few rows, and many."""
-    from datetime import datetime, timedelta, timezone
-
-    from trident import DeltaAppend, FixedBatchSpout, Sum, TridentTopology
-
-    begin, costs = datetime(2026, 1, 1, tzinfo=timezone.utc), {}
-    for count in (bench.size(1_000, 50), bench.size(50_000, 100)):
-        held = [(begin + timedelta(milliseconds=number), f"w{number % 3}", number) for number in range(count)]
-        more = [[(begin + timedelta(seconds=60 + turn), "w", 1)] * 50 for turn in range(bench.size(14, 2))]
-        topology: TridentTopology = TridentTopology("windows")
-        clicks = topology.new_stream("clicks", FixedBatchSpout("at timestamp, word string, n long", [held, *more]))
-        windows = clicks.with_watermark("at", "1 hour").sliding_window("20 seconds", "10 seconds")
-        windows.group_by("word").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("totals"))
-        with bench.running(topology, bench.fresh("windows"), 1, message_timeout_secs=None) as query:
-            with Recorder(query) as recorder:
-                query.process_all_available()
-        spent = [record["duration_ms"]["resolve"] for record in recorder.records[-bench.size(8, 1) :]]
-        costs[count] = report.figure(f"window with {count:,} open rows: resolve, 50 new rows", "ms", spent)
-    few, many = costs.values()
-    report.ratio("window: resolve with many / few open rows", many, few)
 
 
 # --- requests ----------------------------------------------------------------------------

@@ -194,13 +194,13 @@ class Stream(StreamOperations, _Ends):
         since 1970; event time behind :meth:`with_watermark`, else the time of
         the transaction. When they fire, and what is kept: :class:`WindowedStream`.
 
-        All fields are kept until their windows have fired: ``project`` those
-        that are needed first.
+        Where rows must be kept (docs/windows.md), all fields are, until their
+        windows have fired: ``project`` those that are needed first.
 
         Args:
             length: rows, or a duration such as "10 minutes" or "1 hour 30 seconds".
             slide: the same, at most the length.
-            name: of the state that keeps the rows; one after the topology's name
+            name: of the state of open windows; one after the topology's name
                 when left out. Give one where the topology may get further windows:
                 the state, and what is in it, is found by it after a restart.
 
@@ -343,14 +343,14 @@ class WindowedStream:
     and what is due then fires in the next one. A window without rows gives nothing.
 
     Exactly once, over replays and crashes, with transactional and opaque spouts:
-    the rows are a keyed state of the group, decided and published like all its
-    states. Each transaction reads the rows of all open windows.
+    open windows are a keyed state of the group, decided and published like all its
+    states. It holds parts of the aggregates behind the windows where these are
+    enough, else rows; ``explain()`` says which (docs/windows.md).
 
     Attributes:
-        name: of the state that keeps the rows of open windows, which ``query.snapshot`` shows: a
-            row each with its number ``_seq`` and its ``_position``, then its fields; and one row with
-            ``_seq`` -1 about all: the watermark in ``_position``, the number of the next row in
-            ``_next`` and how many rows were late so far in ``_late``.
+        name: of the state with what open windows hold, which ``query.snapshot`` shows: one row about all
+            has the watermark in ``_position``, the number of rows so far in ``_next`` and how many of
+            them were late in ``_late``.
     """
 
     def __init__(self, stream: Stream, node: windows.WindowNode) -> None:

@@ -31,11 +31,8 @@ NAMES = (
     "stream-api",
     "tracking",
     "local-copies",
-<<<<<<< HEAD
-=======
     "merges",
     "windows",
->>>>>>> ef7cffa (Windows: the page, decision 32, and a benchmark of their own)
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

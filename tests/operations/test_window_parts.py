@@ -319,6 +319,8 @@ def test_exactly_once_over_crashes(
     start._settings["local_copies"] = local_copies
     batches = random_batches(rng, 5)
     query = start.replace_at("publish.table", visits(batches), visits(batches))
+    by_driver = {"resolve_by_driver" in record["duration_ms"] for record in query.recent_progress}
+    assert True not in by_driver, "an aggregator of the user's is in this group"
     # The first batch has no state yet; the deposed coordinator has no copy of a log that went on.
     assert uses.count(True) >= len(batches) - 1 if local_copies else not any(uses)
     found, expected = found_in(tmp_path), expected_of(batches)

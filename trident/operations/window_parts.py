@@ -23,7 +23,7 @@ from trident.operations.aggregates import partial_value
 from trident.operations.aggregation import Aggregation
 from trident.operations.window_changes import END_FIELD, START_FIELD, PaneRules, SessionRules, SessionSpec
 from trident.operations.window_spec import WindowSpec, duration_text
-from trident.planning.operation import Fields, Operation, PyOp, arrow_type, arrow_types, names_of
+from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_type, arrow_types, names_of
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.copyable import why_not_copied
@@ -50,6 +50,7 @@ from trident.workers.open_windows import (
     START,
     STATE,
     TAG,
+    Given,
     OpenWindows,
     Part,
 )
@@ -265,9 +266,9 @@ class OpenWindowsOp(Operation):
     spreads_rows = True
 
     @property
-    def on_copies(self) -> Operation:
-        takes, name = frozenset(names_of(self.kept.pane_fields)), self.binding.name
-        return PyOp(self.fields, self.kept.step(name, looks_up=True), takes, True, name)
+    def on_arrow(self) -> PyOp | None:
+        name = self.binding.name
+        return arrow_op(self.fields, self.kept.step(name, looks_up=True), names_of(self.kept.pane_fields), name)
 
     def describe(self) -> str:
         place = f" (of few rows in the local copy of {self.binding.name}, without moving them)"
@@ -372,6 +373,17 @@ class GivenPartsOp(Operation):
         each = frames.select([window.alias("window"), F.expr(f"inline({self.rows})")])
         order = frames.select(column_list(names))
         return lambda frame, batch: order(each(kept(frame, batch), batch), batch)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        taken, window = dict(self.outputs), None
+        columns = [(name, taken.get(name, name)) for name in names_of(self.fields)]
+        if self.tag == FIRED:
+            kinds = dict(zip(names_of(self.fields), arrow_types(self.fields)))
+            window = next(((name, kinds[name]) for name in kinds if name == "window"), None)
+            columns = [one for one in columns if one[0] != "window"]
+        takes = (TAG, START, END, *((self.rows,) if self.rows else (column for _, column in columns)))
+        return arrow_op(self.fields, Given(self.tag, tuple(columns), window, self.rows), takes)
 
     def describe(self) -> str:
         return f"{'fired windows' if self.tag == FIRED else 'rows that came too late'} of {self.kept.spec}"

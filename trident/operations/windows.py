@@ -42,7 +42,8 @@ from trident.planning.operation import Fields, names_of
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.descriptor import load_descriptor
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
-from trident.workers.open_windows import FIRED, LATE, LATE_ROWS, NEXT, POSITION
+from trident.workers.chain import Step
+from trident.workers.open_windows import FIRED, LATE, LATE_ROWS, NEXT, POSITION, STATE, Given
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -111,6 +112,10 @@ class WindowNode(PersistNode):
 
     def output(self, frame: "DataFrame") -> "DataFrame":
         return of_state(frame, self.writes)
+
+    @property
+    def output_step(self) -> Step | None:
+        return Given(STATE, tuple((name, name) for name in self.writes.log_schema.names))
 
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         kept = self.kept

@@ -36,4 +36,10 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
         made.append(ArrowSegment(begins, ends, Chain(tuple(op.step for op in steps), schema, f"arrow{len(made)}")))
         if target.output_name is not None:
             outputs[target.output_name] = ends
+            if target.output_step is not None and target.writes is not None:
+                log = tuple(target.writes.log_schema.fields)
+                schema = pa.schema(list(zip(names_of(log), arrow_types(log))))
+                outputs[target.output_name] = f"{ends} of the state"
+                chain = Chain((target.output_step,), schema, f"arrow{len(made)}")
+                made.append(ArrowSegment(ends, outputs[target.output_name], chain))
     return ArrowPlan(tuple(made), outputs)

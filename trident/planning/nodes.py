@@ -21,6 +21,7 @@ from trident.states.core.binding import StateBinding
 from trident.udf.signatures import call_site
 from trident.udf.types import check_distinct, did_you_mean
 from trident.workers.anchors import ANCHORS
+from trident.workers.chain import Step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -185,6 +186,11 @@ class Node:
     def output(self, frame: "DataFrame") -> "DataFrame":
         """Of the columns of its segment, those that the caller takes."""
         return frame
+
+    @property
+    def output_step(self) -> Step | None:
+        """The same as ``output`` over Arrow, where that is a part of the rows; None: the rows as they are."""
+        return None
 
     # --- for checks and plans ------------------------------------------------------------
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
+from trident.workers.own_steps import left_to_spark
 from trident.workers.reports import STALE, marked
 
 if TYPE_CHECKING:
@@ -176,6 +178,8 @@ class OpenWindows(Step):
             report = {"kind": STALE, "state": self.state, "error": str(error)}
             raise StaleCopy(f"{error} {marked(report)}") from error
         except ArithmeticError as error:
+            if self.looks_up:
+                raise left_to_spark(error) from error
             raise ArithmeticError(f"the windows of state {self.state} have no value: {error}") from error
 
     def _given(self, codec: RowCodec, table: pa.Table) -> Iterator[Frame]:
@@ -272,6 +276,48 @@ class OpenWindows(Step):
             name: _one(columns[name]) if name in columns else pa.nulls(length, kind) for name, kind in kinds.items()
         }
         return Frame({**made, TAG: pa.array([tag] * length, pa.int32())}, length, Meter())
+
+
+@dataclass(frozen=True)
+class Given(Step):
+    """The rows with one tag: the changes of the state, fired windows, or late rows.
+
+    Attributes:
+        columns: (the field, the column that it is), in order.
+        window: the field of the window's edges, and its type; None: it is not wanted.
+        rows: the column with lists of rows, of which each row is to be one, ``columns`` being fields of it; "": none.
+    """
+
+    own = True
+    text = ""
+
+    tag: int
+    columns: tuple[tuple[str, str], ...]
+    window: tuple[str, pa.StructType] | None = None
+    rows: str = ""
+
+    def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        for frame in frames:
+            index = [at for at, tag in enumerate(frame.array(TAG).to_pylist()) if tag == self.tag]
+            if not index:
+                continue
+            taken = frame.only(tuple(dict.fromkeys((*self._taken, START, END))), index)
+            if self.rows:
+                parents = pc.list_parent_indices(taken[self.rows])
+                each = pc.list_flatten(taken[self.rows])
+                taken = {name: taken[name].take(parents) for name in (START, END)}
+                fields = dict(zip((field.name for field in each.type), each.flatten()))
+                taken |= {name: fields[name] for _, name in self.columns}
+            made = {name: taken[column] for name, column in self.columns}
+            if self.window is not None:
+                name, kind = self.window
+                edges = [taken[edge].cast(field.type) for edge, field in zip((START, END), kind)]
+                made[name] = pa.StructArray.from_arrays(edges, fields=list(kind))
+            yield Frame(made, len(taken[START]), frame.meter)
+
+    @property
+    def _taken(self) -> tuple[str, ...]:
+        return (self.rows,) if self.rows else tuple(column for _, column in self.columns)
 
 
 class _Copied:

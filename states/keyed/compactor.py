@@ -67,6 +67,8 @@ MERGE = faults.register("compact.merge", "the MERGE of a keyed state's log into 
 DROP = faults.register("compact.drop", "the commit that drops merged files from a keyed state's log")
 
 _DROP_TRIES = 8
+# A log is dropped from so often while as many transactions pass as are kept.
+_DROPS = 4
 _PLAN_TRIES = 5
 # This many of the newest MERGEs may not be on disk yet when a process begins; older ones the system has written back.
 _UNSETTLED = 100
@@ -74,12 +76,7 @@ _UNSETTLED = 100
 
 @dataclass(frozen=True)
 class MergeReport:
-    """One MERGE that is in the table.
-
-    Attributes:
-        p_old, p_new: the transactions in it: ``p_old < txid <= p_new``.
-        seconds: how long it took.
-    """
+    """One MERGE that is in the table: of the transactions ``p_old < txid <= p_new``; and how long it took."""
 
     p_old: int
     p_new: int
@@ -120,6 +117,7 @@ class Compactor:
         self._said: set[str] = set()
         self._sweeper = LogSweeper(Path(self.log), state.incarnation)
         self._merged: int | None = None
+        self._floor: int | None = None  # of the log, when it was last looked at
         self._settled = -1  # up to which version the plain table is known to outlive a power cut
         self._log_seen: int | None = None  # up to which version the log was looked at
         self._last_merge = time.monotonic()
@@ -282,6 +280,8 @@ class Compactor:
     def drop_once(self, advanced: int) -> int | None:
         """Drops whole log files that are merged and out of retention.
 
+        It looks again once a quarter of the retention has come: to look costs more than a transaction.
+
         Returns:
             The log's new floor; None when there was nothing to drop.
 
@@ -289,9 +289,13 @@ class Compactor:
             CommitConflict: publishing won every time; nothing was dropped.
             TableError: the commit failed.
         """
+        retention = self._settings.snapshot_retention_txids
+        if self._floor is not None and advanced - retention - self._floor < max(retention // _DROPS, 1):
+            return None
         for attempt in range(_DROP_TRIES):
             log_snapshot = self._engine.load(self.log)
             control = self._control(log_snapshot)
+            self._floor = control.floor
             self._sweep(control.floor)
             floor = self._new_floor(LogView(log_snapshot.version, control.txid, control.floor), control, advanced)
             if floor is None:

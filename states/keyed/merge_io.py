@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
+from trident.states.delta.key_order import rows_in_a_group
 from trident.states.delta.parquet_files import statistics
 
 _BATCH_ROWS = 100_000
@@ -30,11 +30,6 @@ class InFile:
 
     path: str
     size: int
-
-
-def rows_in_a_group(rows: int) -> int:
-    """How many rows of a file's are in one row group: its footer has at most some hundred."""
-    return max(4000, math.ceil(rows / 100))
 
 
 def written(root: str, folder: str, rows: pa.Table, keys: Sequence[str]) -> StagedFile:

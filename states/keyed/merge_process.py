@@ -32,6 +32,12 @@ class MergeProcess:
         self._turn = threading.Lock()
         self._process: "subprocess.Popen[bytes] | None" = None
 
+    @property
+    def pid(self) -> int | None:
+        """The process that is there, if one is."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
     def run(self, job: MergeJob, is_cancelled: Callable[[], bool]) -> MergedFiles:
         """Has a job done; raises what it raised.
 

@@ -81,7 +81,7 @@ class RowMerge:
         return self.sorted(self._folded(rows))
 
     def sorted(self, rows: pa.Table) -> pa.Table:
-        """The rows by their keys, ascending, nulls first; a row stays before those of its key that came behind it."""
+        """The rows by their keys, ascending, nulls last; a row stays before those of its key that came behind it."""
         return rows.take(self._order(rows)) if self.keys else rows
 
     def order(self, rows: pa.Table) -> list[int]:
@@ -163,7 +163,7 @@ class RowMerge:
 
     def _order(self, rows: pa.Table) -> pa.Array:
         keys = rows.select(list(self.keys)).combine_chunks()
-        return pc.sort_indices(keys, sort_keys=[(name, "ascending", "at_start") for name in self.keys])
+        return pc.sort_indices(keys, sort_keys=[(name, "ascending", "at_end") for name in self.keys])
 
     def _begins(self, rows: pa.Table, count: int | None = None) -> Any:
         """Tells of each sorted row whether its key is another than that of the row before it."""

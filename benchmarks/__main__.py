@@ -28,6 +28,7 @@ NAMES = (
     "zookeeper",
     "restart",
     "kinds",
+    "event-time",
     "stream-api",
     "tracking",
     "local-copies",

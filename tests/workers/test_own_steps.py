@@ -23,13 +23,17 @@ OWN = {
     "Columns",
     "CombineStored",
     "CountRows",
+    "GatherFromCopy",
     "Gathered",
     "Given",
     "KeepTrue",
     "KeepWhere",
     "LookUp",
+    "NewRows",
     "OpenWindows",
     "SplitText",
+    "Tagged",
+    "TimedStep",
     "WithCondition",
     "WithConstant",
     "WithMarker",
@@ -61,7 +65,7 @@ def test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver() -> None:
     own, users = Columns(("n",)), Keep(Label("filter", "here:1"), bool, ("n",), ("n",))
 
     def segments(*steps: Step) -> tuple[ArrowSegment, ...]:
-        return (ArrowSegment("in", "out", Chain(steps, schema)),)
+        return (ArrowSegment(("in",), "out", Chain(steps, schema)),)
 
     assert ArrowPlan(segments(own, users), {}).in_driver is None
     with pytest.raises(AssertionError, match="never runs in the coordinator"):

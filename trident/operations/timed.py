@@ -22,8 +22,10 @@ from trident.planning.operation import Fields, arrow_types, names_of
 from trident.states.core.binding import LAST, StateBinding
 from trident.states.core.copyable import why_not_copied
 from trident.states.keyed.delta_map import KEYED, DeltaMapState
+from trident.workers.chain import Step
 from trident.workers.failures import Label
-from trident.workers.timed import CHANGED, DELETED, DUE, GIVEN, LATE, PART, TAG, Rule, TimedStep
+from trident.workers.timed import CHANGED, DELETED, DUE, GIVEN, LATE, PART, TAG, Rule, TimedStep, UserTimedStep
+from trident.workers.timed_copy import Tagged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,6 +90,10 @@ class TimedNode(PersistNode):
     def output(self, frame: "DataFrame") -> "DataFrame":
         return frame.where(f"{TAG} = {CHANGED}").drop(TAG, GIVEN, *LATE[: len(self.sides)])
 
+    @property
+    def output_step(self) -> Step:
+        return Tagged(CHANGED, "", tuple(enumerate(self.binding.log_schema.names)))
+
     def lower(self, builder: SegmentBuilder, live: frozenset[str]) -> None:
         keys = tuple(self.binding.schema[name] for name in self.keys)
         new = new_fields(keys, self.sides)
@@ -100,7 +106,8 @@ class TimedNode(PersistNode):
         builder.push(GatherOp(takes, self.binding, self.spec, self.keys, self.clock, computed))
         gives = self.fields_left(live)
         typed = tuple(tuple(zip(names_of(fields), arrow_types(fields))) for fields in (takes, gives))
-        step = TimedStep(Label(self.operation, self.location), self.rule(self), self.keys, self.spec.event, *typed)
+        kind = UserTimedStep if self.user_code else TimedStep
+        step = kind(Label(self.operation, self.location), self.rule(self), self.keys, self.spec.event, *typed)
         builder.push_python(step, gives, names_of(takes))
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField
 
 from trident.operations.timed_spec import TimedSpec
-from trident.planning.operation import Fields, MultiInputOp, Operation, PyOp, arrow_types, names_of
+from trident.planning.operation import Fields, MultiInputOp, Operation, PyOp, arrow_op, arrow_types, names_of
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import StateBinding
 from trident.states.core.names import backquoted
@@ -93,13 +93,15 @@ class NewRowsOp(MultiInputOp):
     clock: Any
 
     @property
+    def gives_rows_for_none(self) -> bool:
+        return not self.spec.event  # the transaction's time
+
+    @property
     def on_arrow(self) -> PyOp | None:
-        if len(self.rows) > 1:
-            return None
-        clock = None if self.spec.event else self.clock
-        compared = tuple(zip(self.keys[0], names_of(self.fields[1:])))
-        step = NewRows(compared, self.rows[0], self.spec.positions[0], clock, _typed(self.fields))
-        return PyOp(self.fields, step, frozenset(self.rows[0]))
+        clock, names = None if self.spec.event else self.clock, names_of(self.fields[1:])
+        compared = tuple(tuple(zip(keys, names)) for keys in self.keys)
+        step = NewRows(compared, self.rows, self.spec.positions, clock, _typed(self.fields))
+        return arrow_op(self.fields, step, frozenset(name for side in self.rows for name in side))
 
     def transform(self, frames: SessionFrames) -> Transform:
         join = self.join(frames)
@@ -171,11 +173,7 @@ class GatherOp(Operation):
         step = GatherFromCopy(
             state.name, self.keys, self.spec.event, self.spec.delays, _typed(takes), _typed(self.fields)
         )
-        return PyOp(self.fields, step, frozenset(names_of(takes)), True, state.name)
-
-    @property
-    def on_copies(self) -> Operation:
-        return self.on_arrow or self
+        return arrow_op(self.fields, step, names_of(takes), state.name)
 
     def describe(self) -> str:
         place = "" if self.on_arrow is None else " (of few rows in its local copy)"
@@ -287,7 +285,7 @@ class TaggedRowsOp(Operation):
     def on_arrow(self) -> PyOp | None:
         struct, tag = self._place
         fields = tuple((self.names.index(field.name), field.name) for field in self.fields)
-        return PyOp(self.fields, Tagged(tag, struct, fields, self.text), frozenset((TAG, struct)))
+        return arrow_op(self.fields, Tagged(tag, struct, fields, self.text), (TAG, struct))
 
     def transform(self, frames: SessionFrames) -> Transform:
         within, tag = self._place

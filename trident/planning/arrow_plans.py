@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from trident.planning.nodes import Node
-from trident.planning.operation import arrow_types, names_of
+from trident.planning.operation import Fields, arrow_types, names_of
 from trident.planning.segments import Segment
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment
-from trident.workers.chain import Chain
+from trident.workers.chain import Chain, Step
 
 
 def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowPlan | None:
@@ -31,15 +31,17 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
             return None
         if target.writes is not None and target.writes.state_kind.updated_before_decision:
             return None  # its rows are those of the map and of the stream of new values
-        begins, ends = names[segment.anchors[0]], names.setdefault(target, f"#{len(names)}")
-        schema = pa.schema(list(zip(names_of(segment.fields), arrow_types(segment.fields))))
-        made.append(ArrowSegment(begins, ends, Chain(tuple(op.step for op in steps), schema, f"arrow{len(made)}")))
+        begins, ends = tuple(names[anchor] for anchor in segment.anchors), names.setdefault(target, f"#{len(names)}")
+        made.append(_segment(begins, ends, tuple(op.step for op in steps), segment.fields, len(made)))
         if target.output_name is not None:
             outputs[target.output_name] = ends
             if target.output_step is not None and target.writes is not None:
                 log = tuple(target.writes.log_schema.fields)
-                schema = pa.schema(list(zip(names_of(log), arrow_types(log))))
-                outputs[target.output_name] = f"{ends} of the state"
-                chain = Chain((target.output_step,), schema, f"arrow{len(made)}")
-                made.append(ArrowSegment(ends, outputs[target.output_name], chain))
+                outputs[target.output_name] = output = f"{ends} of the state"
+                made.append(_segment((ends,), output, (target.output_step,), log, len(made)))
     return ArrowPlan(tuple(made), outputs)
+
+
+def _segment(begins: tuple[str, ...], ends: str, steps: tuple[Step, ...], fields: Fields, number: int) -> ArrowSegment:
+    schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
+    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}"))

@@ -37,7 +37,7 @@ class Segment:
         if not any(step is not None and step.looks_up for step in steps):
             return self
         # Spark gives an empty batch no partition: an operation that gives rows for it stays with Spark.
-        if self.steps is not None and not any(op.gives_rows_for_none for op in self.ops):
+        if self.steps is not None and len(self.anchors) == 1 and not any(op.gives_rows_for_none for op in self.ops):
             return replace(self, ops=self.steps)
         kept = (step if step is not None and step.looks_up else op for step, op in zip(steps, self.ops, strict=True))
         return replace(self, ops=tuple(kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,29 @@ import pyarrow as pa
 
 from trident.workers.chain import Chain, Step
 
+SIDE = "__trident_side"
+
 
 @dataclass(frozen=True)
 class ArrowSegment:
-    """The rows under one name become those under another.
+    """The rows under one name, or several, become those under another.
 
     Attributes:
+        begins: where they are several, SIDE says of each row which.
         chain: its schema is that of the rows that it gives.
     """
 
-    begins: str
+    begins: tuple[str, ...]
     ends: str
     chain: Chain
+
+    def batches(self, rows: Mapping[str, pa.Table]) -> Iterator[pa.RecordBatch]:
+        """The rows that it begins with."""
+        for side, name in enumerate(self.begins):
+            for batch in rows[name].to_batches():
+                if len(self.begins) > 1:
+                    batch = batch.append_column(SIDE, pa.repeat(pa.scalar(side, pa.int32()), batch.num_rows))
+                yield batch
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class ArrowPlan:
         rows = dict(inputs)
         for segment in self.segments:
             chain = segment.chain.for_batch(info, copies)
-            batches = chain(iter(rows[segment.begins].to_batches()))
+            batches = chain(segment.batches(rows))
             rows[segment.ends] = pa.Table.from_batches(batches, schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}
 

@@ -187,6 +187,8 @@ class TimedStep(Step):
         takes, gives: the columns that come in and go out, with their types.
     """
 
+    own = True
+
     label: Label
     rule: Rule
     keys: tuple[str, ...]
@@ -198,9 +200,9 @@ class TimedStep(Step):
     def text(self) -> str:
         return f"{self.rule.text} by {', '.join(self.keys)}"
 
-    @property
-    def user(self) -> Any:
-        return self.rule.user
+    def __post_init__(self) -> None:
+        if self.rule.user is not None:
+            raise AssertionError("code of the user's never runs in the coordinator's process")
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         columns, length = whole(frames, self.takes)
@@ -228,6 +230,19 @@ class TimedStep(Step):
             index = pa.array(places, pa.int64())
             made = {name: rows.columns[name].take(index) for name in (PART, DUE)}
             yield self.frame({**made, DELETED: pa.array([False] * len(places))}, len(places), CHANGED)
+
+
+@dataclass(frozen=True)
+class UserTimedStep(TimedStep):
+    """A TimedStep of a rule that calls an object of the user's."""
+
+    own = False
+
+    def __post_init__(self) -> None: ...
+
+    @property
+    def user(self) -> Any:
+        return self.rule.user
 
 
 def whole(frames: Iterator[Frame], fields: Typed) -> tuple[dict[str, pa.Array], int]:

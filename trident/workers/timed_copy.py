@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.look_up import told
+from trident.workers.own_steps import left_to_spark
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -37,37 +39,43 @@ from trident.workers.timed import (
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
 
+# More entries than these are worth a Spark job over the tables.
+_DUE_MAX = 50_000
+
 
 @dataclass(frozen=True)
 class NewRows(Step):
-    """The new rows of one stream in the form that rules take.
+    """The new rows of one stream or of two in the form that rules take; SIDE says which where there are two.
 
     Attributes:
-        compared: (the field, the key's name).
-        fields: of the row's struct.
-        position: the field that is the event time; None: processing time.
+        compared: of each stream (the field, the key's name).
+        fields: of each stream those of the row's struct.
+        positions: of each stream the field that is the event time; None: processing time.
         clock: of processing time; microseconds since 1970.
         gives: the columns that go out, with their types.
     """
 
-    compared: tuple[tuple[str, str], ...]
-    fields: tuple[str, ...]
-    position: str | None
+    own = True
+    text = "new rows"
+
+    compared: tuple[tuple[tuple[str, str], ...], ...]
+    fields: tuple[tuple[str, ...], ...]
+    positions: tuple[str | None, ...]
     clock: Callable[[], int] | None
     gives: Typed
-    text = "new rows"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         types, count = dict(self.gives), 0
         for frame in frames:
-            row = types[ROWS[0]]
-            columns = [_of_type(frame.array(name), row.field(at).type) for at, name in enumerate(self.fields)]
-            made = {key: _of_type(frame.array(name), types[key]) for name, key in self.compared}
-            made[ROWS[0]] = pa.StructArray.from_arrays(columns, fields=list(row))
-            made[KIND] = pa.repeat(pa.scalar(0, pa.int32()), frame.length)
+            side = frame.array(SIDE)[0].as_py() if len(self.fields) > 1 and frame.length else 0
+            row, names, position = types[ROWS[side]], self.fields[side], self.positions[side]
+            columns = [_of_type(frame.array(name), row.field(at).type) for at, name in enumerate(names)]
+            made = {key: _of_type(frame.array(name), types[key]) for name, key in self.compared[side]}
+            made[ROWS[side]] = pa.StructArray.from_arrays(columns, fields=list(row))
+            made[KIND] = pa.repeat(pa.scalar(side, pa.int32()), frame.length)
             made[ORDER] = pa.array(range(count, count + frame.length), pa.int64())
-            if self.position is not None:
-                made[AT] = pc.cast(_of_type(frame.array(self.position), pa.timestamp("us", "UTC")), pa.int64())
+            if position is not None:
+                made[AT] = pc.cast(_of_type(frame.array(position), pa.timestamp("us", "UTC")), pa.int64())
             count += frame.length
             yield _filled(self.gives, made, frame.length)
         if self.clock is not None:
@@ -87,6 +95,8 @@ class GatherFromCopy(Step):
         takes, gives: the columns that come in and go out, with their types.
         copy: as of the transaction before; given with each batch.
     """
+
+    own = True
 
     state: str
     keys: tuple[str, ...]
@@ -140,7 +150,9 @@ class GatherFromCopy(Step):
         entries = {key: value for key, value in zip(keys[sides:], values[sides:]) if value is not None}
         if now is not None:
             # The watermarks have positions, too.
-            due = in_order(copy.folder, copy.mark, below=later(now, 1))
+            due = in_order(copy.folder, copy.mark, below=later(now, 1), limit=_DUE_MAX)
+            if len(due) == _DUE_MAX:
+                raise left_to_spark(f"{_DUE_MAX:,} entries of state {self.state} or more are due")
             entries |= {key: value for _, key, value in due if key not in keys[:sides]}
         stored = {**_columns(codec.decode_keys(list(entries))), **_columns(codec.decode_values(list(entries.values())))}
         taken = pa.array(new, pa.int64())
@@ -181,6 +193,8 @@ class Tagged(Step):
         fields: (the place in the struct, name).
         says: its text.
     """
+
+    own = True
 
     tag: int
     struct: str

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
+import tempfile
 import threading
 import uuid
 from collections.abc import Collection
@@ -37,13 +40,21 @@ class StateCopies:
         bytes_max: the greatest size of one copy.
         host, boot: the machine and its boot.
         states: all that may be asked for.
+        base: the folder of the copies, on a disk of this host; None: in the warehouse, which is on one.
     """
 
     def __init__(
-        self, engine: KernelEngine, warehouse: Path, bytes_max: int, host: str, boot: str, states: Collection[str] = ()
+        self,
+        engine: KernelEngine,
+        warehouse: Path,
+        bytes_max: int,
+        host: str,
+        boot: str,
+        states: Collection[str] = (),
+        base: Path | None = None,
     ) -> None:
         self._engine, self._warehouse, self._bytes_max, self._boot = engine, warehouse, bytes_max, boot
-        self._folder = copies_folder(warehouse, host, boot)
+        self._folder = copies_folder(warehouse, host, boot, base)
         self._copies: dict[str, StateCopy] = {}
         self._repair = last_repair(warehouse)
         self._states = sorted(states)
@@ -195,13 +206,32 @@ def last_repair(warehouse: Path) -> str:
         return ""
 
 
-def copies_folder(warehouse: Path, host: str, boot: str) -> Path:
+def own_folder(warehouse: Path) -> Path | None:
+    """A folder for copies of a warehouse that other hosts share: this user's alone, on a disk of this host.
+
+    None where the folder is not this user's: another one could put values there.
+    """
+    digest = sha256(os.path.abspath(warehouse).encode()).hexdigest()[:16]
+    above = Path(tempfile.gettempdir()) / f"trident-copies-{os.getuid()}"
+    try:
+        above.mkdir(mode=0o700, exist_ok=True)
+        found = above.lstat()
+    except OSError as error:
+        log.warning("there are no local copies: %s", error)
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        log.warning("there are no local copies: %s is not a folder that only this user can change", above)
+        return None
+    return above / digest
+
+
+def copies_folder(warehouse: Path, host: str, boot: str, base: Path | None = None) -> Path:
     """The folder of this host's copies of a warehouse's states; those of its earlier boots are removed.
 
     Its name can be no topology's, whose folder is beside it and goes with a reset.
     """
     name, this_boot = (sha256(text.encode()).hexdigest()[:12] for text in (host, boot))
-    base = warehouse / "_trident" / COPIES
+    base = warehouse / "_trident" / COPIES if base is None else base
     for other in storage.list_names(base):
         if other.startswith(f"{name}-") and other != f"{name}-{this_boot}":
             storage.try_delete(base / other)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, 
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
+from trident.coordinators.transactions import TransactionAttempt
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
@@ -311,10 +313,38 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     """As on macOS without psutil: a copy is not flushed, and of an earlier boot it may be half of one."""
     monkeypatch.setattr("trident.running.site.boot_id", lambda: boot)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=None)
+    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
+    assert (SparkSite._new_copies(site, plan) is not None) == kept
+
+
+@pytest.mark.parametrize("in_driver", [None, object()])
+def test_on_a_cluster_copies_are_on_the_drivers_own_disk_and_only_where_no_task_needs_them(
+    monkeypatch, tmp_path: Path, in_driver
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=in_driver)
+    site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path / "shared")
+    copies = SparkSite._new_copies(site, plan)
+    assert (copies is not None) == (in_driver is not None)
+    assert copies is None or copies._folder.is_relative_to(tmp_path / "tmp")
+    (above,) = (tmp_path / "tmp").iterdir()
+    above.chmod(0o770)
+    assert SparkSite._new_copies(site, plan) is None, "others could put values there"
+
+
+@pytest.mark.parametrize(
+    ("workers_are_here", "in_driver", "given"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_tasks_on_other_hosts_are_given_no_copies(workers_are_here, in_driver, given) -> None:
+    copies = SimpleNamespace(as_of=lambda states, txid: {"counts": txid})
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    config = TridentConfig()
-    site = SimpleNamespace(config=config, spark=spark, engine=None, warehouse=tmp_path, plans={"g": plan}, _copies={})
-    assert (SparkSite.copies(site, "g") is not None) == kept
+    driver = SimpleNamespace(takes=lambda staged: in_driver)
+    runner = SimpleNamespace(_copies=copies, _workers_are_here=workers_are_here, _in_driver=driver, _plan=plan)
+    found = SparkBatchRunner._copies_for(runner, TransactionAttempt(3, 0), {}, [])
+    assert found == ({"counts": 2} if given else None)
 
 
 def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:

@@ -304,3 +304,45 @@ def test_hosts_that_have_neither_the_framework_nor_the_users_modules(
     assert told["SHARED"].startswith("SHARED ClusterProblem the warehouse")
     assert "every host has mounted" in told["SHARED"]
     assert not list((tmp_path / "warehouse" / "_trident").glob(".probe-*")), "the probe leaves nothing"
+
+
+LOOKING_UP = """
+import sys
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
+topology = TridentTopology("looks")
+batches = [[("a",), ("b",), ("a",)], [("a",)], [("b",), ("c",)]]
+words = topology.new_stream("words", FixedBatchSpout("word string", batches))
+counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+words.state_query(counts, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+config = TridentConfig(spark_master="local-cluster[2,1,1024]", warehouse=sys.argv[1], progress="none")
+query = topology.start(config=config)
+query.process_all_available(300)
+taken = [next(part for part in one["duration_ms"] if part.startswith("resolve_by_")) for one in query.recent_progress]
+print("TAKEN", taken)
+print("COPIES", [copy["condition"] for copy in query.status["groups"][0]["copies"]])
+rows = query.spark.read.format("delta").load(sys.argv[1] + "/asked").collect()
+print("ASKED", sorted((row.word, row.before or 0) for row in rows))
+query.stop()
+"""
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
+def test_on_a_cluster_the_driver_looks_up_in_copies_of_its_own(tmp_path: Path, zk_server: str, zk_root: str) -> None:
+    (tmp_path / "job.py").write_text(LOOKING_UP)
+    (tmp_path / "tmp").mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    assert told.get("TAKEN") == str(["resolve_by_driver"] * 3), done.stderr[-3000:]
+    assert told["COPIES"] == "['following']"
+    assert told["ASKED"] == str([("a", 0), ("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 0)])
+    assert list((tmp_path / "tmp").glob("trident-copies-*/*/*/counts/*.copy/data.mdb"))
+    assert not (tmp_path / "warehouse" / "_trident" / ".copies").exists()

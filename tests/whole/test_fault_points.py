@@ -78,6 +78,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/core/sorted_runs.py:sort_by": (1, _COPY),
     "states/core/sorted_runs.py:_written": (1, _COPY),
     "states/keyed/copies.py:copies_folder": (1, _SPACE),
+    "states/keyed/copies.py:own_folder": (1, _COPY),
     "states/keyed/copies.py:forget_copies": (2, _INSIDE + ": repair.step"),
     "states/keyed/copies.py:StateCopies.leads": (1, "fails the recovery, which is tried again"),
     "states/core/descriptor.py:StateDescriptor.remove": (1, _NO_BATCH),

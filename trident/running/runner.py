@@ -34,6 +34,7 @@ from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
+from trident.states.core.host_bound import is_local_master
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.delta.whole_files import require_whole
@@ -93,6 +94,7 @@ class SparkBatchRunner:
         keep_plans: bool = True,
     ) -> None:
         self._copies = copies
+        self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
@@ -303,6 +305,8 @@ class SparkBatchRunner:
         """The local copies that the late part can use: as of the transaction before, and for few rows."""
         if self._copies is None or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
             return None
+        if not self._workers_are_here and (self._in_driver is None or not self._in_driver.takes(staged)):
+            return None  # tasks on other hosts do not find them
         return self._copies.as_of(self._plan.lowered.copied_states, attempt.txid - 1)
 
     def _late_in_driver(self) -> LateInDriver | None:

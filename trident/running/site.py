@@ -27,7 +27,7 @@ from trident.states.core.host_bound import is_local_master
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import StateCopies
+from trident.states.keyed.copies import StateCopies, own_folder
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
@@ -81,18 +81,24 @@ class SparkSite:
     def copies(self, group: str) -> StateCopies | None:
         """The local copies of the states that a group's batches look up: the same object in each of its terms.
 
-        They are where every worker is on the host that keeps them, and two boots of it can be told apart: a copy is
-        never flushed, and one that a power cut has left half written must not be taken for whole.
+        They are where two boots of the host can be told apart: a copy is never flushed, and one that a power cut has
+        left half written must not be taken for whole. On a cluster they are on a disk of this host alone.
         """
         if group not in self._copies:
-            boot, states = boot_id(), self.plans[group].lowered.copied_states
-            here = is_local_master(self.spark.sparkContext.master) and boot != UNKNOWN
-            made = None
-            if states and here and self.config.local_copies:
-                limit = self.config.local_copy_bytes_max
-                made = StateCopies(self.engine, self.warehouse, limit, host_name(), boot, states)
-            self._copies[group] = made
+            self._copies[group] = self._new_copies(self.plans[group])
         return self._copies[group]
+
+    def _new_copies(self, plan: GroupPlan) -> StateCopies | None:
+        boot, states, base = boot_id(), plan.lowered.copied_states, None
+        if not states or not self.config.local_copies or boot == UNKNOWN:
+            return None
+        if not is_local_master(self.spark.sparkContext.master):
+            base = own_folder(self.warehouse)
+            if base is None or plan.late_in_driver is None:  # no task of another host would find them
+                return None
+        return StateCopies(
+            self.engine, self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base
+        )
 
     def lost_place(self, sure: bool) -> Exception | None:
         return self._place.halted() if self._place.is_gone(sure) else None

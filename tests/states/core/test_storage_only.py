@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "coordinators/processes.py": (4, _MACHINE),
     "coordinators/stored_json.py": (3, _STORAGE + ", and the embedded server's"),
     "states/core/local_copy.py": (9, "a copy beside the workers, which is thrown away when it is doubted"),
+    "states/keyed/copies.py": (3, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/core/sorted_runs.py": (1, "runs in the folder of such a copy, while it is filled"),
     "states/core/local_storage.py": (36, _STORAGE),
     "states/maps/sqlite_file.py": (1, _SQLITE),

@@ -23,6 +23,7 @@ SUITES = {
     "test_state_copy": "local copies",
     "test_own_steps": "late part in the driver",
     "test_late_forms": "late part in the driver",
+    "test_window_parts": "windows",
     "test_committer": "publishing",
     "test_staging": "publishing",
     "test_log_commit": "publishing",
@@ -396,6 +397,14 @@ PLANTED: dict[str, Caught] = {
         "assert ", "own_steps.py::test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver"
     ),
     "108-driver-sums-past-its-type": spark(r"== \{\}", "late_forms.py::test_a_sum_that_does_not_fit_is_left_to_spark"),
+    # --- windows that keep parts: trident/operations/window_changes.py
+    "112-a-fired-window-fires-again": pure(
+        "assert", "window_parts.py::test_parts_of_panes_give_what_all_rows_ever_give"
+    ),
+    "113-a-session-that-has-fired-stays-open": pure(
+        "assert", "window_parts.py::test_sessions_give_what_all_rows_ever_give"
+    ),
+    "114-sessions-that-meet-stay-two": pure("assert", "window_parts.py::test_sessions_give_what_all_rows_ever_give"),
     # --- messages: coordinators/acker.py, trident/messages/batches.py, ledger.py
     "70-acker-completes-before-the-init": pure(
         "spout=-1",

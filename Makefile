@@ -89,7 +89,8 @@ storage: check-java $(STAMP) $(CLASSES)
 		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/spark/test_cluster.py tests/whole/test_wheel.py $(PYTEST_ARGS)
+	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/spark/test_cluster.py tests/whole/test_wheel.py \
+		tests/running/test_kept_plans.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_PLANTED=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_planted_bugs.py $(PYTEST_ARGS)

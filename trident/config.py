@@ -110,7 +110,7 @@ class TridentConfig(Settings):
     keep_plans: bool = _setting(
         True,
         flag(),
-        "The plan of a small batch of rows, or of whole text files, is kept for the batches after it, where one made"
+        "The plan of a small batch of rows, or of whole files, is kept for the batches after it, where one made"
         " anew could not give other rows; `explain()` says where it is.",
     )
     local_copies: bool = _setting(

@@ -5,20 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import gzip
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests import make_jar
+from tests.running import kept_plans_child
+from tests.running.kept_plans_child import batch as child_batch
 from tests.stream_helpers import RowsSpout, raised
 from trident import Count, DeltaAppend, DeltaMapState, Stream, Sum, TridentTopology
 from trident.coordinators.transactions import TransactionAttempt
@@ -29,10 +35,12 @@ from trident.running.kept_plans import KeptPlans
 from trident.spark import kept_plans_jar
 from trident.spark.rows import held_rows
 from trident.spark.slots import FilesSlot, RowsSlot, Slot
+from trident.spouts.contracts import SpoutContext
 from trident.spouts.files.cuts import FileRange
 from trident.spouts.files.format import RowFormat
 from trident.spouts.files.ledger import LedgerEntry
 from trident.spouts.files.reading import FileReader, source_failure
+from trident.spouts.partitions import Emission, EmittedFile, PartitionEmission
 from trident.states.delta.staging import StagingTarget, stage
 from trident.udf.signatures import translate_failure
 
@@ -349,8 +357,59 @@ def test_a_file_that_is_gone_fails_the_attempt(spark: Any, new_group: Any, tmp_p
     assert error is not None and "/b cannot be read" in str(error)
 
 
+def test_parquet_files_of_emitted_partitions_are_read_by_one_plan(spark: Any, new_group: Any, tmp_path: Path) -> None:
+    """Spark's reader gives them as columns, many rows at a time."""
+    group = new_group(two_states)
+    context = SpoutContext(spark, "kept", "rows", tmp_path / "state", "inc")
+    emission = PartitionEmission(RowsSpout(FIELDS), context)
+    schema = to_arrow_schema(group_schema(FIELDS), timezone="UTC")
+    (tmp_path / "state" / "emitted").mkdir(parents=True)
+    for txid in (1, 2):
+        parts = []
+        for number in (txid, txid + 10):
+            path = tmp_path / "state" / "emitted" / f"{number}.parquet"
+            rows = [dict(zip(schema.names, row)) for row in rows_of(number) * 20]
+            pq.write_table(pa.Table.from_pylist(rows, schema), path)
+            parts.append(EmittedFile(path.name, path.stat().st_size))
+        emitted = emission.emitted(Emission({}, 0, "", parts))
+        assert isinstance(emitted.data, FilesSlot) and emitted.partitions == 1
+        slots = {"rows": emitted.data}
+        found = group.run(txid, slots)
+        assert found is not None, group.refusal
+        assert found == group.anew(txid, slots) and len(found["out"]) == 80
+    assert len(group.kept._shapes) == 1
+
+
 def group_schema(fields: str) -> StructType:
     return RowsSpout(fields).output_schema
+
+
+# --- a cluster --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
+def test_tasks_that_are_run_again_read_the_rows_of_their_own_attempt(
+    tmp_path: Path, zk_server: str, zk_root: str
+) -> None:
+    """A try that fails, and an executor that is lost."""
+    environment = {
+        **os.environ,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "TRIDENT_TEST_TRIES": str(tmp_path / "tries"),
+    }
+    (tmp_path / "tries").mkdir()
+    command = [sys.executable, "-m", kept_plans_child.__name__, str(tmp_path / "warehouse")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    told = {line.partition(" ")[0]: line.partition(" ")[2] for line in done.stdout.splitlines()}
+    assert "ROWS" in told, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "the plan of group rows is kept" in done.stdout, "nothing was tested"
+    expected = [(n, f"{kind} {n}") for number in range(kept_plans_child.BATCHES) for kind, n in child_batch(number)]
+    assert told["ROWS"] == str(expected)
+    assert told["ATTEMPTS"] == "0", "Spark itself tries such tasks again"
+    tried = {path.name for path in (tmp_path / "tries").iterdir()}
+    assert tried >= {f"{kind}, try {n}" for kind in ("fails", "dies") for n in (0, 1)}, "no fault, no test"
 
 
 # --- what explain says, and the jar -------------------------------------------------------------

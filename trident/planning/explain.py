@@ -15,7 +15,7 @@ from trident.planning.operation import Operation, names_of
 from trident.planning.requests import drpc_plans
 from trident.planning.segments import Lowered, Segment
 
-_KEPT = "the plan is kept from batch to batch, where a batch of rows or of whole text files is one Spark partition"
+_KEPT = "the plan is kept from batch to batch, where a batch of rows or of whole files is one Spark partition"
 _ANEW = "the plan is made anew for each batch"
 _MOVES = " [shuffle]"
 _IF_SEVERAL = " (unless the batch is one Spark partition)"

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import parquet_reader
+from trident.spark.slots import FilesSlot
 from trident.spouts.contracts import Emitted, Json, SpoutContext
 from trident.spouts.partition_tasks import EMISSION_SCHEMA, PartitionTask, Request
 from trident.states.core import storage
@@ -29,6 +31,7 @@ from trident.udf.signatures import translate_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 EMIT = faults.register("spout.emit", "the Spark job in which the partitions of a spout are emitted")
 # Files of up to this many bytes are worth one Spark partition: several small batches fill the cores.
@@ -161,9 +164,12 @@ class PartitionEmission:
             return Emitted([], partitions=1)
         what = f"an emitted batch of stream {self.context.tx_id}"
         require_whole(what, str(self._root), emission.parts, "the batch is emitted again; check the disk")
-        frame = parquet_reader(spark, schema).parquet(*(str(self._root / part.path) for part in emission.parts))
-        small = sum(part.size for part in emission.parts) <= _SMALL_BYTES
-        return Emitted(frame, partitions=1 if small else None)
+        read = partial(_read, spark, schema)
+        files = [(str(self._root / part.path), part.size, 0) for part in emission.parts]
+        slot = FilesSlot(("emitted", self.context.tx_id, schema.json()), files, read, _as_they_are)
+        if sum(part.size for part in emission.parts) <= _SMALL_BYTES:
+            return Emitted(slot, partitions=1)
+        return Emitted(slot.frame())
 
     def drop(self, emission: Emission) -> None:
         """The files are no longer needed."""
@@ -173,3 +179,11 @@ class PartitionEmission:
     def drop_up_to(self, txid: int) -> None:
         """Deletes the files that attempts up to a txid, of any process, have left."""
         drop_attempts_up_to(self._root / "data" / self.context.incarnation, txid)
+
+
+def _read(spark: Any, schema: "StructType", paths: Sequence[str]) -> "DataFrame":
+    return parquet_reader(spark, schema).parquet(*paths)
+
+
+def _as_they_are(rows: "DataFrame") -> "DataFrame":
+    return rows

@@ -34,6 +34,7 @@ NAMES = (
     "local-copies",
     "merges",
     "windows",
+    "get",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

@@ -22,6 +22,7 @@ from trident.states.core import storage
 from trident.states.core.binding import COMBINE, LAST, StateKind
 from trident.states.core.kinds import all_kinds, stored_kind
 from trident.states.core.names import check_name, other_owner
+from trident.states.core.storage import Signature
 
 if TYPE_CHECKING:
     from trident.states.core.binding import StateBinding
@@ -152,6 +153,12 @@ def load_descriptor(warehouse: Path | str, name: str) -> StateDescriptor:
         TableError: the file cannot be read as a descriptor.
     """
     return _read(_file(warehouse, check_name("state", name)))
+
+
+def descriptor_signature(warehouse: Path | str, name: str) -> Signature | None:
+    """Tells a state's descriptor from one that was written since; None when there is none."""
+    found = storage.stat(_file(warehouse, check_name("state", name)))
+    return None if found is None else found.signature
 
 
 def descriptors_of_group(warehouse: Path | str, topology: str, group: str) -> list[StateDescriptor]:

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from trident.coordinators.errors import TableError
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.copyable import why_not_exact
-from trident.states.core.descriptor import StateDescriptor
+from trident.states.core.descriptor import StateDescriptor, descriptor_signature
 from trident.states.core.local_copy import StaleCopy, look_up
 from trident.states.core.plain_values import python_values
+from trident.states.core.storage import Signature
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN
 from trident.states.delta.file_rows import rows_of, wanted_rows
 from trident.states.delta.log_tables import LogSnapshot, LogTables
@@ -47,6 +48,7 @@ class KeyReader:
 
     def __init__(self, warehouse: Path) -> None:
         self._warehouse, self._tables = warehouse, LogTables()
+        self._states: dict[str, tuple[Signature, StateDescriptor]] = {}
 
     def asked(self, name: str, keys: Sequence[Any]) -> AskedKeys:
         """The keys of a state as its user gives them.
@@ -91,6 +93,16 @@ class KeyReader:
         return _combined(state, keys, rows, aggregator)
 
     def _state(self, name: str) -> StateDescriptor:
+        signature = descriptor_signature(self._warehouse, name)
+        known = self._states.get(name)
+        if known is not None and known[0] == signature:
+            return known[1]
+        state = self._readable(name)
+        if signature is not None:
+            self._states[name] = signature, state
+        return state
+
+    def _readable(self, name: str) -> StateDescriptor:
         state = load_state(self._warehouse, name)
         if not state.state_kind.has_log:
             raise TableError(

@@ -8,6 +8,7 @@ tables, and skips files by their statistics.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,17 @@ from trident.states.core.descriptor import StateDescriptor
 from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine, TableSnapshot
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_files import FEW_FILES, NotFollowed, scan
+from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.log_merge import live, live_grouped
 from trident.states.keyed.tables import greatest_txid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+_LOGS = LogTables()
 # So little is read by one task: a task more, and moving rows between two, costs more than it gains.
 SMALL_BYTES = 4 << 20
 # A checkpoint has the files, and for a week those that were removed.
@@ -101,7 +106,30 @@ def _size(files: list[LiveFile]) -> int:
 
 def load_frame(spark: "SparkSession", snapshot: TableSnapshot) -> "DataFrame":
     """A frame of exactly this version, as Delta reads it: one without it moves on to later ones when used again."""
+    _require_whole_table(snapshot)
     return spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.path)
+
+
+def _require_whole_table(snapshot: TableSnapshot) -> None:
+    """Looks whether each data file of a table version has its length; not on other file systems than a local disk.
+
+    Delta itself reads an empty file as no rows. A log that only the Kernel can follow is not looked at.
+    """
+    root = storage.local_path(snapshot.path)
+    if root is None:
+        return
+    try:
+        found = _LOGS.load(snapshot.path)
+        if found.version != snapshot.version:
+            found = _LOGS.load_version(snapshot.path, snapshot.version)
+    except TableError as error:
+        log.debug("the files of %s are not looked at: %s", snapshot.path, error)
+        return
+    # A shallow clone names files that lie elsewhere.
+    inside = [
+        file for file in found.files.values() if not file.path.startswith(("/", "file:")) and "://" not in file.path
+    ]
+    require_whole(f"table {snapshot.path}", root, inside)
 
 
 def _files_of(engine: KernelEngine, table: TableSnapshot) -> list[LiveFile]:

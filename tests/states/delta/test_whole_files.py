@@ -22,6 +22,7 @@ from trident.states.delta.log_entries import read_commit
 from trident.states.delta.staging import verify_staged
 from trident.states.delta.whole_files import require_whole, require_whole_log
 from trident.states.keyed.compactor import Compactor
+from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.lookups import StatePins, base_of
 from trident.states.keyed.reading import read_state
 
@@ -124,9 +125,12 @@ def test_every_reader_of_a_keyed_state_and_of_an_append_refuses_what_lost_its_by
         group.publish(txid, {"counts": [("a", 1), (f"b{txid}", 1)], "lines": [(str(txid),)]})
         if txid == 1:
             compactor.merge_once(1, force=True)
-    pins = StatePins()
+    pins, reader = StatePins(), KeyReader(tmp_path)
     readers = {
         "snapshot": lambda: read_state(spark, engine, tmp_path, "counts", 3).collect(),
+        "get": lambda: [
+            one for one in reader.get("counts", reader.asked("counts", ["a", "b1", "b2", "b3", "c"])) if one
+        ],
         "lookup": lambda: base_of(spark, engine, tmp_path, "counts", None, 3, pins=pins).collect(),
         "lookup anew": lambda: base_of(spark, engine, tmp_path, "counts", None, 3).collect(),
     }
@@ -140,7 +144,7 @@ def test_every_reader_of_a_keyed_state_and_of_an_append_refuses_what_lost_its_by
             with pytest.raises(TableError, match=f"{file.name}; found: 0 bytes; expected: a file of {len(content)} b"):
                 raise AssertionError(f"{name}: {read()}")
         if file == log_file:
-            with pytest.raises(TableError, match="found: 0 bytes"):
+            with pytest.raises(TableError, match=f"{file.name}.* 0 bytes"):
                 compactor.merge_once(3, force=True)
         file.write_bytes(content)
     assert all(len(read()) == 4 for read in readers.values())
@@ -154,6 +158,14 @@ def test_every_reader_of_a_keyed_state_and_of_an_append_refuses_what_lost_its_by
             raise AssertionError(read_state(spark, KernelEngine(spark), tmp_path, "lines").collect())
     entry.write_bytes(content)
     assert len(read_state(spark, engine, tmp_path, "lines").collect()) == 3
+
+    data = tmp_path / "lines" / read_commit(str(tmp_path / "lines"), 2).adds[0]
+    rows, size = data.read_bytes(), data.stat().st_size
+    for damaged in (b"", rows[:-1]):  # of the second Delta itself would say so, once a job reads it
+        data.write_bytes(damaged)
+        with pytest.raises(TableError, match=f"{data.name}; found: {len(damaged)} bytes; expected: a file of {size} b"):
+            read_state(spark, engine, tmp_path, "lines")
+    data.write_bytes(rows)
 
     # The same tables as a source.
     source = str(tmp_path / "lines")

@@ -35,6 +35,7 @@ NAMES = (
     "merges",
     "windows",
     "get",
+    "drpc",
     "state-size",
 )
 # Half an hour each, and processes of their own: only when they are asked for.

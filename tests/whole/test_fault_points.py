@@ -137,7 +137,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spouts/queues/directory_spout.py:_Intake._folder": (1, _FOLDER),
     "trident/spouts/queues/directory_spout.py:_Intake.close": (1, _SPACE),
     "trident/spouts/queues/directory_spout.py:_Intake._give_back": (1, _SPACE),
-    "trident/drpc/requests.py:DrpcRequests._rows": (1, "a request that reads; no batch"),
+    "trident/drpc/requests.py:DrpcRequests._collected": (1, "a request that reads; no batch"),
     "trident/spouts/files/ledger.py:FileLedger._appending": (1, "opens the file that spout.ledger appends to"),
     "trident/messages/ledger.py:BatchLedger._by_spark": (1, _INSIDE + ": ledger.sum"),
     "trident/messages/ledger.py:BatchLedger.drop": (1, _SPACE),

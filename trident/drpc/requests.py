@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Row
 
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
+from trident.drpc.in_driver import AnswersHere, StatesAsOf
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
@@ -30,15 +31,18 @@ from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
 from trident.states.core.binding import InProcessKind, StateBinding
 from trident.states.keyed.compaction import SnapshotUnavailable
+from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.frames import StoredFrames
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
-from trident.workers.reports import find_report
+from trident.workers.reports import SPARKS, STALE, find_report
 from trident.workers.states import NewerThanAsked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from trident.planning.groups import Stored
+    from trident.states.core.local_copy import CopyAsOf
     from trident.states.delta.kernel import KernelEngine
 
 log = logging.getLogger("trident.drpc")
@@ -91,6 +95,7 @@ class DrpcRequests:
 
     Args:
         advanced: batch group → a function that gives its last advanced txid.
+        copies: batch group → the local copies of its states; None: it has none here.
     """
 
     def __init__(
@@ -103,10 +108,15 @@ class DrpcRequests:
         advanced: Mapping[str, Callable[[], int]],
         incarnation: str,
         epoch: int,
+        copies: Callable[[str], StateCopies | None],
     ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
         self._frames = StoredFrames(spark, engine, warehouse)
+        self._config = {"topology": topology, "spark_master": self._context.master}
+        self._states = StatesAsOf(copies, advanced)
+        as_bytes = (spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") or "").lower() == "true"
+        self._here = AnswersHere(self._states, as_bytes)
         self._threads = ThreadPoolExecutor(_AT_ONCE, f"trident-{topology}-drpc")
         self._running: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
@@ -121,6 +131,10 @@ class DrpcRequests:
         check_timeout(timeout_secs)
         request = RequestId(uuid.uuid4().hex)
         deadline = time.monotonic() + timeout_secs
+        if not self._closed:
+            here = self._here.answer(plan, values, self._info(request), deadline)
+            if here is not None:
+                return Answer(here[0], function, request.request_id, here[1])
         with self._lock:
             if self._closed:
                 raise not_leading(self._topology)
@@ -179,16 +193,37 @@ class DrpcRequests:
                 self._wait_for_newer(pin, deadline)
         raise AssertionError("the last try returns or raises")
 
+    def _info(self, request: RequestId, as_of: Mapping[str, int] | None = None) -> BatchInfo:
+        return BatchInfo(request, self._incarnation, self._epoch, self._config, as_of)
+
     def _rows(self, plan: DrpcPlan, asked: "DataFrame", request: RequestId, pin: _Pin) -> list[Row]:
         as_of = {name: pin.as_of[group] for name, (_, group) in plan.states.items()}
-        config = {"topology": self._topology, "spark_master": self._spark.sparkContext.master}
-        info = BatchInfo(request, self._incarnation, self._epoch, config, as_of)
+        info = self._info(request, as_of)
 
         def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
+        copied = self._states.get(plan, pin.as_of) if plan.lowered.copied_states else None
+        if copied is not None:
+            try:
+                return self._collected(plan, asked, info, stored, request, copied)
+            except Exception as error:
+                if find_report(error, STALE, SPARKS) is None:
+                    raise
+                self._states.forget(plan)
+        return self._collected(plan, asked, info, stored, request, None)
+
+    def _collected(
+        self,
+        plan: DrpcPlan,
+        asked: "DataFrame",
+        info: BatchInfo,
+        stored: Stored,
+        request: RequestId,
+        copies: Mapping[str, CopyAsOf] | None,
+    ) -> list[Row]:
         try:
-            with plan.build(asked, info, stored) as built:
+            with plan.build(asked, info, stored, copies) as built:
                 return built[RESULT].collect()
         except Exception as error:
             translated = _translated(error, plan.function, request)

@@ -29,7 +29,7 @@ def explain(graph: TopologyGraph) -> str:
         why_not = why_not_kept(group)
         lines.append(f"  {_KEPT if why_not is None else f'{_ANEW}: {why_not}'}")
     for request in drpc_plans(graph).values():
-        described = _Described(request.nodes, request.lowered, False)
+        described = _Described(request.nodes, request.lowered, False, request.in_driver is not None)
         lines += ["", f"requests {request.function}", *described.lines()]
     return "\n".join(lines)
 
@@ -70,7 +70,10 @@ class _Described:
                 turn = f"{turn[:-1]} (few rows: in the coordinator's process, without a Spark job):"
             elif self.lowered.copied_states:
                 turn = f"{turn[:-1]} (few rows: one Spark job):"
-            yield f"  {turn if self.of_batches else 'as of one advanced transaction of each group:'}"
+            asked = "as of one advanced transaction of each group:"
+            if self.in_driver and not self.of_batches:
+                asked = f"{asked[:-1]} (from local copies in the leader's process, without a Spark job):"
+            yield f"  {turn if self.of_batches else asked}"
             yield from _indented(_indented(self._segments(self.lowered.late_segments)))
 
     def _nodes(self) -> Iterator[str]:

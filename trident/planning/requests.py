@@ -7,25 +7,32 @@ a batch and its turn are handed on directly: a request has no turn to wait for.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from trident.coordinators.errors import TopologyError
+from trident.planning.arrow_plans import arrow_plan
 from trident.planning.compiled import BuiltBatch, LoweredPlan
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import Stored, group_of_states
 from trident.planning.lowering import lower, repeatable
-from trident.planning.nodes import Node
+from trident.planning.nodes import Node, sources
 from trident.planning.request_nodes import DrpcNode
 from trident.planning.results import result_of
 from trident.planning.session_frames import Batch, compute_once
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
+from trident.udf.types import PLAIN
+from trident.workers.arrow_plan import OwnPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from trident.states.core.local_copy import CopyAsOf
 
 
 @dataclass(kw_only=True)
@@ -48,11 +55,28 @@ class DrpcPlan(LoweredPlan):
         """The batch groups whose states it asks."""
         return sorted({group for _, group in self.states.values()})
 
-    def build(self, arguments: "DataFrame", info: BatchInfo, stored: Stored) -> BuiltBatch:
+    @cached_property
+    def in_driver(self) -> OwnPlan | None:
+        """The plan for the leader's process; None where it calls code of the user's, or only Spark can do it."""
+        if not all(isinstance(field.dataType, PLAIN) for field in (*self.arguments, *self.result)):
+            return None
+        named = {node: boundary.name for node, boundary in self.lowered.boundaries.items()}
+        named |= {node: node.tx_id for node in sources(self.nodes)}
+        found = arrow_plan((*self.lowered.segments, *self.lowered.late_segments), named)
+        return None if found is None else found.in_driver
+
+    def build(
+        self,
+        arguments: "DataFrame",
+        info: BatchInfo,
+        stored: Stored,
+        copies: Mapping[str, CopyAsOf] | None = None,
+    ) -> BuiltBatch:
         """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
 
         Args:
             stored: gives a state's keys and values as of the transaction that the request reads.
+            copies: the local copies of ``lowered.copied_states`` as of it; None: the tables are read.
         """
         compiled = self.compiled(arguments.sparkSession)
         early = compiled.build({self.function: arguments}, info)
@@ -62,7 +86,9 @@ class DrpcPlan(LoweredPlan):
             inputs = dict(early)
             for name in self._needed_once():
                 inputs[name] = compute_once(early[name], early.checkpoints)
-            late = compiled.build_late(inputs, Batch(info, stored))
+            if copies is not None:  # the rows that are looked up in copies are in one Spark partition
+                inputs = {name: frame.coalesce(1) for name, frame in inputs.items()}
+            late = compiled.build_late(inputs, Batch(info, stored, copies=copies))
         except BaseException:
             early.release()
             raise
@@ -79,6 +105,15 @@ class DrpcPlan(LoweredPlan):
                 uses[anchor] += weight
         boundaries = self.lowered.boundaries.items()
         return [boundary.name for node, boundary in boundaries if uses[node] > 1 and not repeatable(node)]
+
+
+def copied_states(plans: Mapping[str, DrpcPlan]) -> dict[str, set[str]]:
+    """The states that functions look up in local copies, by the batch group that writes them."""
+    found: dict[str, set[str]] = {}
+    for plan in plans.values():
+        for state in plan.lowered.copied_states:
+            found.setdefault(plan.states[state][1], set()).add(state)
+    return found
 
 
 def drpc_plans(graph: TopologyGraph) -> dict[str, DrpcPlan]:

@@ -115,6 +115,7 @@ class Reporter:
                 advanced,
                 term.incarnation,
                 term.epoch,
+                site.copies,
             )
         )
 

@@ -303,6 +303,8 @@ class SparkBatchRunner:
         self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], boundaries: Iterable[str]
     ) -> Mapping[str, CopyAsOf] | None:
         """The local copies that the late part can use: as of the transaction before, and for few rows."""
+        if not self._plan.lowered.copied_states:
+            return None
         if self._copies is None or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
             return None
         if not self._workers_are_here and (self._in_driver is None or not self._in_driver.takes(staged)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class SparkSite:
 
     Args:
         compaction_failed: told of a group, a state and why merging the state failed.
+        asked: group → its states that requests ask in their local copies.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class SparkSite:
         config: TridentConfig,
         warehouse: Path,
         compaction_failed: Callable[[str, str, BaseException], None],
+        asked: Mapping[str, Collection[str]],
     ) -> None:
+        self._asked = asked
         self.topology, self.plans = topology, {plan.name: plan for plan in plans}
         self.spark, self.config, self.warehouse = spark, config, warehouse
         self.compaction_failed = compaction_failed
@@ -79,17 +82,17 @@ class SparkSite:
         check_no_prior_incarnation(self.engine, self.warehouse, self.topology)
 
     def copies(self, group: str) -> StateCopies | None:
-        """The local copies of the states that a group's batches look up: the same object in each of its terms.
+        """The local copies of the states that batches and requests look up: the same object in each of a group's terms.
 
         They are where two boots of the host can be told apart: a copy is never flushed, and one that a power cut has
         left half written must not be taken for whole. On a cluster they are on a disk of this host alone.
         """
         if group not in self._copies:
-            self._copies[group] = self._new_copies(self.plans[group])
+            self._copies[group] = self._new_copies(self.plans[group], self._asked.get(group, ()))
         return self._copies[group]
 
-    def _new_copies(self, plan: GroupPlan) -> StateCopies | None:
-        boot, states, base = boot_id(), plan.lowered.copied_states, None
+    def _new_copies(self, plan: GroupPlan, asked: Collection[str] = ()) -> StateCopies | None:
+        boot, states, base = boot_id(), {*plan.lowered.copied_states, *asked}, None
         if not states or not self.config.local_copies or boot == UNKNOWN:
             return None
         if not is_local_master(self.spark.sparkContext.master):

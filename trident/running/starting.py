@@ -20,6 +20,7 @@ from trident.drpc.endpoint import DrpcFront
 from trident.operations.windows import windows_with_rows
 from trident.planning.graph import TopologyGraph
 from trident.planning.groups import GroupPlan, plan
+from trident.planning.requests import copied_states
 from trident.running import last_resort
 from trident.running.cluster_probe import prepare_cluster
 from trident.running.connecting import open_zookeeper, server_folder
@@ -116,8 +117,9 @@ def _make_query(
     """The query, whose threads run."""
     name, identity = topology.name, topology.identity()
     reporter = _make_reporter(name, plans, config, warehouse, show_progress)
-    reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed)
     reporter.front = DrpcFront(topology.graph, config, reporter.event)
+    asked = copied_states(reporter.front.plans)
+    reporter.site = SparkSite(name, plans, spark, config, warehouse, reporter.compaction_failed, asked)
     zk = open_zookeeper(config, warehouse)
     try:
         # Refused at once, not when it is this process's turn to lead.

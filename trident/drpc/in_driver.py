@@ -1,0 +1,116 @@
+"""Answers requests in the leader's process from the local copies of states: no Spark job, no code of the user's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
+from pyspark.sql.conversion import ArrowTableToRowsConversion
+
+from trident.planning.requests import DrpcPlan
+from trident.planning.results import RESULT
+from trident.spark.rows import arrow_rows
+from trident.states.core.local_copy import CopyAsOf, StaleCopy
+from trident.states.keyed.copies import StateCopies
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.workers.own_steps import LeftToSpark
+
+# Longer arguments may become more rows than this process should work on beside its threads.
+_ARGUMENT_CHARS_MAX = 64 << 10
+# So long a transaction that is published and not advanced yet is waited for.
+_ADVANCES_SECS = 0.05
+_TRIES = 10
+
+
+class StatesAsOf:
+    """The local copies of the states that functions ask, as of the last advanced transactions.
+
+    Args:
+        copies: batch group → the copies of its states; None: it has none here.
+        advanced: batch group → a function that gives its last advanced txid.
+    """
+
+    def __init__(self, copies: Callable[[str], StateCopies | None], advanced: Mapping[str, Callable[[], int]]) -> None:
+        self._copies, self._advanced = copies, advanced
+        self._known: dict[tuple[str, frozenset[str]], tuple[int, dict[str, CopyAsOf]]] = {}
+        self._locks = {group: threading.Lock() for group in advanced}
+
+    def pinned(self, plan: DrpcPlan) -> dict[str, int]:
+        """The last advanced transaction of each group that a function asks."""
+        return {group: self._advanced[group]() for group in plan.groups}
+
+    def get(self, plan: DrpcPlan, as_of: Mapping[str, int]) -> dict[str, CopyAsOf] | None:
+        """The copies of the states of a function as of these transactions; None where one of them has none."""
+        found: dict[str, CopyAsOf] = {}
+        for group, txid in as_of.items():
+            copied = plan.lowered.copied_states
+            states = frozenset(name for name, (_, of) in plan.states.items() if of == group and name in copied)
+            if not states:
+                continue
+            with self._locks[group]:  # one thread brings them on; the others find them
+                known = self._known.get((group, states))
+                if known is None or known[0] != txid:
+                    copies = self._copies(group)
+                    made = None if copies is None else copies.as_of(states, txid)
+                    if made is None:
+                        return None
+                    known = self._known[group, states] = (txid, made)
+            found |= known[1]
+        return found
+
+    def forget(self, plan: DrpcPlan) -> None:
+        """A copy was not what its mark says: the next request asks for it anew."""
+        for group in plan.groups:
+            with self._locks[group]:
+                for key in [key for key in self._known if key[0] == group]:
+                    del self._known[key]
+
+
+class AnswersHere:
+    """Answers the requests of functions all of whose steps are the framework's own.
+
+    Args:
+        binary_as_bytes: the session's setting for rows that are collected.
+    """
+
+    def __init__(self, states: StatesAsOf, binary_as_bytes: bool) -> None:
+        self._states, self._binary_as_bytes = states, binary_as_bytes
+
+    def answer(
+        self, plan: DrpcPlan, values: tuple[Any, ...], info: BatchInfo, deadline: float
+    ) -> tuple[list[Row], dict[str, int]] | None:
+        """The rows of an answer and the transactions that it is as of; None: Spark is to answer.
+
+        Each state that it reads is as of the same transaction of its group: a look-up asks for the copy's mark.
+        """
+        if plan.in_driver is None or sum(len(v) for v in values if isinstance(v, (str, bytes))) > _ARGUMENT_CHARS_MAX:
+            return None
+        inputs = {plan.function: arrow_rows([values], plan.arguments)}
+        for _ in range(_TRIES):
+            as_of = self._states.pinned(plan)
+            copies = self._states.get(plan, as_of)
+            if copies is not None:
+                try:
+                    table = plan.in_driver.run(inputs, info, copies)[RESULT]
+                    rows = ArrowTableToRowsConversion.convert(table, plan.result, binary_as_bytes=self._binary_as_bytes)
+                    return [row for row in rows if isinstance(row, Row)], as_of
+                except StaleCopy:
+                    self._states.forget(plan)
+                except (LeftToSpark, PySparkException, OverflowError, ValueError):
+                    return None  # Spark says what becomes of it
+            if not self._moved(plan, as_of, deadline):
+                return None
+        return None
+
+    def _moved(self, plan: DrpcPlan, as_of: Mapping[str, int], deadline: float) -> bool:
+        """Waits for a transaction that is published and will advance; False where none does."""
+        end = min(deadline, time.monotonic() + _ADVANCES_SECS)
+        while time.monotonic() < end:
+            if self._states.pinned(plan) != as_of:
+                return True
+            time.sleep(0.001)
+        return False

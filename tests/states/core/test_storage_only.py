@@ -31,7 +31,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/core/local_copy.py": (9, "a copy beside the workers, which is thrown away when it is doubted"),
     "states/keyed/copies.py": (3, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/core/sorted_runs.py": (1, "runs in the folder of such a copy, while it is filled"),
-    "states/core/local_storage.py": (36, _STORAGE),
+    "states/core/local_storage.py": (37, _STORAGE),
+    "states/keyed/merge_worker.py": (1, "the pipe to its parent"),
     "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/user_file.py": (4, _SESSION),
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
@@ -39,6 +40,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/running/storage_failures.py": (5, _MACHINE),
     "trident/spark/cluster_files.py": (9, _SESSION),
     "trident/spark/jars.py": (8, _SESSION),
+    "trident/spark/kept_plans_jar.py": (1, _SESSION),
     "trident/spark/log4j.py": (4, _SESSION),
     "trident/spark/session.py": (2, _SESSION),
     "trident/spark/worker_sockets.py": (5, _SESSION),
@@ -84,7 +86,13 @@ OF_PATHS = {
     "hardlink_to",
 }
 PARQUET = {"read_table", "read_metadata", "read_schema", "ParquetFile", "ParquetWriter", "write_table"}
-OPENED = ("io.BytesIO", "file", "data", "self._file")  # what Parquet's functions may be given instead of a path
+OPENED = (
+    "io.BytesIO",
+    "file",
+    "data",
+    "source",
+    "self._file",
+)  # what Parquet's functions may be given instead of a path
 
 
 def accesses(source: str) -> list[tuple[int, str]]:

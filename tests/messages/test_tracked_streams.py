@@ -282,9 +282,10 @@ def test_dead_letters_are_listed_and_tried_again(
     with pytest.raises(TopologyError, match="no such dead letter"):
         replay("words", config, messages=["7"], spark=spark)
     assert "1 to be tried again" in replay("words", config, messages=['"two"'], spark=spark)
-    assert dead_letters("words", config, spark)[1].replay == "asked for"
+    # The running topology may have tried it already.
+    assert dead_letters("words", config, spark)[1].replay in ("asked for", "dead")
     first.stop(WAIT_SECS, compact=False)
-    assert len(table("words__lines__dead_letters")) in (2, 3)  # the running topology may have tried it already
+    assert len(table("words__lines__dead_letters")) in (2, 3)
     corrected = start(topology(str.split, spout), max_replays=0)
     corrected.process_all_available(WAIT_SECS)
     replay("words", config, spark=spark)

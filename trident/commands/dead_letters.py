@@ -190,12 +190,14 @@ def _replays(spark: "SparkSession", warehouse: Path, name: str) -> dict[tuple[st
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     streams = warehouse / "_trident" / name / "streams"
     for stream in storage.list_names(streams):
+        # Before the ends: a request that ends meanwhile is among these, and would else be among neither.
+        asked = ReplayRequests.asked(streams / stream)
         path = warehouse / MESSAGES.table_name(name, stream)
         # By its name alone it may be another topology's: see check_names_apart.
         if belongs_to(path, name):
             rows = _read(spark, path).where(F.col("message").startswith("replay ")).orderBy("txid").collect()
             for row in rows:
                 found.setdefault((stream, row.message.split(" ", 2)[2]), []).append((row.txid, row.outcome))
-        for message in ReplayRequests.asked(streams / stream):
+        for message in asked:
             found.setdefault((stream, message), []).append((math.inf, "asked for"))
     return found

@@ -76,6 +76,8 @@ class RowsSlot:
 class FilesSlot:
     """Rows of whole files: the property lists these as [path, bytes, time of modification in ms].
 
+    A spout of the user's that wraps one of the framework's is given it as data: it has the methods of its DataFrame.
+
     Attributes:
         of: names the kind of files, and all that ``read`` and ``behind`` depend on.
         read: gives a frame of paths that has these files as its only source.
@@ -103,3 +105,8 @@ class FilesSlot:
 
     def frame(self) -> "DataFrame":
         return self.behind(self.read([path for path, _, _ in self.files]))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle and copy ask for these
+            raise AttributeError(name)
+        return getattr(self.frame(), name)

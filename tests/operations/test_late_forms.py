@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -81,6 +82,13 @@ class Longest:
 
     def complete(self, state: int) -> int:
         return state
+
+
+class Known(Count):
+    """A class of the user's below a built-in one: the number of values that are not null."""
+
+    def partial(self, inputs: list[Column]) -> Column:
+        return F.count(inputs[0])
 
 
 def topology(key: str, value: str, aggregator: Any, users: bool = False) -> GroupPlan:
@@ -288,6 +296,34 @@ def test_with_functions_of_the_users_the_two_forms_by_spark_agree_and_the_driver
     assert group.late_in_driver is None
     rows = [("a b", 1.5), (None, NAN), ("a b", -0.0), ("b", None)]
     assert agree(spark, tmp_path, group, rows, [("a b", 2.0), (None, 1.0)], driver=False)
+
+
+def topology_below(stored: Any, asked: Any) -> GroupPlan:
+    """A topology with one aggregator whose values a state keeps, and one behind a look-up."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout("k string, v double"))
+    inputs = () if type(stored) is Count else ("v",)
+    state = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), *inputs, stored, "total")
+    state.new_values_stream().partition_persist(DeltaAppend("news"))
+    answers = rows.state_query(state, "k", MapGet(), "old").group_by("k")
+    inputs = () if type(asked) is Count else ("v",)
+    answers.aggregate(*inputs, asked, "n").partition_persist(DeltaAppend("known"))
+    (group,) = plan(made.graph)
+    return group
+
+
+def test_the_driver_has_no_step_of_a_class_below_a_built_in_aggregator() -> None:
+    assert topology_below(Count(), Count()).late_in_driver is not None
+    assert topology_below(Count(), Known()).late_in_driver is None
+    assert topology_below(Known(), Count()).late_in_driver is None
+
+
+@pytest.mark.parametrize(("stored", "asked"), [(Count(), Known()), (Known(), Count())], ids=["asked", "stored"])
+def test_a_class_below_a_built_in_aggregator_is_run_by_spark(
+    spark: SparkSession, tmp_path: Path, stored: Any, asked: Any
+) -> None:
+    rows = [("a b", 1.5), ("b", None), ("a b", None)]
+    assert agree(spark, tmp_path, topology_below(stored, asked), rows, [("a b", 2), ("b", 1)], driver=False)
 
 
 def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ def marked(fields: str = "at timestamp, word string, n long, x double") -> Strea
     return stream_of(fields).with_watermark("at", "1 minute")
 
 
+class Known(Count):
+    """A class of the user's below a built-in one."""
+
+
 class Longest:
     """A reducer."""
 
@@ -144,6 +148,10 @@ def persisted(stream: Stream) -> None:
             "parts, not rows, per pane of 30 minutes: Count() -> c, Max() -> m",
         ),
         (lambda w: persisted(w.rows()), "rows: partition_persist"),
+        (
+            lambda w: persisted(w.group_by("word").aggregate("n", Known(), "k")),
+            "rows: values of Known() of type bigint are combined by Spark alone",
+        ),
         (lambda w: persisted(w.aggregate("word", Longest(), "l")), "rows: aggregate(Longest) needs them"),
         (lambda w: persisted(w.group_by("word").agg(expr("max(n) as m"))), "rows: agg"),
         (

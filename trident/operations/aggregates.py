@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, StructField, StructType
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.aggregation import Aggregation, aggregator_class, read_aggregation
-from trident.operations.aggregators import is_groupable, is_plain
+from trident.operations.aggregators import is_groupable, is_plain, own_name
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, picked, require_fields
 from trident.planning.operation import (
@@ -148,7 +148,7 @@ class _AggregateLowering:
         if (
             builder.ends_in_python
             and keys
-            and aggregation.aggregator.native_name == "count"
+            and own_name(aggregation.aggregator) == "count"
             and not builder.anchored
             and all(is_plain(field.dataType) for field in self.fields)
         ):
@@ -260,7 +260,7 @@ class NativeAggregateOp(GroupingOp):
 
     @property
     def on_arrow(self) -> PyOp | None:
-        output, name = self.fields[-1], self.aggregator.native_name
+        output, name = self.fields[-1], own_name(self.aggregator)
         keys = tuple(field for field in self.fields if field.name in self.keys)
         if output.name == ANCHORS or len(keys) + 1 != len(self.fields) or (self.merges and not keys):
             return None

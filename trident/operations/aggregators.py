@@ -221,6 +221,15 @@ class Max(_Extreme):
     greatest = True
 
 
+def own_name(aggregator: object) -> str:
+    """The name under which states keep a built-in aggregator's values; "" where it is another one.
+
+    A class of the user's below a built-in one may compute anything: only Spark runs it.
+    """
+    kind = type(aggregator)
+    return kind.native_name if kind in (Count, Sum, Min, Max) else ""
+
+
 def is_ordered(kind: DataType) -> bool:
     """Tells whether Spark can compare values of the type."""
     if isinstance(kind, ArrayType):

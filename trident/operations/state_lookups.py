@@ -11,6 +11,7 @@ from pyspark.sql.types import BooleanType, StructField
 
 from trident.operations.aggregates import groups_step
 from trident.operations.aggregation import Aggregation
+from trident.operations.aggregators import own_name
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node
 from trident.planning.operation import MARKER, Operation, PyOp, arrow_op, arrow_types
@@ -149,9 +150,10 @@ class CombineStoredOp(Operation):
     @property
     def on_arrow(self) -> PyOp | None:
         (kind,) = arrow_types(tuple(field for field in self.fields if field.name == self.value))
-        if combine_of(self.aggregator.native_name, kind) is None:
+        name = own_name(self.aggregator)
+        if combine_of(name, kind) is None:
             return None
-        step = CombineStored(self.keys, self.value, self.stored, FOUND, self.aggregator.native_name, kind)
+        step = CombineStored(self.keys, self.value, self.stored, FOUND, name, kind)
         return arrow_op(self.fields, step, (*self.keys, self.value, self.stored, FOUND))
 
     def describe(self) -> str:

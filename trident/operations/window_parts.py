@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 from trident.coordinators.errors import OutputTypeError
 from trident.operations.aggregates import partial_value
 from trident.operations.aggregation import Aggregation
+from trident.operations.aggregators import own_name
 from trident.operations.window_changes import END_FIELD, START_FIELD, PaneRules, SessionRules, SessionSpec
 from trident.operations.window_spec import WindowSpec, duration_text
 from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_type, arrow_types, names_of
@@ -155,7 +156,7 @@ class KeptParts:
     def step(self, state: str, looks_up: bool) -> OpenWindows:
         """The step on the worker."""
         kinds, raws = arrow_types(self.part_fields), self.raw_fields
-        natives = [one.aggregator.native_name for one in self.aggregations] + ([""] if self.rows else [])
+        natives = [own_name(one.aggregator) for one in self.aggregations] + ([""] if self.rows else [])
         parts = tuple(Part(*one) for one in zip(names_of(self.part_fields), kinds, natives))
         keys = (PANE, *names_of(self.keys))
         late = tuple(zip(names_of(raws), arrow_types(raws)))
@@ -187,7 +188,7 @@ def why_no_parts(kept: KeptParts) -> str | None:
         return found
     for one in kept.aggregations:
         (output,) = one.outputs
-        if combine_of(one.aggregator.native_name, arrow_type(output.dataType)) is None:
+        if combine_of(own_name(one.aggregator), arrow_type(output.dataType)) is None:
             return f"values of {one.aggregator!r} of type {output.dataType.simpleString()} are combined by Spark alone"
     return None
 
@@ -248,7 +249,7 @@ class PanesOp(Operation):
 def _of_row(aggregation: Aggregation) -> Any:
     """The part of one row."""
     kind = aggregation.outputs[0].dataType
-    if aggregation.aggregator.native_name == "count":
+    if own_name(aggregation.aggregator) == "count":
         return F.lit(1).cast("long")
     value, zero = column(aggregation.inputs[0]).cast(kind), aggregation.aggregator.zero()
     return value if zero is None else F.coalesce(value, F.lit(zero).cast(kind))

@@ -17,7 +17,7 @@ from trident.states.core import storage
 from trident.states.core.descriptor import load_descriptor
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed.state_copy import CopyHealth, StateCopy
+from trident.states.keyed.state_copy import CopyHealth, LogIsPast, StateCopy
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,24 @@ class StateCopies:
     def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
         """The copies of some states as of a transaction that has advanced; None where one of them has none."""
         try:
+            return self.as_of_or_past(states, txid)
+        except LogIsPast as error:
+            log.debug("states are read from their tables: %s", error)
+        return None
+
+    def as_of_or_past(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
+        """As :meth:`as_of`, for those who can wait.
+
+        Raises:
+            LogIsPast: a state's log has a later transaction already, which is about to advance.
+        """
+        try:
             return {state: self._copy(state).as_of(txid) for state in states}
+        except LogIsPast:
+            raise
         except StaleCopy as error:
             log.debug("states are read from their tables: %s", error)
-        except (OSError, TridentError) as error:
+        except Exception as error:  # a text that is not UTF-8 among them, which Spark can read
             self._failed(states, error)
         return None
 
@@ -81,7 +95,7 @@ class StateCopies:
         for state in self._states:
             try:
                 self._copy(state).as_of(None)
-            except (OSError, TridentError) as error:
+            except Exception as error:
                 log.debug("the local copy of %s cannot follow now: %s", state, error)
                 self.renew([state])
 
@@ -132,7 +146,13 @@ class StateCopies:
         """
         with self._lock:
             copy = self._copies.get(state)
-        return None if copy is None else copy.held(txid)
+        try:
+            return None if copy is None else copy.held(txid)
+        except TridentError:
+            raise
+        except Exception as error:
+            self._failed([state], error)
+            return None
 
     def failed(self, state: str, reason: str) -> None:
         """Tells that a worker could not use a copy, and why: it is built again, a few times."""
@@ -141,6 +161,13 @@ class StateCopies:
         if copy is not None:
             copy.drop()
         self._failed([state], reason)
+
+    def damaged(self, state: str, copy: CopyAsOf, reason: str) -> None:
+        """Tells that a copy could not be used, which may have gone on since; one that has not is built again."""
+        with self._lock:
+            kept = self._copies.get(state)
+        if kept is not None and kept.is_still(copy):
+            self.failed(state, reason)
 
     def health(self) -> tuple[CopyHealth, ...]:
         """How the copies of all states do, by name; waits for no build."""

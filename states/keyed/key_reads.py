@@ -141,8 +141,9 @@ def held_values(copies: StateCopies, name: str, keys: AskedKeys, txid: int) -> l
             return None
         try:
             found = look_up(copy.folder, keys.codes, copy.mark)
-        except StaleCopy:
-            continue  # a transaction advanced meanwhile
+        except StaleCopy as error:
+            copies.damaged(name, copy, str(error))  # unless a transaction advanced meanwhile
+            continue
         codec = RowCodec(copy.schema, copy.keys)
         values = as_python(name, codec.values, codec.decode_values(found))
         return [None if row is None else one for row, one in zip(found, values, strict=True)]

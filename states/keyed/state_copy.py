@@ -51,6 +51,10 @@ class _NotNow(StaleCopy):
     """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
 
 
+class LogIsPast(_NotNow):
+    """The log has a later transaction than the one that is asked for: it is decided, and about to advance."""
+
+
 @dataclass(frozen=True)
 class CopyHealth:
     """How the local copy of one state does.
@@ -168,6 +172,16 @@ class StateCopy:
             except StaleCopy:
                 return None
 
+    def is_still(self, copy: CopyAsOf) -> bool:
+        """Tells whether that is what is kept now: it has not gone on, nor been built anew. Damaged ones count too."""
+        with self._lock:
+            if self._copy is None or self._copy.folder != copy.folder:
+                return False
+            try:
+                return self._copy.mark == copy.mark
+            except StaleCopy:
+                return True
+
     def health(self) -> CopyHealth:
         """How it does; waits for no build."""
         copy, builder = self._copy, self._builder
@@ -241,12 +255,12 @@ class StateCopy:
         """The mark of the state as of a transaction.
 
         Raises:
-            _NotNow: the log is past the transaction.
+            LogIsPast: it is past the transaction.
         """
         check_own(self._state, logged.path, logged.control)
         txid = logged.control.txid if txid is None else txid
         if logged.control.txid > txid:
-            raise _NotNow(f"the log of state {self._state.name} is past transaction {txid}")
+            raise LogIsPast(f"the log of state {self._state.name} is past transaction {txid}")
         return CopyMark(self._state.incarnation, txid, self._digest, _commit(logged.control))
 
     def _is_followed(self, held: CopyMark) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import TimestampType
 
 from tests.topology_helpers import WAIT_SECS, starter
 from trident import (
@@ -24,10 +27,14 @@ from trident import (
     expr,
 )
 from trident.coordinators import faults
-from trident.drpc.in_driver import AnswersHere
+from trident.drpc.in_driver import AnswersHere, StatesAsOf
 from trident.drpc.requests import DrpcRequests
+from trident.drpc.values import as_json
 from trident.planning.requests import drpc_plans
 from trident.running.query import TopologyQuery
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
+from trident.states.publishing.user_tasks import BatchInfo
 
 BATCHES = 8
 BATCH = [("a", 1), ("a", 2), ("b", 3)]
@@ -148,3 +155,82 @@ def test_nothing_of_a_transaction_that_has_not_advanced_is_seen(
         faults.disarm()
         query.process_all_available(WAIT_SECS)
         assert query.execute("count", "a")[0].n == 2
+
+
+def test_a_damaged_copy_that_only_requests_read_is_built_again(query: TopologyQuery, by_spark: list[str]) -> None:
+    query.process_all_available(WAIT_SECS)
+    assert ask(query) == BATCHES
+    copies = reading(query)._states._copies("rows")
+    assert copies is not None
+    before = copies.as_of(["sums"], BATCHES)
+    assert before is not None
+    damage(before["sums"], "a")
+    assert ask(query) == BATCHES and not by_spark
+    after = copies.as_of(["sums"], BATCHES)
+    assert after is not None and after["sums"].folder != before["sums"].folder
+    damage(after["sums"], "b")
+    assert query.get("sums", "b") == {"sum": 3 * BATCHES}
+    assert copies.held("sums", BATCHES) is None, "the next batch or request builds it again"
+
+
+def reading(query: TopologyQuery) -> DrpcRequests:
+    """What answers the requests of a query that leads."""
+    requests = query._reporter.front._requests
+    assert requests is not None
+    return requests
+
+
+def damage(copy: CopyAsOf, word: str) -> None:
+    """Changes what a copy holds for a key, below LMDB."""
+    (code,) = RowCodec(copy.schema, copy.keys).encode_keys(pa.table({"word": [word]}))
+    path = copy.folder / "data.mdb"
+    name, bytes_, at = b"k" + code, path.read_bytes(), -1
+    with open(path, "r+b") as file:
+        while (at := bytes_.find(name, at + 1)) >= 0:
+            place = at + len(name)
+            file.seek(place)
+            file.write(bytes([bytes_[place] ^ 0xFF]))
+    with pytest.raises(StaleCopy, match="damaged"):
+        look_up(copy.folder, [code], copy.mark)
+
+
+def test_tasks_on_other_hosts_are_not_sent_to_the_leaders_copies(
+    query: TopologyQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.process_all_available(WAIT_SECS)
+    requests, asked = reading(query), []
+    assert requests._workers_are_here
+    real = StatesAsOf.get
+    monkeypatch.setattr(StatesAsOf, "get", lambda *args: (asked.append(True), real(*args))[1])
+    for here in (True, False):
+        asked.clear()
+        monkeypatch.setattr(requests, "_workers_are_here", here)
+        assert [tuple(row) for row in query.execute("shouted", "a")] == [("a", 2 * BATCHES, "a!")]
+        assert bool(asked) == here
+
+
+def test_a_request_does_not_wait_where_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    monkeypatch.setattr(AnswersHere, "_moved", lambda *args: bool(waits.append(True)))
+    plan, info = drpc_plans(made().graph)["all"], BatchInfo("request", "", 0, {})
+    here = AnswersHere(StatesAsOf(lambda group: None, dict.fromkeys(plan.groups, lambda: 1)), True)
+    assert here.answer(plan, ("a",), info, time.monotonic() + 60) is None and not waits
+
+
+@pytest.mark.parametrize("hour", [0, 1])
+def test_a_time_in_the_hour_that_comes_twice_stays_itself(
+    query: TopologyQuery, monkeypatch: pytest.MonkeyPatch, hour: int
+) -> None:
+    asked = dt.datetime(2026, 10, 25, hour, 30, tzinfo=dt.timezone.utc)
+    values = [*VALUES[0][:7], asked, *VALUES[0][8:]]
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        (here,) = query.execute("same", *values)
+        monkeypatch.setattr(AnswersHere, "answer", lambda *args: None)
+        (there,) = query.execute("same", *values)
+        assert as_json(here.h, TimestampType()) == as_json(there.h, TimestampType()) == asked.isoformat()
+        assert here.h.fold == there.h.fold == hour and here == there and here.__fields__ == there.__fields__
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
 from trident.spark.rows import arrow_rows
 from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.keyed.copies import StateCopies
+from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.own_steps import LeftToSpark
+from trident.workers.reports import STALE, find_report
 
 # Longer arguments may become more rows than this process should work on beside its threads.
 _ARGUMENT_CHARS_MAX = 64 << 10
@@ -44,7 +48,11 @@ class StatesAsOf:
         return {group: self._advanced[group]() for group in plan.groups}
 
     def get(self, plan: DrpcPlan, as_of: Mapping[str, int]) -> dict[str, CopyAsOf] | None:
-        """The copies of the states of a function as of these transactions; None where one of them has none."""
+        """The copies of the states of a function as of these transactions; None where one of them has none.
+
+        Raises:
+            LogIsPast: a state's log has a later transaction already, which is about to advance.
+        """
         found: dict[str, CopyAsOf] = {}
         for group, txid in as_of.items():
             copied = plan.lowered.copied_states
@@ -55,19 +63,27 @@ class StatesAsOf:
                 known = self._known.get((group, states))
                 if known is None or known[0] != txid:
                     copies = self._copies(group)
-                    made = None if copies is None else copies.as_of(states, txid)
+                    made = None if copies is None else copies.as_of_or_past(states, txid)
                     if made is None:
                         return None
                     known = self._known[group, states] = (txid, made)
             found |= known[1]
         return found
 
-    def forget(self, plan: DrpcPlan) -> None:
-        """A copy was not what its mark says: the next request asks for it anew."""
+    def could_not_use(self, plan: DrpcPlan, used: Mapping[str, CopyAsOf], error: BaseException) -> None:
+        """A copy was not what its mark says: the next request asks for it anew.
+
+        Most often it has gone on since. One that has not is damaged, and is built again.
+        """
         for group in plan.groups:
             with self._locks[group]:
                 for key in [key for key in self._known if key[0] == group]:
                     del self._known[key]
+        report = find_report(error, STALE)
+        if report is not None and report["state"] in used:
+            copies = self._copies(plan.states[report["state"]][1])
+            if copies is not None:
+                copies.damaged(report["state"], used[report["state"]], report["error"])
 
 
 class AnswersHere:
@@ -92,19 +108,33 @@ class AnswersHere:
         inputs = {plan.function: arrow_rows([values], plan.arguments)}
         for _ in range(_TRIES):
             as_of = self._states.pinned(plan)
-            copies = self._states.get(plan, as_of)
-            if copies is not None:
-                try:
-                    table = plan.in_driver.run(inputs, info, copies)[RESULT]
-                    rows = ArrowTableToRowsConversion.convert(table, plan.result, binary_as_bytes=self._binary_as_bytes)
-                    return [row for row in rows if isinstance(row, Row)], as_of
-                except StaleCopy:
-                    self._states.forget(plan)
-                except (LeftToSpark, PySparkException, OverflowError, ValueError):
-                    return None  # Spark says what becomes of it
-            if not self._moved(plan, as_of, deadline):
+            try:
+                copies = self._states.get(plan, as_of)
+            except LogIsPast:
+                if not self._moved(plan, as_of, deadline):
+                    return None
+                continue
+            if copies is None:
                 return None
+            try:
+                return self._rows(plan.in_driver.run(inputs, info, copies)[RESULT], plan.result), as_of
+            except StaleCopy as error:
+                self._states.could_not_use(plan, copies, error)
+            except (LeftToSpark, PySparkException, OverflowError, ValueError):
+                return None  # Spark says what becomes of it
         return None
+
+    def _rows(self, table: pa.Table, schema: StructType) -> list[Row]:
+        """Rows as Spark's ``collect`` gives them."""
+        times = [at for at, field in enumerate(schema) if isinstance(field.dataType, TimestampType)]
+        fields = list(schema)
+        for at in times:  # PySpark's way from Arrow loses which one of an hour that comes twice it is
+            table = table.set_column(at, fields[at].name, table.column(at).cast(pa.int64()))
+            fields[at] = StructField(fields[at].name, LongType())
+        whole = StructType(fields)
+        rows = ArrowTableToRowsConversion.convert(table, whole, binary_as_bytes=self._binary_as_bytes)
+        found = [row for row in rows if isinstance(row, Row)]
+        return [_with_times(row, times) for row in found] if times else found
 
     def _moved(self, plan: DrpcPlan, as_of: Mapping[str, int], deadline: float) -> bool:
         """Waits for a transaction that is published and will advance; False where none does."""
@@ -114,3 +144,10 @@ class AnswersHere:
                 return True
             time.sleep(0.001)
         return False
+
+
+def _with_times(row: Row, times: Sequence[int]) -> Row:
+    values = list(row)
+    for at in times:
+        values[at] = None if values[at] is None else TimestampType().fromInternal(values[at])
+    return Row(**dict(zip(row.__fields__, values, strict=True)))

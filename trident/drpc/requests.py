@@ -30,9 +30,11 @@ from trident.planning.results import RESULT
 from trident.spark.jobs import cancel_group
 from trident.spark.rows import to_dataframe
 from trident.states.core.binding import InProcessKind, StateBinding
+from trident.states.core.host_bound import is_local_master
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.frames import StoredFrames
+from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
 from trident.workers.reports import SPARKS, STALE, find_report
@@ -112,6 +114,7 @@ class DrpcRequests:
     ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
+        self._workers_are_here = is_local_master(self._context.master)
         self._frames = StoredFrames(spark, engine, warehouse)
         self._config = {"topology": topology, "spark_master": self._context.master}
         self._states = StatesAsOf(copies, advanced)
@@ -203,15 +206,24 @@ class DrpcRequests:
         def stored(binding: StateBinding, keys: "DataFrame | None") -> "DataFrame":
             return self._frames(binding, keys, as_of[binding.name], pin.memory.get(binding.name))
 
-        copied = self._states.get(plan, pin.as_of) if plan.lowered.copied_states else None
+        copied = self._copied(plan, pin)
         if copied is not None:
             try:
                 return self._collected(plan, asked, info, stored, request, copied)
             except Exception as error:
                 if find_report(error, STALE, SPARKS) is None:
                     raise
-                self._states.forget(plan)
+                self._states.could_not_use(plan, copied, error)
         return self._collected(plan, asked, info, stored, request, None)
+
+    def _copied(self, plan: DrpcPlan, pin: _Pin) -> dict[str, CopyAsOf] | None:
+        """The local copies that a request's job can use; None: it reads the tables."""
+        if not self._workers_are_here or not plan.lowered.copied_states:
+            return None  # tasks on other hosts do not find them
+        try:
+            return self._states.get(plan, pin.as_of)
+        except LogIsPast:
+            return None
 
     def _collected(
         self,

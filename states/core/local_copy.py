@@ -136,7 +136,7 @@ class LocalCopy:
             raise StaleCopy(f"there can be no copy in {folder}", found=error) from error
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._env, self._file = _opened(folder, bytes_max)
+            self._opened = _opened(folder, bytes_max)
         except OSError as error:
             self._owner.close()
             raise StaleCopy(f"the copy in {folder} cannot be written", found=error) from error
@@ -147,8 +147,8 @@ class LocalCopy:
     @property
     def mark(self) -> CopyMark | None:
         """The mark of its content; None where it is empty, or was being filled when its writer died."""
-        with _refused(self.folder), self._env.begin() as txn:
-            return _mark(txn, self._file)
+        with _refused(self.folder), self._opened as env, env.begin() as txn:
+            return _mark(txn, self._opened.file)
 
     @property
     def disk_bytes(self) -> int:
@@ -176,20 +176,20 @@ class LocalCopy:
         Raises:
             StaleCopy: it is not empty, or the disk refused; then it has no mark.
         """
-        with _refused(self.folder):
-            with self._env.begin() as txn:
+        with _refused(self.folder), self._opened as env:
+            with env.begin() as txn:
                 if txn.stat()["entries"]:
                     raise StaleCopy(f"the copy in {self.folder} is not empty")
             for table in sort_by((_entries(batch) for batch in batches), "name", self.folder, run_bytes):
                 kept = _last_of_each(table) if combine is None else _combined_of_each(self.folder, table, combine)
                 # In order: each page is filled once, and none is split.
                 pairs = _named(kept)
-                with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                with env.begin(write=True) as txn, txn.cursor() as cursor:
                     cursor.putmulti(self._index_of(kept))  # below all other entries
                     if cursor.putmulti(pairs, append=True, overwrite=False)[1] != kept.num_rows:
                         raise StaleCopy(f"the rows for the copy in {self.folder} came out of order")
-            with self._env.begin(write=True) as txn:
-                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
+            with env.begin(write=True) as txn:
+                txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
 
     def apply(
         self,
@@ -210,9 +210,9 @@ class LocalCopy:
         Raises:
             StaleCopy: it holds something else, or the disk refused; nothing changed.
         """
-        with _refused(self.folder), self._env.begin(write=True) as txn:
-            self._env.reader_check()  # a worker that was killed while it read would keep old pages for ever
-            _require(txn, before, self.folder, self._file)
+        with _refused(self.folder), self._opened as env, env.begin(write=True) as txn:
+            env.reader_check()  # a worker that was killed while it read would keep old pages for ever
+            _require(txn, before, self.folder, self._opened.file)
             changed = dict(rows) if combine is None else self._combined(txn, rows, combine)
             keys = sorted(changed)  # neighbours share pages
             if self._order is not None:
@@ -227,7 +227,7 @@ class LocalCopy:
                     txn.delete(_name(key))
                 else:
                     txn.put(*_entry(key, value))
-            txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._file)))
+            txn.put(_MARK, msgspec.msgpack.encode(_Held(after, self._opened.file)))
 
     def _index(self, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The entries of the index for some rows, in their order."""
@@ -256,13 +256,13 @@ class LocalCopy:
 
     def get(self, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
         """As :func:`look_up`, in the process that writes."""
-        return _look_up((self._env, self._file), self.folder, keys, mark)
+        return _look_up(self._opened, self.folder, keys, mark)
 
     def in_order(
         self, mark: CopyMark, first: int | None = None, below: int | None = None, limit: int | None = None
     ) -> list[Placed]:
         """As :func:`in_order`, in the process that writes."""
-        return _in_order((self._env, self._file), self.folder, mark, (first, below, limit))
+        return _in_order(self._opened, self.folder, mark, (first, below, limit))
 
     def close(self) -> None:
         """Leaves the copy to the next process on this host."""
@@ -285,9 +285,8 @@ def look_up(folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes |
 
 
 def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMark) -> list[bytes | None]:
-    env, file = opened
-    with _refused(folder), env.begin(buffers=True) as txn:
-        _require(txn, mark, folder, file)
+    with _refused(folder), opened as env, env.begin(buffers=True) as txn:
+        _require(txn, mark, folder, opened.file)
         return [_value(folder, key, txn.get(_name(key))) for key in keys]
 
 
@@ -312,9 +311,9 @@ def in_order(
 def _in_order(
     opened: _Opened, folder: Path, mark: CopyMark, asked: tuple[int | None, int | None, int | None]
 ) -> list[Placed]:
-    (env, file), (first, below, limit), found = opened, asked, list[Placed]()
-    with _refused(folder), env.begin() as txn, txn.cursor() as cursor:
-        _require(txn, mark, folder, file)
+    (first, below, limit), found = asked, list[Placed]()
+    with _refused(folder), opened as env, env.begin() as txn, txn.cursor() as cursor:
+        _require(txn, mark, folder, opened.file)
         end = None if below is None else _placed(below)
         more = cursor.set_range(_INDEX if first is None else _placed(first))
         while more and (limit is None or len(found) < limit):
@@ -458,11 +457,50 @@ def _refused(folder: Path) -> Iterator[None]:
         raise StaleCopy(f"the copy in {folder} cannot be used", found=error) from error
 
 
-# An environment, and the file that it has open.
-_Opened = tuple[lmdb.Environment, str]
+class _Opened:
+    """An environment for ``with``: it is unmapped when it is to be closed and the last thread has left it.
 
-# One environment a process and folder: LMDB's locks are those of the process, and a second one would end them.
-_environments: dict[tuple[str, str], lmdb.Environment] = {}
+    A thread that reads from an environment that another one closes would end the process.
+
+    Attributes:
+        key: its folder and its file.
+        env: only for those who are inside.
+        file: that it has open.
+    """
+
+    __slots__ = ("key", "env", "file", "_inside", "_ends")
+
+    def __init__(self, key: tuple[str, str], env: lmdb.Environment) -> None:
+        self.key, self.env, self.file = key, env, key[1]
+        self._inside, self._ends = 0, False
+
+    def __enter__(self) -> lmdb.Environment:
+        with _lock:
+            self._inside += 1
+            return self.env
+
+    def __exit__(self, *raised: object) -> None:
+        with _lock:
+            self._inside -= 1
+            if self._ends:
+                self.end()
+
+    def goes_on(self) -> _Opened:
+        """It is asked for again. The caller has the lock."""
+        self._ends = False
+        return self
+
+    def end(self) -> None:
+        """Closes it, now or when the last thread has left it. The caller has the lock."""
+        self._ends = True
+        if not self._inside:
+            if _environments.get(self.key) is self:
+                del _environments[self.key]
+            self.env.close()
+
+
+# One environment a process and file: LMDB's locks are those of the process, and a second one would end them.
+_environments: dict[tuple[str, str], _Opened] = {}
 _lock = threading.Lock()
 _pid = os.getpid()
 
@@ -485,12 +523,12 @@ def _opened(folder: Path, bytes_max: int | None) -> _Opened:
             file = _file(data)
             known = _environments.get((str(folder), file))
             if known is not None:
-                return known, file
+                return known.goes_on()
         except FileNotFoundError:
             if bytes_max is None:
                 raise StaleCopy(f"there is no copy in {folder}") from None
         for key in [key for key in _environments if key[0] == str(folder) or not os.path.exists(key[0])]:
-            _environments.pop(key).close()  # it was deleted, and perhaps made again: its file would take space on
+            _environments[key].end()  # it was deleted, and perhaps made again: its file would take space on
         try:
             env = lmdb.open(
                 str(folder),
@@ -509,15 +547,15 @@ def _opened(folder: Path, bytes_max: int | None) -> _Opened:
         if data.stat().st_size < (env.info()["last_pgno"] + 1) * env.stat()["psize"] and env.info()["last_txnid"]:
             env.close()
             raise StaleCopy(f"the copy in {folder} was cut short")
-        file = _file(data)
-        _environments[str(folder), file] = env
-        return env, file
+        opened = _Opened((str(folder), _file(data)), env)
+        _environments[opened.key] = opened
+        return opened
 
 
 def _forget(folder: Path) -> None:
     with _lock:
         for key in [key for key in _environments if key[0] == str(folder)]:
-            _environments.pop(key).close()
+            _environments[key].end()
 
 
 def new_folder(base: Path) -> Path:

@@ -244,6 +244,59 @@ def test_a_copy_that_is_deleted_while_it_is_read_gives_no_other_ones_values(copy
     again.close()
 
 
+READ_WHILE_IT_GOES = """
+import sys, threading
+from pathlib import Path
+from tests.states.core.test_local_copy import BYTES_MAX, filled, mark
+from trident.states.core import local_copy
+from trident.states.core.local_copy import LocalCopy, look_up
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+reads, goes = threading.Event(), threading.Event()
+real = local_copy._value
+
+def held(*args):
+    if threading.current_thread() is reader:
+        reads.set()
+        assert goes.wait(60)
+    return real(*args)
+
+def read():
+    found.append(look_up(folder, [b"a"], mark(1)))
+
+copy, found = filled(LocalCopy(folder, BYTES_MAX), a=b"1" * 5000), []
+local_copy._value, reader = held, threading.Thread(target=read)
+reader.start()
+assert reads.wait(60)
+if how == "opened again":
+    copy.close()
+    copy = filled(LocalCopy(folder.with_name("other"), BYTES_MAX), a=b"other")  # takes memory
+    again = LocalCopy(folder, BYTES_MAX)
+    goes.set()
+    reader.join()
+    assert again.get([b"a"], mark(1)) == [b"1" * 5000]
+    again.close()
+else:
+    copy.delete()
+    other = filled(LocalCopy(folder, BYTES_MAX), a=b"other")
+    goes.set()
+    reader.join()
+    assert look_up(folder, [b"a"], mark(1)) == [b"other"]
+    other.close()
+assert found == [[b"1" * 5000]], found
+maps = Path("/proc/self/maps")
+mapped = [line for line in maps.read_text().splitlines() if str(folder) in line] if maps.exists() else []
+assert not mapped, mapped
+"""
+
+
+@pytest.mark.parametrize("how", ["deleted", "opened again"])
+def test_a_thread_that_reads_goes_on_while_another_one_lets_go_of_the_copy(tmp_path, how):
+    program = [sys.executable, "-c", READ_WHILE_IT_GOES, str(tmp_path / "copy"), how]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_reader_lets_go_of_copies_that_were_deleted(tmp_path):
     for number in range(3):
@@ -337,7 +390,7 @@ def test_an_order_that_fails_in_the_middle_changes_nothing(tmp_path):
 def test_a_damaged_order_gives_no_row(tmp_path, harm):
     copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
     copy.fill([arrays([(LONG, b"5"), (b"b", b"6 looked for")])], mark(1))
-    with copy._env.begin(write=True) as txn:
+    with copy._opened.env.begin(write=True) as txn:
         if harm == "entry of the index":
             name = next(name for name, _ in txn.cursor() if name[:1] == b"i")
             txn.put(name, b"\0\0\0\0")
@@ -364,11 +417,11 @@ def test_a_reader_that_was_killed_keeps_no_old_pages(copy):
     command = [sys.executable, "-c", _READER, str(copy.folder)]
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert reader.stdout.readline() == "reads\n"
-    assert f"{reader.pid} " in copy._env.readers()
+    assert f"{reader.pid} " in copy._opened.env.readers()
     reader.kill()
     reader.communicate()
     copy.apply([(b"a", b"2")], mark(1), mark(2))
-    assert f"{reader.pid} " not in copy._env.readers()
+    assert f"{reader.pid} " not in copy._opened.env.readers()
 
 
 _WRITER = """

@@ -124,6 +124,14 @@ def test_08_windows(run: Run) -> None:
     assert "clicks 3 to 5: home" in out and "clicks 6" not in out
 
 
+def test_11_event_time(run: Run) -> None:
+    out = run("11_event_time.py")
+    assert "ann was here from 12:01 to 12:18: 2 views\nbob was here from 12:02 to 12:12: 1 views\n" in out
+    assert "ann viewed the boots: bought with b1\n" in out and "bob viewed the hat: not bought\n" in out
+    assert out.count("bob viewed") == 1, "a view that is reported twice"
+    assert "ann did nothing until 13:10, after 3 views\n" in out and "zoe did nothing" not in out
+
+
 def test_06_joins(run: Run) -> None:
     out = run("06_joins.py")
     assert "|      o3|ann|   5.0|  card| p-103|" in out and "|      o4|eve|   7.5|  NULL|  NULL|" in out

@@ -1,6 +1,8 @@
 """The process that `restart` starts and kills; tells its steps on standard output, as JSON lines.
 
-python -m benchmarks.restart_child trident|stream|spark FILES FOLDER LINES
+python -m benchmarks.restart_child trident|stream|spark FILES FOLDER LINES use|make|none
+
+The last says of the archive of Spark's classes: used where there is one, made at the end, or neither.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ def _tell(step: str, at: float | None = None) -> None:
     print(json.dumps({"step": step, "at": time.time() if at is None else at}), flush=True)
 
 
-def main(mode: str, files: Path, folder: Path, lines: int) -> None:
+def main(mode: str, files: Path, folder: Path, lines: int, archive: str) -> None:
     _tell("python", _PYTHON_AT)
     import trident  # noqa: F401
     from benchmarks import words
     from trident import DeltaMapState
+    from trident.spark.class_archive import SETTING, make_now
     from trident.spark.session import make_session
 
     _tell("imported")
-    spark = make_session("restart", {"spark.driver.memory": "1g"})
+    classes = {SETTING: "false"} if archive == "none" else {}
+    spark = make_session("restart", {"spark.driver.memory": "1g", **classes})
     _tell("spark")
     if mode == "spark":
         spark.range(1000).selectExpr("sum(id)").collect()
@@ -37,6 +41,8 @@ def main(mode: str, files: Path, folder: Path, lines: int) -> None:
         _stream(spark, files, folder)
     else:
         _trident(spark, words.topology("words", files, DeltaMapState("counts"), lines), folder)
+    if archive == "make":
+        make_now(spark, 600)
     _tell("kill")
     time.sleep(60)  # for the parent to kill it
 
@@ -89,4 +95,4 @@ def _stream(spark: object, files: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -42,14 +42,29 @@ def find_java() -> tuple[str, int]:
     return path, major
 
 
-@functools.lru_cache(maxsize=8)
+def java_identity() -> tuple[str, str]:
+    """The Java that Spark would use: its path without links, and all that it says of its version and its maker.
+
+    Raises:
+        JavaProblem: as :func:`find_java`.
+    """
+    path, _ = find_java()
+    return os.path.realpath(path), _version_text(path)[1]
+
+
 def _java_major(path: str) -> int | str:
     """The major version, or what was printed instead of one."""
+    works, output = _version_text(path)
+    # "1.8.0_402" is Java 8; since 9 the first number is the major version.
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(found[1]) if found and works else output.strip()[:300]
+
+
+@functools.lru_cache(maxsize=8)
+def _version_text(path: str) -> tuple[bool, str]:
+    """Tells whether this Java works, with its output or the problem."""
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, errors="replace")
     except (OSError, subprocess.SubprocessError) as problem:
-        return str(problem)
-    output = done.stderr + done.stdout
-    # "1.8.0_402" is Java 8; since 9 the first number is the major version.
-    found = re.search(r'version "(?:1\.)?(\d+)', output)
-    return int(found[1]) if found and done.returncode == 0 else output.strip()[:300]
+        return False, str(problem)
+    return done.returncode == 0, done.stderr + done.stdout

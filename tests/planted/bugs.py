@@ -46,6 +46,7 @@ SUITES = {
     "test_timed_rules": "event time",
     "test_timed": "event time",
     "test_kept_plans": "kept plans",
+    "test_class_archive": "starting",
     "test_matrix": "matrix",
 }
 
@@ -392,6 +393,11 @@ PLANTED: dict[str, Caught] = {
     "131-copy-is-dropped-when-the-log-is-past-it": spark(
         "DID NOT RAISE|assert",
         "state_copy.py::test_a_log_that_is_past_the_transaction_costs_no_copy",
+    ),
+    # --- starting: trident/spark/class_archive.py
+    "138-archive-of-classes-is-not-looked-at": spark(
+        "assert",
+        "class_archive.py::test_a_damaged_archive_is_not_used",
     ),
     # --- the late part in the driver: trident/workers/arrow_plan.py, own_steps.py
     "107-driver-takes-the-users-steps": pure(

@@ -31,6 +31,8 @@ _COPY = "a copy is disposable: whatever fails in it, the tables are read"
 
 _WORKER = "runs in the process that merges: inside the job that compact.write encloses"
 
+_ARCHIVE = "an archive of classes is disposable: without it a JVM starts as always"
+
 _PROBE = "asks, before anything runs, whether a cluster's hosts share the warehouse; nothing reads it again"
 
 # function → (how many such calls it has, why none of them needs a fault point of its own)
@@ -154,6 +156,13 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/tuples/round_resets.py:RoundResets.end": (1, _SPACE),
     "trident/streams/run_batch.py:run_batch": (1, _NO_BATCH),
     "trident/running/runner.py:SparkBatchRunner._resolve": (1, _SPACE),
+    "trident/spark/class_archive.py:give_up": (3, _ARCHIVE),
+    "trident/spark/class_archive.py:is_whole": (1, _ARCHIVE),
+    "trident/spark/class_archive.py:write_facts": (1, _ARCHIVE),
+    "trident/spark/class_archive_maker.py:_make": (6, _ARCHIVE),
+    "trident/spark/class_archive_maker.py:_prune": (3, _ARCHIVE),
+    "trident/spark/class_archive_maker.py:_step_back": (1, _ARCHIVE),
+    "trident/spark/class_archive_maker.py:main": (3, _ARCHIVE),
     "trident/spark/jars.py:_resolve": (1, "makes a session; no batch"),
     "trident/spark/jars.py:_write_list": (1, "makes a session; no batch"),
     "trident/spark/jars.py:cache_folder": (1, "makes a session; no batch"),

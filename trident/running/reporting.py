@@ -21,6 +21,7 @@ from trident.running.site import SparkSite
 from trident.running.standby_copies import StandbyCopies
 from trident.running.status import AttemptStatus, CopyStatus, GroupStatus, StatusWriter, TopologyStatus
 from trident.running.warm_up import WarmUp
+from trident.spark.class_archive import make_later
 
 if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
@@ -51,6 +52,7 @@ class Reporter:
         self._copies: StandbyCopies | None = None
         self._leads_last = False  # of all that is known here: no other process has led since
         self._final_groups: tuple[GroupStatus, ...] = ()
+        self._has_advanced = False
 
     # --- the listener's calls ---------------------------------------------------------------------
 
@@ -126,6 +128,9 @@ class Reporter:
         self._final_groups = self._group_statuses() or self._final_groups
 
     def advanced(self, group: str, attempt: TransactionAttempt, info: Mapping[str, Any]) -> None:
+        if not self._has_advanced:
+            self._has_advanced = True
+            make_later(self.site.spark)
         self.progress.transaction(
             {
                 "group": group,

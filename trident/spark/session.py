@@ -20,13 +20,14 @@ from typing import Any
 
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from trident.config import TridentConfig
 from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
-from trident.spark import kept_plans_jar
+from trident.spark import class_archive, kept_plans_jar
 from trident.spark.cluster_files import send_framework
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.log4j import has_own_log4j, log4j_file
@@ -144,6 +145,10 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     if "log4j" not in options and not has_own_log4j():
         quiet = f'"-Dlog4j2.configurationFile={log4j_file().as_uri()}"'
         confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
+    archive = class_archive.jvm_options(given, jars)
+    if archive:
+        options = confs.get("spark.driver.extraJavaOptions", options)
+        confs["spark.driver.extraJavaOptions"] = f"{options} {archive}".strip()
     return confs
 
 
@@ -154,6 +159,8 @@ def spark_settings(config: TridentConfig) -> dict[str, str]:
         settings["spark.driver.memory"] = config.driver_memory
     if config.shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
+    if not config.class_archive:
+        settings[class_archive.SETTING] = "false"
     return settings | dict(config.spark_conf)
 
 
@@ -173,17 +180,27 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
     settings = {"spark.master": "local[*]", **asked}
     _leave_other_than(settings)
+    made_before = SparkContext._active_spark_context is not None
+    try:
+        spark = _made(app_name, settings)
+    except PySparkRuntimeError as error:
+        # No JVM has started: with a damaged archive of classes it may crash.
+        if SparkContext._gateway is not None or not class_archive.give_up(f"the JVM did not start with it: {error}"):
+            raise
+        spark = _made(app_name, settings)
+    if made_before:
+        _warn_of_what_came_too_late(spark, asked)
+    return check_session(spark)
+
+
+def _made(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder.config(key, value)
     configure_spark(builder)
     _check_descriptors()
-    made_before = SparkContext._active_spark_context is not None
     with _secrets_hidden():
-        spark = builder.getOrCreate()
-    if made_before:
-        _warn_of_what_came_too_late(spark, asked)
-    return check_session(spark)
+        return builder.getOrCreate()
 
 
 def ask_for(settings: Mapping[str, str]) -> None:

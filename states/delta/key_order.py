@@ -7,6 +7,7 @@ whose bounds hold it. Bounds decide, never the order: files of earlier releases 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,14 @@ def in_order(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     keys = [name for name in columns if not pa.types.is_nested(table.schema.field(name).type)]
     if not keys or table.num_rows < 2:
         return table
-    return table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in keys]))
+    return table.take(positions_in_order([table.column(name) for name in keys]))
+
+
+def positions_in_order(keys: Sequence[Any]) -> pa.Array:
+    """The positions of rows in the order of one or more columns, ascending, nulls last; equal rows stay in order."""
+    # By numbered names: Arrow would take a name that begins with "." or "[" for a path into a struct.
+    rows = pa.table({f"k{n}": key for n, key in enumerate(keys)})
+    return pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_end") for name in rows.column_names])
 
 
 def rows_in_a_group(rows: int) -> int:

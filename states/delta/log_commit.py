@@ -163,7 +163,7 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
     Raises:
         CommitConflict: another writer has the version, or the table is not the one that was read; nothing happened.
         TableError: the disk refused; nothing happened.
-        EntryMayBeLost: the commit was there; the disk refused to flush it, or it is gone again.
+        EntryMayBeLost: the commit was there; the disk then refused something, or it is gone again.
     """
     try:
         storage.flush(draft)
@@ -186,16 +186,16 @@ def publish_draft(path: str, version: int, draft: str, base: Signature | None) -
             raise _lost(path, version, error) from error
         except OSError as error:
             raise _refused(path, version, error) from error
-        _turn_rivals_away(folder, version)
-        there = signature_in(folder, version)
-        if there is None:  # this process was stopped for so long that the log was cleaned up
-            raise EntryMayBeLost("the entry is gone")
-        if there != own:
-            raise _lost(path, version, "a writer that renames over entries has replaced it")
-        folder.delete(f".{version:020d}.json.crc")  # Hadoop's, of another writer: it would make the entry unreadable
         try:
+            _turn_rivals_away(folder, version)
+            there = signature_in(folder, version)
+            if there is None:  # this process was stopped for so long that the log was cleaned up
+                raise EntryMayBeLost("the entry is gone")
+            if there != own:
+                raise _lost(path, version, "a writer that renames over entries has replaced it")
+            folder.delete(f".{version:020d}.json.crc")  # Hadoop's, of another writer: it makes the entry unreadable
             folder.flush()
-        except OSError as error:
+        except OSError as error:  # the entry is there: no error behind the claim is a refusal
             raise EntryMayBeLost(error) from error
         return own
 

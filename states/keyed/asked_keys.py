@@ -174,12 +174,12 @@ def asked_keys(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequen
         FieldError: a key has other columns, or a value is not of its column's type.
     """
     rows = key_rows(state, schema, names, keys)
-    columns = [pa.array([row[at] for row in rows], schema.field(name).type) for at, name in enumerate(names)]
+    columns = [_array([row[at] for row in rows], schema.field(name).type) for at, name in enumerate(names)]
     return AskedKeys(pa.table(columns, names=list(names)), codec, len(rows))
 
 
 def key_rows(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The keys that a user asks, each as a tuple in the order of the key columns, of their types.
+    """The keys that a user asks, each as a tuple in the order of the key columns, with the values as they were given.
 
     Args and Raises: as for :func:`asked_keys`.
     """
@@ -187,6 +187,16 @@ def key_rows(state: str, schema: pa.Schema, names: Sequence[str], keys: Sequence
     for at, name in enumerate(names):
         _check(state, name, schema.field(name).type, [row[at] for row in rows])
     return rows
+
+
+def plain_rows(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> list[tuple[Any, ...]]:
+    """Keys that :func:`key_rows` gives, in Python's own values of their columns' types, which Spark asks for.
+
+    Args:
+        schema: of the key columns, in the order of the rows'.
+    """
+    columns = [_array([row[at] for row in rows], field.type).to_pylist() for at, field in enumerate(schema)]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 
 
 def _row(state: str, names: Sequence[str], key: Any) -> tuple[Any, ...]:
@@ -214,14 +224,21 @@ def _check(state: str, name: str, kind: pa.DataType, values: list[Any]) -> None:
         if not _may_be_of(kind, value):
             raise _wrong(state, name, kind, value)
     try:
-        pa.array(values, kind, from_pandas=False)
+        _array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise _wrong(state, name, kind, next((one for one in values if not _converts(one, kind)), values)) from error
 
 
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_nested(kind) or not values:
+        return pa.array(values, kind, from_pandas=False)
+    # One by one: Arrow takes dicts for structs, and tuples, but not both at once.
+    return pa.concat_arrays([pa.array([value], kind, from_pandas=False) for value in values])
+
+
 def _converts(value: Any, kind: pa.DataType) -> bool:
     try:
-        pa.array([value], kind, from_pandas=False)
+        _array([value], kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return False
     return True
@@ -248,6 +265,17 @@ def _may_be_of(kind: pa.DataType, value: Any) -> bool:
         return isinstance(value, datetime.datetime) and (value.tzinfo is not None) == (kind.tz is not None)
     if types.is_date(kind):
         return isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
+    if types.is_struct(kind):
+        if isinstance(value, dict):  # of another name Arrow would make no field, without a word
+            return all(
+                kind.get_field_index(name) >= 0 and _may_be_of(kind.field(name).type, one)
+                for name, one in value.items()
+            )
+        if not isinstance(value, (list, tuple)) or len(value) != kind.num_fields:
+            return False
+        return all(_may_be_of(field.type, one) for field, one in zip(kind, value, strict=True))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return isinstance(value, (list, tuple)) and all(_may_be_of(kind.value_type, one) for one in value)
     return isinstance(value, (dict, list, tuple))
 
 

@@ -10,6 +10,8 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from trident.states.core.copyable import why_not_copied
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.tables import UPTO_COLUMN
 from trident.states.delta import history, log_entries
-from trident.states.delta.kernel import CommitOutcomeUnknown, KernelEngine, TableSnapshot
+from trident.states.delta.kernel import KernelEngine, TableSnapshot, TxnAlreadyApplied
 from trident.states.delta.kernel_files import LiveFile
 from trident.states.delta.staging import fsync_folders
 from trident.states.delta.table_files import NotFollowed, TableFiles
@@ -40,6 +42,10 @@ WRITE = faults.register("compact.write", "writing the files of a native MERGE, b
 
 # More of the log is merged by Spark: the process has it all in memory.
 LOG_BYTES_MAX, LOG_ROWS_MAX = 256 << 20, 10_000_000
+
+
+# So many folders of earlier MERGEs, of which it is not known whether a commit names them, each MERGE looks at.
+_LOOKS = 20
 
 
 class CannotMerge(Exception):
@@ -65,7 +71,8 @@ class FileMerge:
         self._engine, self._plain, self._log = engine, plain, log_path
         self._is_cancelled, self._process = is_cancelled, process
         self._followed: TableFiles | None = None
-        self._looked_at: set[str] = set()  # folders of which it is known whether a commit names their files
+        # Folders that may be left over, the newest first; None before the first look.
+        self._doubtful: list[str] | None = None
 
     def bytes_to_move(self, state: StateDescriptor, plan: MergePlan, plain: TableSnapshot) -> tuple[int, int]:
         """How large the files of the table are that a MERGE would rewrite, at the most, and those of the log.
@@ -74,11 +81,10 @@ class FileMerge:
         """
         self._require_possible(state, plain)
         files, logged = self._files(plain), self._log_files(plan)
-        touched = files
+        changed = files
         if state.keys and all(file.path.startswith(_ordered(state)) for file in files):
-            ranges = [_range(file, state.keys[0]) for file in logged]
-            touched = [file for file in files if any(_meet(_range(file, state.keys[0]), one) for one in ranges)]
-        return sum(file.size for file in touched), sum(file.size for file in logged)
+            changed = touched(files, logged, state.keys[0])
+        return sum(file.size for file in changed), sum(file.size for file in logged)
 
     def merge(
         self,
@@ -125,13 +131,18 @@ class FileMerge:
         )
         try:
             done = self._written(job)
-            after = self._committed(state, plan, plain, files, done, marker, engine_info)
-        except CommitOutcomeUnknown:
+        except BaseException:
+            storage.try_delete(storage.join(self._plain, folder))  # no commit was tried
+            raise
+        try:
+            return self._committed(state, plan, plain, files, done, marker, engine_info), done
+        except (CommitConflict, TxnAlreadyApplied):
+            storage.try_delete(storage.join(self._plain, folder))  # the commit was refused for certain
             raise
         except BaseException:
-            storage.try_delete(storage.join(self._plain, folder))  # no log entry names its files, nor ever will
+            # A log entry may name the files: the next MERGE asks it.
+            self._doubtful = [folder.rpartition("/")[2], *(self._doubtful or [])]
             raise
-        return after, done
 
     def _written(self, job: MergeJob) -> MergedFiles:
         if not job.log_files:
@@ -236,20 +247,27 @@ class FileMerge:
         """Deletes what MERGEs have written that were killed before their commit, or lost it.
 
         A folder is named by the version that its files were to come with: if that version's entry has none of them,
-        none ever will.
+        none ever will. Folders that were there at the first look are gone through over some MERGEs, each once: a table
+        has as many of them as it had MERGEs since its last VACUUM.
         """
         base = storage.join(self._plain, "data", state.incarnation)
-        for name in storage.list_names(base):
-            wanted = name.removeprefix(FOLDER).partition("-")[0]
-            if name in self._looked_at or not name.startswith(FOLDER) or not wanted.isdigit() or int(wanted) > version:
-                continue
-            self._looked_at.add(name)
-            try:
-                adds = log_entries.read_commit(self._plain, int(wanted)).adds
-            except TableError:
-                continue  # cleaned up: VACUUM knows
-            if not any(path.startswith(f"data/{state.incarnation}/{name}/") for path in adds):
-                storage.try_delete(storage.join(base, name))
+        if self._doubtful is None:
+            self._doubtful = sorted(filter(_is_version, storage.list_names(base)), key=_version_of, reverse=True)
+        old = [name for name in self._doubtful if _version_of(name) <= version][:_LOOKS]
+        for name in old:
+            with suppress(TableError):  # cleaned up: VACUUM knows
+                adds = log_entries.read_commit(self._plain, _version_of(name)).adds
+                if not any(path.startswith(f"data/{state.incarnation}/{name}/") for path in adds):
+                    storage.try_delete(storage.join(base, name))
+            self._doubtful.remove(name)
+
+
+def _is_version(folder: str) -> bool:
+    return folder.startswith(FOLDER) and folder.removeprefix(FOLDER).partition("-")[0].isdigit()
+
+
+def _version_of(folder: str) -> int:
+    return int(folder.removeprefix(FOLDER).partition("-")[0])
 
 
 def _ordered(state: StateDescriptor) -> str:
@@ -266,12 +284,47 @@ def _overtaken(path: str, found: object, expected: str) -> CommitConflict:
     )
 
 
-def _range(file: LiveFile, column: str) -> tuple[Any, Any] | None:
-    """The bounds of a column in a file; None where its statistics do not say."""
-    stats: Any = file.stats or {}
-    low, high = (stats.get(part, {}).get(column) for part in ("minValues", "maxValues"))
-    return None if low is None or high is None or stats.get("nullCount", {}).get(column) != 0 else (low, high)
+@dataclass(frozen=True)
+class _Range:
+    """The statistics of a column in a file.
+
+    Attributes:
+        low, high: the bounds of its values; None where they are not known.
+        values, nulls: whether the column may have values, and nulls.
+    """
+
+    low: Any
+    high: Any
+    values: bool
+    nulls: bool
+
+    @classmethod
+    def of(cls, file: LiveFile, column: str) -> _Range:
+        stats: Any = file.stats or {}
+        low, high, nulls = (stats.get(part, {}).get(column) for part in ("minValues", "maxValues", "nullCount"))
+        known = low is not None and high is not None
+        return cls(
+            low if known else None, high if known else None, nulls is None or nulls != file.num_records, nulls != 0
+        )
+
+    def meets(self, other: _Range) -> bool:
+        """Tells whether a value may be in both."""
+        if not self.values or not other.values:
+            return False
+        return self.low is None or other.low is None or bool(self.low <= other.high and other.low <= self.high)
 
 
-def _meet(one: tuple[Any, Any] | None, other: tuple[Any, Any] | None) -> bool:
-    return one is None or other is None or one[0] <= other[1] and other[0] <= one[1]
+def touched(files: Sequence[LiveFile], logged: Sequence[LiveFile], column: str) -> list[LiveFile]:
+    """Those files of a table in the order of its keys that have the range of a key of the log, as far as is known.
+
+    Args:
+        column: the first key column. Its nulls lie behind all values: in the files that have one, else in the last.
+    """
+    ranges, new = ([_Range.of(file, column) for file in some] for some in (files, logged))
+    met = [any(one.meets(other) for other in new) for one in ranges]
+    if any(one.nulls for one in new):
+        last = max((one.high for one in ranges if one.high is not None), default=None)
+        has_nulls = any(one.nulls for one in ranges)
+        places = [one.nulls if has_nulls else one.high is None or one.high == last for one in ranges]
+        met = [one or other for one, other in zip(met, places, strict=True)]
+    return [file for file, meets in zip(files, met, strict=True) if meets]

@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from trident.coordinators.errors import TableError
 from trident.states.core.binding import StateBinding, TablelessKind
-from trident.states.keyed.asked_keys import key_rows
+from trident.states.keyed.asked_keys import key_rows, plain_rows
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.key_reads import as_python
 from trident.states.keyed.log_merge import quoted, same_key
@@ -92,7 +92,8 @@ def values_by_spark(
         FieldError: a key does not fit.
     """
     columns = [StructField(key, frame.schema[key].dataType) for key in keys]
-    rows = key_rows(name, arrow_schema(StructType(columns)), keys, asked)
+    arrow = arrow_schema(StructType(columns))
+    rows = plain_rows(key_rows(name, arrow, keys, asked), arrow)
     schema = StructType([StructField(_ASKED, LongType()), *columns])
     sent = frame.sparkSession.createDataFrame([(at, *row) for at, row in enumerate(rows)], schema)
     found = frame.alias("t").join(F.broadcast(sent).alias("s"), same_key(keys, "t", "s"))

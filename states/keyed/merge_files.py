@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,17 @@ import pyarrow.compute as pc
 from trident.states.core import storage
 from trident.states.core.staged import StagedFile
 from trident.states.core.tables import TXID_COLUMN
-from trident.states.keyed.merge_io import InFile, Spill, batches, open_file, read, reading, shaped, written
+from trident.states.keyed.merge_io import InFile, Spill, batches, opened, reading, shaped, written
 from trident.states.keyed.merge_rows import NotInOrder, RowMerge
 
 # How the folders of native MERGEs are named; Delta's own writers name none so.
 FOLDER = "merge-"
-_SAMPLE = 1000
-_LOG_BYTES_MAX = 1 << 30
+# Rows of the log, in memory all at once; of more Delta's MERGE is done.
+_LOG_BYTES_MAX = 512 << 20
+_PIECE_BYTES = 16 << 20
+_BOUNDS_MAX = 10_000
+# So many keys for each range tell where a table is parted.
+_SAMPLE = 256
 
 
 class Abandoned(Exception):
@@ -88,7 +92,8 @@ class Sizes:
 
     Attributes:
         rows_min, rows_max: the bounds.
-        bytes_at_once: rows in about so many bytes are in memory at once; a file has half of it at the most.
+        bytes_at_once: rows of the table that are about so large in memory are there at once, twice or three times while
+            they are put together; a file has half of it at the most.
     """
 
     rows_min: int = 250_000
@@ -118,11 +123,27 @@ class _Bounds:
     rows: int
 
 
+@dataclass
+class _Looked:
+    """The findings of a look through a table.
+
+    Attributes:
+        held: all of its rows; None where they are too large.
+        rows, bytes: how many there are, and how large in memory.
+        sample: keys of some of them.
+    """
+
+    held: list[pa.Table] | None
+    rows: int
+    bytes: int
+    sample: list[pa.Table]
+
+
 class FileMerger:
     """Does jobs, one after the other. It remembers the bounds of files, which never change.
 
     Args:
-        is_wanted: asked before each file is written; False ends the job.
+        is_wanted: asked before each piece of rows is read and each file is written; False ends the job.
     """
 
     def __init__(self, sizes: Sizes | None = None, is_wanted: Callable[[], bool] = lambda: True) -> None:
@@ -140,7 +161,7 @@ class FileMerger:
             OSError: the disk refused.
         """
         began, cpu = time.monotonic(), time.process_time()
-        rows = _log_rows(job)
+        rows = self._log_rows(job)
         new, count = job.merge.reduced(rows), rows.num_rows
         del rows
         written, replaced = self._rewritten(job, new) if new.num_rows else ([], [])
@@ -160,7 +181,7 @@ class FileMerger:
     def _by_ranges(self, job: MergeJob, new: pa.Table) -> tuple[list[StagedFile], list[str]]:
         """Rewrites the files whose ranges have changed; those that lie side by side together."""
         by_path = {file.path: self._bounds(job, file) for file in job.files}
-        self._known = {f"{job.plain}/{path}": bounds for path, bounds in by_path.items()}
+        self._remember(job.plain, by_path)
         order = job.merge.order(pa.concat_tables([bounds.first for bounds in by_path.values()]))
         files = [job.files[at] for at in order]
         bounds = [by_path[file.path] for file in files]
@@ -174,60 +195,119 @@ class FileMerger:
             rows = sum(bounds[at].rows + parts[at].num_rows for at in run)
             writer = _Writer(job, self._sizes, rows, max(total, rows), self._is_wanted)
             for at in run:
-                base = read(job.plain, files[at], job.merge.table_schema)
+                base = self._whole(job, files[at])
                 writer.append(job.merge.overlaid(base, parts[at], job.after, job.upto, in_order=True))
             written += writer.finish()
             replaced += [files[at].path for at in run]
         return written, replaced
 
+    def _remember(self, plain: str, bounds: Mapping[str, _Bounds]) -> None:
+        """Keeps the bounds of a table's files, and of its own only these; at most so many of all tables."""
+        others = {path: one for path, one in self._known.items() if not path.startswith(f"{plain}/")}
+        self._known = dict(
+            [*others.items(), *((f"{plain}/{path}", one) for path, one in bounds.items())][-_BOUNDS_MAX:]
+        )
+
+    def _whole(self, job: MergeJob, file: InFile) -> pa.Table:
+        """All rows of a file that a native MERGE has written."""
+        found, size = [job.merge.table_schema.empty_table()], 0
+        for rows in self._pieces(job.plain, file, job.merge.table_schema):
+            found.append(rows)
+            size += rows.nbytes
+            if size > 2 * self._sizes.bytes_at_once:
+                raise NotInOrder  # a file of other sizes than these: its rows are put into smaller ones
+        return pa.concat_tables(found)
+
     def _bounds(self, job: MergeJob, file: InFile) -> _Bounds:
+        self._require_wanted()
         known = self._known.get(f"{job.plain}/{file.path}")
         if known is not None:
             return known
-        opened = open_file(job.plain, file)
         keys = list(job.merge.keys)
         schema = pa.schema([job.merge.schema.field(name) for name in keys])
-        groups = opened.metadata.num_row_groups
-        if not groups:
-            raise NotInOrder  # a file of no rows has no bounds
-        with reading(file):
-            first = shaped(opened.read_row_group(0, columns=keys, use_threads=False), schema)
-            last = shaped(opened.read_row_group(groups - 1, columns=keys, use_threads=False), schema)
+        with opened(job.plain, file) as source, reading(file):
+            groups = source.metadata.num_row_groups
+            if not groups:
+                raise NotInOrder  # a file of no rows has no bounds
+            first = shaped(source.read_row_group(0, columns=keys, use_threads=False), schema)
+            last = shaped(source.read_row_group(groups - 1, columns=keys, use_threads=False), schema)
+            rows = source.metadata.num_rows
         # Copies: a slice would hold its whole row group.
-        ends = [pa.Table.from_pylist(rows.to_pylist(), schema=schema) for rows in (first[:1], last[-1:])]
-        return _Bounds(ends[0], ends[1], opened.metadata.num_rows)
+        ends = [pa.Table.from_pylist(some.to_pylist(), schema=schema) for some in (first[:1], last[-1:])]
+        return _Bounds(ends[0], ends[1], rows)
 
     # --- any other ------------------------------------------------------------------------------------------
 
     def _as_a_whole(self, job: MergeJob, new: pa.Table) -> list[StagedFile]:
         """Writes the whole table in the order of its keys."""
-        metadata = [open_file(job.plain, file).metadata for file in job.files]
-        rows = sum(one.num_rows for one in metadata) + new.num_rows
-        size = sum(one.row_group(n).total_byte_size for one in metadata for n in range(one.num_row_groups))
+        found = self._looked_through(job)
+        rows = found.rows + new.num_rows
         writer = _Writer(job, self._sizes, rows, rows, self._is_wanted)
-        if size <= self._sizes.bytes_at_once or not job.merge.keys:
-            empty = job.merge.table_schema.empty_table()
-            base = pa.concat_tables([empty, *(read(job.plain, file, job.merge.table_schema) for file in job.files)])
+        if found.held is not None:
+            base = pa.concat_tables([job.merge.table_schema.empty_table(), *found.held])
             writer.append(job.merge.overlaid(base, new, job.after, job.upto))
             return writer.finish()
-        bounds = self._even_bounds(job, math.ceil(size / (self._sizes.bytes_at_once / 2)))
+        bounds = self._even_bounds(job, found)
         spill = Spill(storage.join(job.plain, job.folder, "ranges"), job.plain, job.merge.table_schema, bounds.num_rows)
         for file in job.files:
-            for batch in batches(job.plain, file, job.merge.table_schema):
-                spill.append(job.merge.split(job.merge.sorted(batch), bounds))
+            for piece in self._pieces(job.plain, file, job.merge.table_schema):
+                spill.append(job.merge.split(job.merge.sorted(piece), bounds))
         for base, part in zip(spill.tables(), job.merge.split(new, bounds), strict=True):
+            self._require_wanted()
             writer.append(job.merge.overlaid(base, part, job.after, job.upto))
         return writer.finish()
 
-    def _even_bounds(self, job: MergeJob, parts: int) -> pa.Table:
-        """Keys that part the table's rows into about equal parts."""
-        samples, keys = [], pa.schema([job.merge.schema.field(name) for name in job.merge.keys])
+    def _looked_through(self, job: MergeJob) -> _Looked:
+        """Reads the table once: all of its rows if they may be in memory at once, else keys of them here and there."""
+        found = _Looked([], 0, 0, [])
+        keys = list(job.merge.keys)
+        every = max(self._sizes.bytes_at_once // (2 * _SAMPLE), 1)
         for file in job.files:
-            for batch in batches(job.plain, file, keys):
-                step = max(batch.num_rows // _SAMPLE, 1)
-                samples.append(batch.take(pa.array(np.arange(0, batch.num_rows, step))))
-        sample = job.merge.sorted(pa.concat_tables(samples))
+            for piece in self._pieces(job.plain, file, job.merge.table_schema):
+                found.rows += piece.num_rows
+                found.bytes += piece.nbytes
+                if keys and found.bytes > self._sizes.bytes_at_once:
+                    found.held = None
+                if found.held is not None:
+                    found.held.append(piece)
+                if keys and piece.num_rows:
+                    # By bytes, not by rows: ranges are to be about equally large.
+                    count = min(math.ceil(piece.nbytes / every), piece.num_rows)
+                    places = np.arange(count) * piece.num_rows // count
+                    found.sample.append(piece.select(keys).take(pa.array(places)))
+        return found
+
+    def _even_bounds(self, job: MergeJob, found: _Looked) -> pa.Table:
+        """Keys that part the table's rows into about equal parts, of half of what may be in memory."""
+        parts = math.ceil(found.bytes / (self._sizes.bytes_at_once / 2))
+        sample = job.merge.sorted(pa.concat_tables(found.sample))
         return sample.take(pa.array(np.unique(np.arange(parts) * sample.num_rows // parts)))
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _pieces(self, root: str, file: InFile, schema: pa.Schema) -> Iterator[pa.Table]:
+        for rows in batches(root, file, schema, min(self._sizes.bytes_at_once // 8, _PIECE_BYTES)):
+            self._require_wanted()
+            yield rows
+
+    def _require_wanted(self) -> None:
+        if not self._is_wanted():
+            raise Abandoned
+
+    def _log_rows(self, job: MergeJob) -> pa.Table:
+        """The log's rows of the job's transactions, in the order of the files."""
+        schema = job.merge.log_schema
+        found = [schema.empty_table()]
+        size = 0
+        for file in job.log_files:
+            for rows in self._pieces(job.log, file, schema):
+                txids = rows.column(TXID_COLUMN)
+                chosen = pc.and_(pc.greater(txids, job.after), pc.less_equal(txids, job.upto))
+                found.append(rows if pc.all(chosen).as_py() else rows.filter(chosen))
+                size += found[-1].nbytes
+                if size > _LOG_BYTES_MAX:
+                    raise MergeFailed(f"more than {_LOG_BYTES_MAX} bytes of rows wait in the log")
+        return pa.concat_tables(found)
 
 
 def runs(changed: Sequence[bool], small: Sequence[bool]) -> list[list[int]]:
@@ -286,19 +366,3 @@ class _Writer:
             raise Abandoned
         rows, self._waiting = self._waiting.slice(0, length), self._waiting.slice(length)
         self._files.append(written(self._job.plain, self._job.folder, rows, self._job.merge.keys))
-
-
-def _log_rows(job: MergeJob) -> pa.Table:
-    """The log's rows of the job's transactions, in the order of the files."""
-    schema = job.merge.log_schema
-    found = [schema.empty_table()]
-    size = 0
-    for file in job.log_files:
-        rows = read(job.log, file, schema)
-        size += rows.nbytes
-        if size > _LOG_BYTES_MAX:
-            raise MergeFailed(f"more than {_LOG_BYTES_MAX} bytes of rows wait in the log")
-        txids = rows.column(TXID_COLUMN)
-        chosen = pc.and_(pc.greater(txids, job.after), pc.less_equal(txids, job.upto))
-        found.append(rows if pc.all(chosen).as_py() else rows.filter(chosen))
-    return pa.concat_tables(found)

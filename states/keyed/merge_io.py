@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,10 @@ from trident.states.core.staged import StagedFile
 from trident.states.delta.key_order import rows_in_a_group
 from trident.states.delta.parquet_files import statistics
 
+# So many rows at the most are read at once, and so many first, which tell how large rows are in memory.
 _BATCH_ROWS = 100_000
+_PROBE_ROWS = 64
+_BUFFER_BYTES = 1 << 20
 
 
 class FileUnreadable(Exception):
@@ -65,39 +68,73 @@ def written(root: str, folder: str, rows: pa.Table, keys: Sequence[str]) -> Stag
     return StagedFile(path, found.size, found.mtime_ns // 1_000_000, rows.num_rows, json.dumps(stats))
 
 
-def read(root: str, file: InFile, schema: pa.Schema) -> pa.Table:
-    """All rows of a file; null in a column that it does not have."""
-    opened = open_file(root, file)
+def batches(root: str, file: InFile, schema: pa.Schema, bytes_max: int) -> Iterator[pa.Table]:
+    """All rows of a file, piece by piece; null in a column that it does not have.
+
+    Args:
+        bytes_max: a piece has about so many bytes in memory at the most, whatever it has in the file: a text that each
+            row repeats is there once in a file.
+    """
+    with opened(root, file) as source, reading(file):
+        there = _there(source, schema)
+        for groups in _lots(source.metadata):
+            rows = min(_rows_at_once(source, groups[0], there, bytes_max), _BATCH_ROWS)
+            for batch in source.iter_batches(rows, row_groups=groups, columns=there, use_threads=False):
+                yield shaped(pa.Table.from_batches([batch]), schema)
+
+
+def _lots(footer: pq.FileMetaData) -> list[list[int]]:
+    """Row groups side by side, of as many rows as are read at once, or one of more."""
+    found: list[list[int]] = []
+    rows = 0
+    for group in range(footer.num_row_groups):
+        length = footer.row_group(group).num_rows
+        rows += length
+        if not found or rows > _BATCH_ROWS:
+            found.append([])
+            rows = length
+        found[-1].append(group)
+    return found
+
+
+def _rows_at_once(source: pq.ParquetFile, group: int, columns: Sequence[str], bytes_max: int) -> int:
+    """How many rows of a row group are that large in memory, by its first ones."""
+    for batch in source.iter_batches(_PROBE_ROWS, row_groups=[group], columns=columns, use_threads=False):
+        if batch.num_rows:
+            return max(int(bytes_max // max(batch.nbytes / batch.num_rows, 1)), 1)
+    return _BATCH_ROWS
+
+
+@contextmanager
+def opened(root: str, file: InFile) -> Iterator[pq.ParquetFile]:
+    """A data file of the length that the log says; little of it is in memory."""
     with reading(file):
-        return shaped(opened.read(columns=_there(opened, schema), use_threads=False), schema)
-
-
-def batches(root: str, file: InFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    """As :func:`read`, piece by piece."""
-    opened = open_file(root, file)
-    with reading(file):
-        for batch in opened.iter_batches(_BATCH_ROWS, columns=_there(opened, schema), use_threads=False):
-            yield shaped(pa.Table.from_batches([batch]), schema)
-
-
-def open_file(root: str, file: InFile) -> pq.ParquetFile:
-    with reading(file):
-        data = storage.read(storage.join(root, file.path))
-        if len(data) != file.size:
-            raise FileUnreadable(f"{file.path} has {len(data)} bytes, and the table's log says {file.size}")
-        return pq.ParquetFile(io.BytesIO(data), coerce_int96_timestamp_unit="us")
+        source = storage.input(storage.join(root, file.path))
+    with source:
+        with reading(file):
+            size = source.seek(0, os.SEEK_END)
+            if size != file.size:
+                raise FileUnreadable(f"{file.path} has {size} bytes, and the table's log says {file.size}")
+            found = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, coerce_int96_timestamp_unit="us")
+        yield found
 
 
 @contextmanager
 def reading(file: InFile) -> Iterator[None]:
+    """Takes an error of reading for the file's fault.
+
+    Not so where memory was short, or Arrow lacks something: Delta's MERGE may read the file.
+    """
     try:
         yield
+    except (pa.ArrowMemoryError, pa.ArrowCapacityError, pa.ArrowNotImplementedError):
+        raise
     except (OSError, pa.ArrowException) as error:
         raise FileUnreadable(f"{file.path}: {error}") from error
 
 
-def _there(opened: pq.ParquetFile, schema: pa.Schema) -> list[str]:
-    names = set(opened.schema_arrow.names)
+def _there(source: pq.ParquetFile, schema: pa.Schema) -> list[str]:
+    names = set(source.schema_arrow.names)
     return [name for name in schema.names if name in names]
 
 
@@ -133,6 +170,9 @@ class Spill:
             stream.close()
             file.close()
         for part in range(len(self._files)):
-            yield pa.ipc.open_stream(storage.read(self._path(part))).read_all()
+            with storage.input(self._path(part)) as file:
+                rows = pa.ipc.open_stream(file).read_all()
+            yield rows
+            del rows
             storage.delete(self._path(part))
         storage.delete(self._folder)

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.states.core.tables import DELETED_COLUMN, TXID_COLUMN, UPTO_COLUMN
+from trident.states.delta.key_order import positions_in_order
 
 # So many partial values of half a bigint have a sum that is a bigint.
 _HALF_BITS = 32
 _ROWS_MAX = 1 << 30
-_ROW = "row"
 
 
 class NotMergeable(ArithmeticError):
@@ -163,7 +163,7 @@ class RowMerge:
 
     def _order(self, rows: pa.Table) -> pa.Array:
         keys = rows.select(list(self.keys)).combine_chunks()
-        return pc.sort_indices(keys, sort_keys=[(name, "ascending", "at_end") for name in self.keys])
+        return positions_in_order(keys.columns)
 
     def _begins(self, rows: pa.Table, count: int | None = None) -> Any:
         """Tells of each sorted row whether its key is another than that of the row before it."""
@@ -182,11 +182,11 @@ class RowMerge:
 
     def _newest(self, rows: pa.Table) -> pa.Table:
         rows = _by_txid(rows).drop_columns([TXID_COLUMN])
-        numbered = rows.select(list(self.keys)).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
         if not self.keys:
             return rows.slice(rows.num_rows - 1)
-        newest = numbered.group_by(list(self.keys), use_threads=False).aggregate([(_ROW, "max")])
-        return rows.take(newest.column(f"{_ROW}_max"))
+        keys = {f"k{n}": rows.column(name) for n, name in enumerate(self.keys)}
+        numbered = pa.table({**keys, "row": np.arange(rows.num_rows)})
+        return rows.take(_grouped(numbered, len(keys), row=("row", "max")).column("row"))
 
     def _folded(self, rows: pa.Table) -> pa.Table:
         assert self.aggregator is not None

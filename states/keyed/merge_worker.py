@@ -61,7 +61,3 @@ def main() -> None:
 
 def _is_parent(process: int) -> bool:
     return os.getppid() == process
-
-
-if __name__ == "__main__":
-    main()

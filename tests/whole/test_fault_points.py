@@ -67,7 +67,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "states/publishing/cleaning.py:Cleaner._drop_other_attempts": (1, _INSIDE + ": clean.staged"),
     "states/publishing/cleaning.py:Cleaner._drop_unnamed": (1, _INSIDE + ": clean.staged"),
     "states/keyed/compactor.py:Compactor._fsync_plain": (2, _INSIDE + ": compact.drop"),
-    "states/keyed/file_merge.py:FileMerge.merge": (1, _SPACE),
+    "states/keyed/file_merge.py:FileMerge.merge": (2, _SPACE),
     "states/keyed/file_merge.py:FileMerge._drop_leftovers": (1, _SPACE),
     "states/keyed/merge_files.py:FileMerger._rewritten": (1, _WORKER),
     "states/keyed/merge_io.py:Spill.__init__": (1, _WORKER),

@@ -15,10 +15,12 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
 from trident.states.delta.log_commit import EntryMayBeLost, Signature, publish_draft, remove_drafts
 from trident.states.delta.log_entries import entry_of, entry_signature
@@ -174,6 +176,7 @@ def test_a_table_that_was_made_anew_with_as_many_versions_gets_nothing(tmp_path:
 
 STOPPED = """
 import os, signal, sys
+from trident.states.core.local_storage import LocalFolder
 from trident.states.delta import log_commit
 from trident.states.delta.log_entries import entry_signature
 table, where = sys.argv[1:]
@@ -245,6 +248,27 @@ def test_a_flush_that_fails_behind_the_link_leaves_the_outcome_open(table: str, 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(EntryMayBeLost):
         publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
+
+
+@pytest.mark.parametrize("refused", ["names", "stat", "delete", "flush"])
+def test_nothing_that_the_disk_refuses_behind_the_link_is_told_as_a_failure(
+    table: str, monkeypatch, refused: str
+) -> None:
+    """The commit is there: a caller that is told otherwise deletes the files that it names."""
+    claim = LocalFolder.claim
+
+    def claimed(self: LocalFolder, *args: Any) -> Any:
+        found = claim(self, *args)
+        monkeypatch.setattr(LocalFolder, refused, failing)
+        return found
+
+    def failing(self: LocalFolder, *args: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(LocalFolder, "claim", claimed)
+    with pytest.raises(EntryMayBeLost):
+        publish_draft(table, 1, draft(table, 1, "ours"), base(table, 1))
+    assert os.path.exists(entry_of(table, 1))
 
 
 def test_a_link_whose_answer_was_lost_is_known_by_its_inode(table: str, monkeypatch) -> None:

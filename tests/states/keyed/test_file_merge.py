@@ -9,7 +9,9 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import deltalake
 import pytest
@@ -17,14 +19,19 @@ import pytest
 from tests.keyed_helpers import Group, Native, as_map, keyed
 from trident.coordinators import faults
 from trident.coordinators.errors import CommitConflict, TableError
+from trident.states.core.local_storage import LocalFolder
+from trident.states.delta import log_entries
 from trident.states.delta.kernel import KernelEngine
-from trident.states.keyed import file_merge, merge_files
+from trident.states.delta.kernel_files import LiveFile
+from trident.states.keyed import merge_files
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.file_merge import FileMerge
+from trident.states.keyed.file_merge import FileMerge, touched
+from trident.states.keyed.key_reads import KeyReader
 from trident.states.keyed.merge_files import FileMerger, MergeJob
 from trident.states.keyed.merge_process import MERGE_PROCESS, MergeProcess
 from trident.states.keyed.plain_watch import check_commits, is_our_merge
+from trident.states.keyed.reading import read_state
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +122,34 @@ def test_the_same_table_as_by_deltas_merge_and_every_reader_reads_it(spark, engi
     assert frame.where("k = 'b' and d = 1").first().v == "eight"
     old = spark.read.format("delta").option("versionAsOf", 2).load(str(group.warehouse / "s")).drop("_upto")
     assert as_map(group.bindings["s"], old) == group.expected("s", 6)
+
+
+ODD_NAMES = [".x", "[0]", "row", "a.b", "a`b", "\\", "_upto_", "sum(x)"]
+
+
+@pytest.mark.parametrize("merging", ["last", "combine"])
+def test_columns_of_any_name_are_staged_merged_and_read(spark, engine, tmp_path, merging: str) -> None:
+    """Arrow takes some for paths into structs."""
+    names = [name for name in ODD_NAMES if not set(name) & set(" ,;{}()\n\t=")]
+    keys, values = names[:5], names[5:]
+    quoted = [f"`{name.replace('`', '``')}`" for name in names]
+    schema = ", ".join(f"{name} bigint" for name in quoted)
+    group = Group(spark, engine, tmp_path, keyed("odd", schema, keys, Native("sum"), merging))
+    more = [(False,)] if merging == "last" else [()]
+    for txid in range(1, 5):
+        rows = [(n, -n, n % 2, 7, n, txid, n, n, *more[0]) for n in range(20 * txid, 0, -txid)]
+        group.publish(txid, {"odd": [row[:5] + row[5 : len(names)] + more[0] for row in rows]})
+        if txid in (1, 3):
+            compactor_of(group, "odd").merge_once(txid, force=True)
+            assert by_whom(group, "odd") == "native"
+    expected = group.expected("odd", 4)
+    assert as_map(group.bindings["odd"], read_state(spark, engine, tmp_path, "odd")) == expected
+    reader, asked = KeyReader(tmp_path), [*expected][::7]
+    found = reader.get("odd", reader.asked("odd", asked))
+    assert [tuple(one.values()) for one in found] == [expected[key] for key in asked]
+    assert list(found[0]) == values
+    by_delta(compactor_of(group, "odd")).merge_once(4, force=True)
+    assert plain(group, "odd") == expected
 
 
 def test_the_commit_says_whose_merge_it_is_as_the_watch_of_plain_tables_wants_it(merged) -> None:
@@ -219,6 +254,64 @@ def test_files_whose_commit_never_came_are_removed_by_the_next_merge(merged) -> 
 
 
 @pytest.mark.parametrize(
+    ("step", "error"),
+    [("names", OSError(5, "Input/output error")), ("flush", KeyboardInterrupt())],
+    ids=["disk", "interrupt"],
+)
+def test_files_that_a_commit_may_name_stay_whatever_fails_behind_it(
+    merged, monkeypatch, step: str, error: object
+) -> None:
+    """The entry is there: without its files every later read and MERGE of the table fails."""
+    claim = LocalFolder.claim
+
+    def claimed(self: LocalFolder, *args: object) -> object:
+        found = claim(self, *args)
+        monkeypatch.setattr(LocalFolder, step, failing)
+        return found
+
+    def failing(*_: object) -> None:
+        monkeypatch.undo()
+        raise error
+
+    monkeypatch.setattr(LocalFolder, "claim", claimed)
+    merging = compactor_of(merged)
+    with suppress(KeyboardInterrupt):
+        assert merging.merge_once(6, force=True).p_new == 6  # it asks the table
+    assert plain(merged) == merged.expected("counts", 6)
+    words(merged, 7)
+    merging.merge_once(7, force=True)
+    assert plain(merged) == merged.expected("counts", 7) and not leftovers(merged)
+
+
+def test_a_merge_looks_at_a_few_folders_of_earlier_ones_however_many_there_are(tmp_path, monkeypatch) -> None:
+    log_folder, data = tmp_path / "_delta_log", tmp_path / "data" / "inc1"
+    log_folder.mkdir()
+    for version in range(1, 101):
+        kept = f"data/inc1/merge-{version}-kept"
+        names = [kept] if version % 10 else [f"data/inc1/merge-{version}-other"]
+        add = {"path": f"{kept}/part.parquet", "size": 1, "modificationTime": 0, "partitionValues": {}}
+        (log_folder / f"{version:020d}.json").write_text(json.dumps({"add": add}) + "\n")
+        for name in {kept, *names}:
+            (tmp_path / name).mkdir(parents=True)
+    (data / "merge-101-running").mkdir()
+    (data / "other").mkdir()
+    read, reads = log_entries.read_commit, []
+    monkeypatch.setattr(log_entries, "read_commit", lambda *args: (reads.append(args), read(*args))[1])
+    merging = FileMerge(None, str(tmp_path), "", lambda: False)
+    state = SimpleNamespace(incarnation="inc1")
+    for _ in range(8):
+        reads.clear()
+        merging._drop_leftovers(state, 100)
+        assert len(reads) <= 20
+    assert not reads, "a folder is looked at once"
+    left = {path.name for path in data.iterdir()}
+    assert left == {*(f"merge-{version}-kept" for version in range(1, 101)), "merge-101-running", "other"}
+    monkeypatch.setattr("trident.states.core.storage.list_names", None)  # nor is the folder listed again
+    merging._drop_leftovers(state, 101)
+    assert (data / "merge-101-running").exists(), "its entry cannot be read: VACUUM knows"
+
+
+@pytest.mark.parametrize(
     "fault", ["compact.write:fail_before", "compact.write:do_then_fail", "delta.commit:do_then_fail"]
 )
 def test_a_merge_that_fails_around_its_io_is_done_once(merged, fault: str) -> None:
@@ -262,6 +355,21 @@ def test_a_merge_that_is_too_large_for_the_worker_is_left_to_spark(merged, caplo
     merging.merge_once(6, force=True)
     assert plain(merged) == merged.expected("counts", 6) and not leftovers(merged)
     assert by_whom(merged) == "delta" and "bytes of rows wait in the log" in caplog.text
+
+
+def test_the_worker_takes_no_module_from_the_folder_that_the_user_works_in(merged, tmp_path, monkeypatch) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    for module in ("decimal", "pickle", "signal", "numpy", "trident"):
+        (work / f"{module}.py").write_text("raise SystemExit('the file of the user')")
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(str(work))  # as where the user's program lies there
+    merging = compactor_of(merged)
+    process = merging._by_files._process = MergeProcess()
+    merging.merge_once(6, force=True)
+    assert plain(merged) == merged.expected("counts", 6) and by_whom(merged) == "native"
+    assert process._process is not None
+    process._forget(process._process)
 
 
 def test_stopping_kills_the_worker_in_the_middle_and_changes_nothing(merged, monkeypatch) -> None:
@@ -329,5 +437,29 @@ def test_only_files_that_the_log_may_change_count_as_rewritten(merged) -> None:
     plan, before, _ = merging.plan(6)
     rewritten, logged = merging._by_files.bytes_to_move(merging.state, plan, before)
     assert rewritten == sum(file.size for file in merged.engine.live_files(before)) and logged > 0
-    assert file_merge._meet(("a", "m"), ("m", "z")) and file_merge._meet(None, ("a", "b"))
-    assert not file_merge._meet((1, 3), (4, 9))
+
+
+def live(path: str, low: object, high: object, nulls: int | None) -> LiveFile:
+    stats = {"minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": nulls}}
+    return LiveFile(path, 1, {}, stats if nulls is not None else None, 9, 0)
+
+
+@pytest.mark.parametrize(
+    ("logged", "expected"),
+    [
+        ([live("", "b", "c", 0)], "a"),
+        ([live("", "e", "g", 0)], "ab"),
+        ([live("", "e", "g", 1)], "abc"),  # a null lies behind all others
+        ([live("", "a", "b", 3)], "ac"),
+        ([live("", None, None, 9)], "c"),
+        ([live("", None, None, None)], "abc"),
+        ([], ""),
+    ],
+)
+def test_a_key_that_is_null_meets_only_the_files_that_may_have_it(logged: list[LiveFile], expected: str) -> None:
+    ranges = [("a", "a", "e"), ("b", "f", "k"), ("c", "l", "z")]
+    for nulls in (0, 1):  # in the last file, as MERGEs write it
+        files = [live(*one, nulls if one[0] == "c" else 0) for one in ranges]
+        assert "".join(file.path for file in touched(files, logged, "k")) == expected
+    anywhere = [live("a", "a", "e", 2), live("b", None, None, 9), live("c", "l", "z", 0)]
+    assert "".join(file.path for file in touched(anywhere, [live("", None, None, 9)], "k")) == "ab"

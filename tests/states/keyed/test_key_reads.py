@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,7 +32,9 @@ from trident.states.delta.parquet_files import FileTarget, write_partition
 from trident.states.keyed.asked_keys import AskedKeys
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.key_reads import KeyReader, NotByKey
+from trident.states.keyed.copies import StateCopies
+from trident.states.keyed.frames import values_by_spark
+from trident.states.keyed.key_reads import KeyReader, NotByKey, held_values
 from trident.states.keyed.reading import read_state
 
 NAN = float("nan")
@@ -330,6 +334,62 @@ def test_keys_that_do_not_fit_are_refused(merged, spark, engine, tmp_path):
     for key in ((day, AT.replace(tzinfo=None)), (AT, AT), (day, "2024-01-01"), day, (day, 1.5)):
         with pytest.raises(FieldError, match="key"):
             got(group, "several", [key])
+
+
+class Text(str):
+    """A text to Python."""
+
+
+ODD = {
+    "d": [1, np.int64(1), np.float32(1), True, "1", Decimal(1), Fraction(1), 2**53 + 1, 10**400, b"1"],
+    "f": [1, 0.1, np.float64(1), 2**24 + 1, False],
+    "m": [1, Decimal("1.0"), Decimal("1.0001"), 10**18, 1.0, True, np.int64(1)],
+    "n": [np.int64(1), np.int8(1), True, 1.0, 2**63, Decimal(1), "1"],
+    "at": [AT, AT.astimezone(datetime.timezone(datetime.timedelta(hours=5))), AT.replace(tzinfo=None), AT.date(), 1],
+    "lt": [AT.replace(tzinfo=None), AT, AT.date()],
+    "day": [AT.date(), AT, "2024-01-01", 19723],
+    "s": ["a", b"a", 1, Text("a")],
+    "b": [b"a", bytearray(b"a"), "a", memoryview(b"a")],
+    "l": [[1], (1,), [1.0], 1, ["1"], np.array([1.0])],
+    "k": [{"a": 1, "b": 1}, {"a": 1.0}, (1, 1), {"b": 1, "a": 1.0}, {"c": 1}, [1, 1]],
+}
+
+
+def test_an_odd_value_is_the_same_key_to_copies_to_files_and_to_spark_or_to_none(spark, engine, tmp_path):
+    kinds = "d double, f float, m decimal(20,3), n bigint, at timestamp, lt timestamp_ntz, day date, s string, b binary"
+    schema = f"{kinds}, l array<double>, k struct<a: double, b: bigint>, c bigint"
+    names = list(ODD)
+    group = Group(spark, engine, tmp_path, keyed("odd", schema, names))
+    one = (1.0, 1.0, Decimal(1), 1, AT, AT.replace(tzinfo=None), AT.date(), "a", b"a", [1.0], {"a": 1.0, "b": 1})
+    near = (1.0, np.float32(0.1).item(), *one[2:])
+    group.publish(1, {"odd": [(*one, 1), (*near, 2)]})
+    reader, frame = KeyReader(tmp_path), read_state(spark, engine, tmp_path, "odd")
+    copies = StateCopies(engine, tmp_path, 1 << 28, "host", "boot", ["odd"])
+    assert copies.as_of(["odd"], 1)
+    forms = {
+        "copy": lambda keys: held_values(copies, "odd", reader.asked("odd", keys), 1),
+        "files": lambda keys: reader.get("odd", reader.asked("odd", keys)),
+        "Spark": lambda keys: values_by_spark(frame, "odd", names, keys),
+    }
+    asked = [(*one[:at], value, *one[at + 1 :]) for at, name in enumerate(names) for value in ODD[name]]
+    fitting = [key for key in asked if fits(reader, key)]
+    assert len(asked) / 3 < len(fitting) < len(asked) * 2 / 3
+    for key in asked:
+        if not fits(reader, key):
+            for form in forms.values():
+                with pytest.raises(FieldError, match="key"):
+                    form([key])
+    answers = {name: form(fitting) for name, form in forms.items()}
+    assert answers["copy"] == answers["files"] == answers["Spark"]
+    assert {found["c"] for found in answers["Spark"] if found} == {1, 2}
+
+
+def fits(reader, key):
+    try:
+        reader.asked("odd", [key])
+    except FieldError:
+        return False
+    return True
 
 
 def test_no_jvm_is_needed(merged):

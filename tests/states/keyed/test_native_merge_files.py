@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import io
 import math
+import pickle
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trident.states.keyed.merge_files import FileMerger, MergeJob, Sizes, runs
-from trident.states.keyed.merge_io import FileUnreadable, InFile
+from trident.states.keyed import merge_files, merge_io
+from trident.states.keyed.merge_files import Abandoned, FileMerger, MergeFailed, MergeJob, Sizes, runs
+from trident.states.keyed.merge_io import FileUnreadable, InFile, written
 from trident.states.keyed.merge_rows import MergedMeanwhile, NotMergeable, RowMerge, why_not
+from trident.states.keyed.merge_worker import serve
 
 NAN = float("nan")
 KEY_TYPES = {
@@ -28,6 +32,8 @@ KEY_TYPES = {
     pa.binary(): st.binary(max_size=1),
     pa.bool_(): st.booleans(),
 }
+# Arrow takes some for paths into structs; others are what grouped columns could be called.
+NAMES = ["k", "K", ".x", "[0]", "a.b", "a`b", "row", "k0", "v", "v_max", "two words", "\\", ""]
 SMALL = st.integers(-50, 50)
 VALUE_TYPES: dict[str | None, dict[pa.DataType, Any]] = {
     None: {pa.string(): st.text(max_size=2), pa.list_(pa.int64()): st.lists(SMALL, max_size=2)},
@@ -132,8 +138,9 @@ def states(draw: st.DrawFn) -> tuple[RowMerge, Any]:
     aggregator = draw(st.sampled_from(list(VALUE_TYPES)))
     kinds = draw(st.lists(st.sampled_from(list(KEY_TYPES)), max_size=2))
     values = draw(st.lists(st.sampled_from(list(VALUE_TYPES[aggregator])), min_size=1, max_size=2))
-    keys = [f"k{n}" for n in range(len(kinds))]
-    names = [*keys, *(f"v{n}" for n in range(len(values)))]
+    width = len(kinds) + len(values)
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=width, max_size=width))
+    keys = names[: len(kinds)]
     schema = pa.schema(list(zip(names, [*kinds, *values])))
     parts = [*(KEY_TYPES[kind] for kind in kinds), *(VALUE_TYPES[aggregator][kind] for kind in values)]
     row = [st.none() | part for part in parts] + ([st.booleans()] if aggregator is None else [])
@@ -229,6 +236,109 @@ def test_a_file_that_grew_is_split_and_small_ones_are_joined(tmp_path) -> None:
 )
 def test_small_files_beside_a_changed_one_go_with_it(changed: Any, small: Any, expected: Any) -> None:
     assert runs([bool(one) for one in changed], [bool(one) for one in small]) == expected
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["as we write them", "as another writer does"])
+def test_the_memory_of_a_merge_is_bounded_however_small_the_files_are(tmp_path, ordered: bool) -> None:
+    """A text that each row repeats is in a file once."""
+    texts = RowMerge(pa.schema([("k", pa.int64()), ("v", pa.string())]), ("k",), None)
+    table = Table(tmp_path, texts, Sizes(rows_min=1, rows_max=1_000_000, bytes_at_once=8 << 20))
+    rows = pa.table({"k": range(100_000), "v": pa.array(["x" * 1000]).take(pa.array([0] * 100_000))})
+    folder = "data/inc/merge-0-x" if ordered else "data/other"
+    file = written(str(tmp_path / "plain"), folder, rows.append_column("_upto", pa.array([0] * 100_000)), ["k"])
+    table.files[file.path] = InFile(file.path, file.size)
+    assert file.size < 2 << 20 and rows.nbytes > 90 << 20
+    logged = table.log([(1, (5, "new", False))])
+    del rows
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        table.merged([logged], 1)
+    finally:
+        pa.set_memory_pool(before)
+    assert 8 << 20 < pool.max_memory() < 40 << 20
+    found = table.found()
+    assert len(found) == 100_000 and found[(5,)] == ("new",) and len(table.files) > 20
+
+
+def test_the_log_is_bounded_by_its_bytes_in_memory_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(merge_files, "_LOG_BYTES_MAX", 10 << 20)
+    table = Table(tmp_path, RowMerge(pa.schema([("k", pa.int64()), ("v", pa.string())]), ("k",), None), Sizes())
+    logged = table.log([(1, (key, "x" * 1000, False)) for key in range(20_000)])
+    assert logged.size < 1 << 20
+    with pytest.raises(MergeFailed, match="wait in the log"):
+        table.merged([logged], 1)
+
+
+def test_bounds_of_files_are_read_once_though_tables_take_turns(tmp_path, monkeypatch) -> None:
+    merger, tables = FileMerger(Sizes(rows_min=100, rows_max=100)), []
+    for name in ("a", "b"):
+        tables.append(counted(tmp_path / name))
+        tables[-1].merger = merger
+    opened: list[str] = []
+    read = merge_files.opened
+    monkeypatch.setattr(merge_files, "opened", lambda root, file: (opened.append(file.path), read(root, file))[1])
+    for txid in (2, 3, 4):
+        for table in tables:
+            opened.clear()
+            replaced = table.merged([table.log([(txid, (10, 1))])], txid)
+            # All ten at first; then those that the MERGE before has written.
+            assert len(opened) == 10 if txid == 2 else len(opened) <= 2
+            assert len(replaced) == 1
+    monkeypatch.setattr(merge_files, "_BOUNDS_MAX", 5)
+    for table in tables:
+        table.merged([table.log([(5, (10, 1))])], 5)
+        assert table.found()[(10,)] == (5,)
+    assert len(merger._known) == 5
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_merge_that_is_not_wanted_ends_before_the_next_piece_is_read(tmp_path, monkeypatch, ordered: bool) -> None:
+    table = counted(tmp_path, 20_000, rows_max=1000, bytes_at_once=50_000)
+    if not ordered:
+        table.files = optimized(table)
+    asked, pieces, wanted = [0], [0], True
+    read = merge_files.batches
+
+    def counting(*args: Any) -> Any:
+        for piece in read(*args):
+            pieces[0] += 1
+            yield piece
+
+    def is_wanted() -> bool:
+        asked[0] += 1
+        return wanted or asked[0] < stop
+
+    monkeypatch.setattr(merge_files, "batches", counting)
+    table.merger._is_wanted = is_wanted
+    log, stop = table.log([(2, (key, 1)) for key in range(0, 200_000, 70)]), 0
+    table.merger.run(table.job([log], 2))
+    all_of_it, wanted = asked[0], False
+    assert all_of_it > (60 if ordered else 100)
+    for stop in range(1, all_of_it, all_of_it // 7):  # also in the middle of the ranges
+        asked[0] = pieces[0] = 0
+        with pytest.raises(Abandoned):
+            table.merger.run(table.job([log], 2))
+        assert asked[0] == stop and pieces[0] <= stop
+
+
+@pytest.mark.parametrize(
+    "error", [pa.ArrowMemoryError, pa.ArrowNotImplementedError, pa.ArrowCapacityError, MemoryError]
+)
+def test_short_memory_and_gaps_of_arrow_are_no_fault_of_the_file(tmp_path, monkeypatch, error: Any) -> None:
+    """The worker answers anything else than FileUnreadable with MergeFailed, and then Delta's MERGE is done."""
+    table = counted(tmp_path)
+
+    def failing(*args: Any) -> Any:
+        raise error("the test says so")
+
+    monkeypatch.setattr(merge_io, "shaped", failing)
+    with pytest.raises(error, match="the test says so"):
+        table.merged([table.log([(2, (10, 1))])], 2)
+    answers = io.BytesIO()
+    serve(io.BytesIO(pickle.dumps(table.job([table.log([(2, (10, 1))])], 2))), answers, table.merger)
+    assert isinstance(pickle.loads(answers.getvalue()), MergeFailed)
 
 
 def test_a_table_that_is_larger_than_memory_is_put_in_order_range_by_range(tmp_path) -> None:

@@ -61,6 +61,7 @@ class FileTarget:
         constants: a bigint column added to every row (the hidden txid), name → value.
         codec: the Parquet codec.
         sorted_by: the columns by which a file's rows are in order; none: as they come.
+        distinct: columns that hardly have a value twice: a dictionary of them would cost, and save nothing.
     """
 
     name: str
@@ -70,6 +71,7 @@ class FileTarget:
     constants: Mapping[str, int] = field(default_factory=dict)
     codec: str = "snappy"
     sorted_by: Sequence[str] = ()
+    distinct: Sequence[str] = ()
 
 
 def writer_of(
@@ -192,15 +194,16 @@ class _OpenFile:
             root = self._target.root
             storage.make_folder(storage.join(root, self._target.folder), storage.anchor_of(root))
             self._file = storage.output(self._full)
+            bounded = _with_statistics(table.schema)
             self._writer = pq.ParquetWriter(
                 self._file,
                 table.schema,
                 compression=self._target.codec,
                 store_schema=False,
                 coerce_timestamps="us",
-                write_statistics=_with_statistics(table.schema),
+                write_statistics=bounded,
                 # Of a column with -0.0 and no 0.0, Spark's reader would pass over a row group by its dictionary.
-                use_dictionary=_with_statistics(table.schema),
+                use_dictionary=[name for name in bounded if name not in self._target.distinct],
                 metadata_collector=self._footer,
             )
         self._writer.write_table(table, row_group_size=group_rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,20 +172,28 @@ def stage_letters(
     return _stage(root, incarnation, attempt, DEAD_LETTERS.name, rows)
 
 
-def stage_ends(
-    root: Path,
-    incarnation: str,
-    attempt: TransactionAttempt,
-    messages: Sequence[str],
-    outcomes: Sequence[str],
-    attempts: Sequence[int],
-) -> list[StagedFile]:
+@dataclass(frozen=True)
+class Ends:
+    """How messages ended: one value of each for a message.
+
+    Attributes:
+        messages: their keys.
+        outcomes: "acked", "failed" or "dead".
+        attempts: how often each has failed so far.
+    """
+
+    messages: Sequence[str]
+    outcomes: Sequence[str] | pa.Array
+    attempts: Sequence[int] | pa.Array
+
+
+def stage_ends(root: Path, incarnation: str, attempt: TransactionAttempt, ends: Ends) -> list[StagedFile]:
     """Stages how messages ended; durable when this returns."""
-    count = len(messages)
+    count = len(ends.messages)
     columns = [
-        pa.array(messages, pa.string()),
-        pa.array(outcomes, pa.string()),
-        pa.array(attempts, pa.int32()),
+        pa.array(ends.messages, pa.string()),
+        pa.array(ends.outcomes, pa.string()),
+        pa.array(ends.attempts, pa.int32()),
         pa.repeat(pa.scalar(attempt.txid, pa.int64()), count),
         pa.repeat(pa.scalar(_now(), _INSTANT), count),
     ]
@@ -195,7 +204,8 @@ def _stage(root: Path, incarnation: str, attempt: TransactionAttempt, name: str,
     if not table.num_rows:
         return []
     folder = attempt_folder(incarnation, attempt)
-    reports = list(write_partition(FileTarget(name, str(root), folder), table.combine_chunks().to_batches()))
+    target = FileTarget(name, str(root), folder, distinct=("message",))
+    reports = list(write_partition(target, table.combine_chunks().to_batches()))
     fsync_folders(root, folder)
     return [staged_file(report) for report in reports]
 

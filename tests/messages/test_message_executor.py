@@ -278,6 +278,35 @@ def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
     assert ids(executor, smaller) == [19, 0, 1] and list(executor.suspects(smaller).values()) == [BROKEN]
 
 
+def test_what_a_spout_gave_before_it_raised_is_taken(make) -> None:
+    class Breaks(Messages):
+        def next_tuple(self) -> None:
+            super().next_tuple()
+            if not self._waiting:
+                raise ConnectionError("the broker is away")
+
+    spout = Breaks("n int", {n: (n,) for n in range(3)}.items())
+    executor = make(spout)
+    with pytest.raises(ConnectionError):
+        executor.is_ready(1)
+    assert ids(executor, begin(executor, 1)) == [0, 1, 2]
+
+
+def test_an_untracked_message_that_cannot_be_acknowledged_takes_no_other_with_it(make) -> None:
+    class Refuses(Messages):
+        def ack(self, message_id: Any) -> None:
+            super().ack(message_id)
+            if message_id == 1 and self.acked.count(1) == 1:
+                raise KeyError("no such receipt")
+
+    spout = Refuses("n int", {n: (n,) for n in range(5)}.items())
+    executor = make(spout, ackers=0)
+    with pytest.raises(KeyError):
+        executor.is_ready(1)
+    assert executor.is_ready(1)
+    assert ids(executor, begin(executor, 1)) == [0, 2, 3, 4]
+
+
 def test_messages_without_an_id_are_bounded_too(make) -> None:
     class Endless(Messages):
         def next_tuple(self) -> None:

@@ -249,7 +249,7 @@ def test_executors_that_are_killed_cost_their_tasks_and_no_message(case: Case) -
 
     def half_done() -> bool:
         ledgers = case.warehouse.glob("_trident/*/*/ledgers/*")
-        return [sorted(file.name.partition("-")[0] for file in one.iterdir()) for one in ledgers] == [["init", "pass1"]]
+        return [sorted(file.name.partition("-")[0] for file in one.iterdir()) for one in ledgers] == [["pass1"]]
 
     life.wait_for(half_done)
     killed = executors_of(life)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from trident.coordinators.errors import FailedException, UserFunctionError
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.executor import MessageSpoutExecutor
@@ -23,18 +21,23 @@ from trident.states.core import storage
 from trident.states.delta.staging import StagingTarget
 from trident.states.publishing.dead_letters import stage_ends, stage_letters
 from trident.udf.signatures import translate_failure
+from trident.workers.anchors import ANCHORS, read_anchors
 from trident.workers.reports import find_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from trident.spark.slots import Slot
 
 log = logging.getLogger("trident.messages")
 # This many messages are looked for by running parts of a batch, then the attempt fails: a service that is down fails
 # all.
 _BLAMED_MAX = 100
 Staged = dict[str, list[Any]]
-# The frames by stream → what was staged.
-Run = Callable[[Mapping[str, "DataFrame"]], Staged]
+# The batch of each stream, as a frame or as a kept plan reads it.
+Inputs = Mapping[str, "DataFrame | Slot"]
+# The batches by stream → what was staged.
+Run = Callable[[Inputs], Staged]
 
 
 class Watch(Protocol):
@@ -53,7 +56,7 @@ class TrackedBatches:
 
     Args:
         anchored: those whose rows need anchors: a function behind them may fail for a row.
-        to_frame: what an executor emitted, with or without anchors, as a DataFrame.
+        to_input: what an executor emitted, with or without anchors, as the runner takes it.
         targets: where results are staged; the streams' tables among them.
         tables: stream → the name of its table of messages; "" → that of the dead letters.
         ackers: Spark tasks that add up a ledger.
@@ -64,20 +67,20 @@ class TrackedBatches:
         spark: "SparkSession",
         executors: Mapping[str, MessageSpoutExecutor],
         anchored: Collection[str],
-        to_frame: Callable[[str, Any, bool], "DataFrame"],
+        to_input: Callable[[str, Any, bool], "DataFrame | Slot"],
         targets: Sequence[StagingTarget],
         tables: Mapping[str, str],
         folder: Path,
         ackers: int,
         incarnation: str,
     ) -> None:
-        self._spark, self._executors, self._anchored, self._to_frame = spark, executors, anchored, to_frame
+        self._spark, self._executors, self._anchored, self._to_input = spark, executors, anchored, to_input
         self._roots = {target.name: target.root for target in targets}
         self._tables, self._ackers, self._incarnation = tables, ackers, incarnation
         self._ledgers = folder / "ledgers"
         drop_old(self._ledgers)
 
-    def process(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"], run: Run, watch: Watch) -> Staged:
+    def process(self, attempt: TransactionAttempt, inputs: Inputs, run: Run, watch: Watch) -> Staged:
         """Runs the attempt until no message fails; the rows staged then are without those that did.
 
         Args:
@@ -136,7 +139,7 @@ class TrackedBatches:
     def _once(
         self,
         attempt: TransactionAttempt,
-        inputs: Mapping[str, "DataFrame"],
+        inputs: Inputs,
         without: Collection[int],
         run: Run,
         watch: Watch,
@@ -145,28 +148,26 @@ class TrackedBatches:
         watch.begin_run()
         ledger = BatchLedger(self._spark, self._ledgers, self._ackers)
         try:
-            frames = {**inputs, **self._frames(attempt, frozenset(without), ledger)}
+            batches = {**inputs, **self._batches(attempt, frozenset(without), ledger)}
             with ledger.told_to_tasks():
-                staged = run(frames)
+                staged = run(batches)
             return staged, ledger.failures() if self._anchored else {}
         finally:
             ledger.drop()
 
-    def _frames(
+    def _batches(
         self, attempt: TransactionAttempt, without: frozenset[int], ledger: BatchLedger
-    ) -> dict[str, "DataFrame"]:
-        frames = {}
+    ) -> "dict[str, DataFrame | Slot]":
+        batches = {}
         for tx_id, executor in self._executors.items():
             anchors = tx_id in self._anchored
-            frames[tx_id] = self._to_frame(tx_id, executor.emit(attempt, without, anchors), anchors)
+            emitted = executor.emit(attempt, without, anchors)
             if anchors:
-                kept = [one for one in executor.messages(attempt) if one.key and one.root not in without]
-                roots, ids = [], []
-                for one in kept:
-                    roots += [one.root] * len(one.ids)
-                    ids += one.ids
-                ledger.init(np.array(roots, np.uint64), np.array(ids, np.uint64))
-        return frames
+                rows: Any = emitted.data
+                _, roots, ids = read_anchors(rows.column(ANCHORS).combine_chunks())
+                ledger.init(roots, ids)
+            batches[tx_id] = self._to_input(tx_id, emitted, anchors)
+        return batches
 
     def _suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
         found: dict[int, Failure] = {}
@@ -183,7 +184,7 @@ class TrackedBatches:
     def _blame(
         self,
         attempt: TransactionAttempt,
-        inputs: Mapping[str, "DataFrame"],
+        inputs: Inputs,
         failures: Mapping[int, Failure],
         run: Run,
         error: Exception,
@@ -238,14 +239,7 @@ class TrackedBatches:
         for tx_id, executor in self._executors.items():
             outcome = executor.outcome(attempt, failures)
             name = self._tables[tx_id]
-            staged[name] = stage_ends(
-                self._roots[name],
-                self._incarnation,
-                attempt,
-                [one.key for one, _ in outcome.ends],
-                [end for _, end in outcome.ends],
-                [one.attempts + (end != "acked") for one, end in outcome.ends],
-            )
+            staged[name] = stage_ends(self._roots[name], self._incarnation, attempt, outcome.ends)
             letters += outcome.letters
         name = self._tables[""]
         staged[name] = stage_letters(self._roots[name], self._incarnation, attempt, letters)

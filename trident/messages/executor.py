@@ -12,14 +12,14 @@ ids, of which a window is remembered, and acknowledged then.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import random
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,16 @@ from trident.spouts.executors import BeginContext
 from trident.spouts.rich import Message, RichSpout, SpoutCollector, message_key
 from trident.states.core.plain_values import python_values
 from trident.states.core.stored_values import dumps
+from trident.states.publishing.dead_letters import Ends
 from trident.udf.schemas import spout_schema
-from trident.workers.anchors import ANCHORS, make_anchors
+from trident.workers.anchors import ANCHORS, ids_of, make_anchors
 
 log = logging.getLogger("trident.messages")
 ACKED, FAILED, DEAD = "acked", "failed", "dead"
 # The time for which a spout is asked for messages at once; those that it gave then may become a batch.
 _POLL_SECS = 0.2
+# Between two looks at what is open; a spout is asked for one message at a time.
+_AT_ONCE = 1_000
 _SMALL_ROWS = 100_000
 _TELL_AGAIN_SECS = 1.0
 # Four attempts from 3,000 messages to the one that hangs.
@@ -64,7 +67,6 @@ class TrackedMessage:
     message: Message
     key: str
     root: int
-    ids: list[int]
     attempts: int = 0
     request: str = ""
     suspect: Failure | None = None
@@ -75,11 +77,15 @@ class Outcome:
     """The fate of an attempt's messages, if it is the attempt that counts.
 
     Attributes:
-        failures: key → why; those of the others are acknowledged.
+        settled, failed: those that are acknowledged or given up; and those that come again.
+        ends: of all of them, as the table of messages has them.
+        letters: of those that are given up.
     """
 
-    ends: list[tuple[TrackedMessage, str]] = field(default_factory=list)
-    letters: list[dict[str, Any]] = field(default_factory=list)
+    settled: list[TrackedMessage]
+    failed: list[TrackedMessage]
+    ends: Ends
+    letters: list[dict[str, Any]]
 
 
 class MessageSpoutExecutor:
@@ -103,8 +109,9 @@ class MessageSpoutExecutor:
         self._backoff_secs: float = options["replay_backoff_secs"]
         self._remember_secs: float = options["remember_messages_secs"]
         self.tracking = options["ackers"] > 0
-        # Its own generator: a user's seed must not make two ids equal. Asking the system each time is 10 times slower.
-        self._random = random.Random(secrets.randbits(128)).getrandbits
+        # Roots are counted from a random place on, so that those of two streams of a group do not meet.
+        self._roots = itertools.count(secrets.randbits(62))
+        self._salt = secrets.randbits(64)
         self._lock = threading.RLock()  # the spout's calls come one at a time
         self._opened = False
         self._waiting: deque[TrackedMessage] = deque()  # handed out, in no batch
@@ -146,16 +153,11 @@ class MessageSpoutExecutor:
         self._tell_again(now)
         # Only tracked messages tell whether a request is finished: until then it waits.
         for request, message in self._requests.poll() if self.tracking else ():
-            self._accept(message, request)
+            self._accept_all([message], request)
         self._requests.done()
         known = self._recognised
-        while self._open_messages() < self._pending_max and time.monotonic() - now < _POLL_SECS:
-            self._spout.next_tuple()
-            messages = self._collector.drain()
-            if not messages:
-                break
-            for message in messages:
-                self._accept(message)
+        while (room := self._pending_max - self._open_messages()) > 0 and self._ask(now, min(room, _AT_ONCE)):
+            pass
         if self._recognised > known:
             log.info(
                 "stream %r: %d messages were settled before: acknowledged, not processed again",
@@ -163,29 +165,56 @@ class MessageSpoutExecutor:
                 self._recognised - known,
             )
 
+    def _ask(self, began: float, room: int) -> bool:
+        """Takes messages for some room; tells whether the spout may have more, and there is time to ask it."""
+        in_time, more, next_tuple = True, True, self._spout.next_tuple
+        try:
+            while more and in_time and len(self._collector) < room:
+                had = len(self._collector)
+                next_tuple()
+                more, in_time = len(self._collector) > had, time.monotonic() - began < _POLL_SECS
+        finally:  # a spout that raises has given these all the same
+            self._accept_all(self._collector.drain())
+        return more and time.monotonic() - began < _POLL_SECS
+
     def _open_messages(self) -> int:
         return max(len(self._out), len(self._waiting))
 
-    def _accept(self, message: Message, request: str = "") -> None:
-        self._taken += 1
-        if message.message_id is None or not self.tracking:
+    def _accept_all(self, messages: Sequence[Message], request: str = "") -> None:
+        """Messages of the spout, or of a replay request."""
+        if not self.tracking:
+            self._accept_untracked(messages)
+            return
+        self._taken += len(messages)
+        out, knows, attempts, waiting = self._out, self._settled.knows, self._attempts, self._waiting
+        for message in messages:
+            if message.message_id is None:
+                waiting.append(TrackedMessage(message, "", 0))
+                continue
+            key = message_key(message.message_id)
+            if request:
+                key = f"replay {request} {key}"
+            if key in out:
+                continue  # handed out twice: the first one counts
+            one = TrackedMessage(message, key, next(self._roots), attempts.get(key, 0), request)
+            if knows(key):
+                self._recognised += 1
+                self._tell_acks([one])
+            else:
+                out.add(key)
+                waiting.append(one)
+
+    def _accept_untracked(self, messages: Sequence[Message]) -> None:
+        """Messages that are not followed: acknowledged here, and not taken where that fails."""
+        for number, message in enumerate(messages):
+            self._taken += 1
             if message.message_id is not None:
-                self._spout.ack(message.message_id)  # it is not followed
-            self._waiting.append(TrackedMessage(message, "", 0, []))
-            return
-        key = message_key(message.message_id)
-        if request:
-            key = f"replay {request} {key}"
-        if key in self._out:
-            return  # handed out twice: the first one counts
-        if self._settled.knows(key):
-            self._recognised += 1
-            self._tell_acks([TrackedMessage(message, key, 0, [], request=request)])
-            return
-        self._out.add(key)
-        ids = [self._random(64) for _ in message.rows]
-        attempts = self._attempts.get(key, 0)
-        self._waiting.append(TrackedMessage(message, key, self._random(64), ids, attempts, request))
+                try:
+                    self._spout.ack(message.message_id)
+                except BaseException:
+                    self._collector.put_back(messages[number + 1 :])
+                    raise
+            self._waiting.append(TrackedMessage(message, "", 0))
 
     def _tell_again(self, now: float) -> None:
         """Tells of messages whose time has come, and what the spout could not hear when its broker was away."""
@@ -206,7 +235,7 @@ class MessageSpoutExecutor:
             self._delayed.remove((at, one))
             self._out.discard(one.key)
             if one.request:
-                self._accept(one.message, one.request)
+                self._accept_all([one.message], one.request)
 
     # --- as the host drives it -------------------------------------------------------------------
 
@@ -279,12 +308,14 @@ class MessageSpoutExecutor:
             without: roots.
             anchors: with the hidden column.
         """
-        messages = [one for one in self.messages(attempt) if one.root not in without or not one.key]
+        messages = self.messages(attempt)
+        if without:
+            messages = [one for one in messages if one.root not in without or not one.key]
         table = None if without else self._tables.get(attempt.txid)
         if table is None:
             table = arrow_rows([row for one in messages for row in one.message.rows], self._schema)
         if anchors:
-            table = table.append_column(ANCHORS, _anchors_of(messages))
+            table = table.append_column(ANCHORS, _anchors_of(messages, self._salt))
         return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
     def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
@@ -294,30 +325,28 @@ class MessageSpoutExecutor:
 
     def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
         """Messages of the transaction of which it is known that they fail."""
-        return {one.root: one.suspect for one in self.messages(attempt) if one.suspect}
+        return {one.root: one.suspect for one in self.messages(attempt) if one.suspect is not None}
 
     def suspect(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> None:
         """These have failed: later attempts at the transaction need not find them again."""
-        for one in self.messages(attempt):
+        for one in self.messages(attempt) if failures else ():
             one.suspect = failures.get(one.root, one.suspect)
 
     def outcome(self, attempt: TransactionAttempt, failures: Mapping[int, Failure]) -> Outcome:
         """How the messages of the attempt end if it counts; kept until that is known."""
-        found = Outcome()
-        for one in self.messages(attempt):
-            if not one.key:
-                continue
-            failure = failures.get(one.root)
-            if failure is None:
-                found.ends.append((one, ACKED))
-            elif one.attempts < self._max_replays:
-                found.ends.append((one, FAILED))
-            else:
-                found.ends.append((one, DEAD))
-                found.letters.append(self._letter(one, failure))
+        acked = self.messages(attempt)
+        failed: list[TrackedMessage] = []
+        dead: list[TrackedMessage] = []
+        if failures:
+            for one in acked:
+                if one.key and one.root in failures:
+                    (failed if one.attempts < self._max_replays else dead).append(one)
+        acked = [one for one in acked if one.key and one.root not in failures]
+        letters = [self._letter(one, failures[one.root]) for one in dead]
+        outcome = Outcome([*acked, *dead], failed, _ends_of(acked, failed, dead), letters)
         with self._lock:
-            self._outcomes[attempt] = found
-        return found
+            self._outcomes[attempt] = outcome
+        return outcome
 
     def _letter(self, one: TrackedMessage, failure: Failure) -> dict[str, Any]:
         return {
@@ -358,7 +387,9 @@ class MessageSpoutExecutor:
             self._batches.pop(attempt.txid, None)
             self._tables.pop(attempt.txid, None)
             self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
-            settled = [one for one, end in (outcome.ends if outcome is not None else ()) if not self._failed(one, end)]
+            for one in outcome.failed if outcome is not None else ():
+                self._fail_later(one)
+            settled = outcome.settled if outcome is not None else []
             keys = [one.key for one in settled]
             if self._attempts:
                 for key in keys:
@@ -368,15 +399,12 @@ class MessageSpoutExecutor:
             self._tell_acks(settled)
             self._requests.done()
 
-    def _failed(self, one: TrackedMessage, end: str) -> bool:
-        """Tells whether it is to come again: when its time has come, the spout is told."""
-        if end != FAILED:
-            return False
+    def _fail_later(self, one: TrackedMessage) -> None:
+        """It is to come again: when its time has come, the spout is told."""
         one.attempts, one.suspect = one.attempts + 1, None
         self._attempts[one.key] = one.attempts
         delay = backoff_secs(one.attempts, self._backoff_secs)
         self._delayed.append((time.monotonic() + delay, one))
-        return True
 
     def _tell_acks(self, settled: Sequence[TrackedMessage]) -> None:
         """Tells the spout of acknowledged messages; of those that it cannot hear of while its broker is away, later."""
@@ -419,12 +447,20 @@ class MessageSpoutExecutor:
                 self._spout.close()
 
 
-def _anchors_of(messages: Sequence[TrackedMessage]) -> pa.Array:
-    counts, roots, ids = [], [], []
-    for one in messages:
-        rows = len(one.message.rows)
-        counts += [int(bool(one.key))] * rows
-        if one.key:
-            roots += [one.root] * rows
-            ids += one.ids
-    return make_anchors(np.array(counts, np.int64), np.array(roots, np.uint64), np.array(ids, np.uint64))
+def _anchors_of(messages: Sequence[TrackedMessage], salt: int) -> pa.Array:
+    counts = np.array([len(one.message.rows) for one in messages], np.int64)
+    tracked = np.array([bool(one.key) for one in messages], bool)
+    of_rows = np.repeat(np.array([one.root for one in messages], np.uint64), counts)
+    numbers = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    anchored = np.repeat(tracked, counts)
+    roots = of_rows[anchored]
+    return make_anchors(anchored.astype(np.int64), roots, ids_of(roots, numbers[anchored], salt))
+
+
+def _ends_of(acked: Sequence[TrackedMessage], failed: Sequence[TrackedMessage], dead: Sequence[TrackedMessage]) -> Ends:
+    outcomes = [pa.repeat(pa.scalar(end), len(of)) for end, of in ((ACKED, acked), (FAILED, failed), (DEAD, dead))]
+    return Ends(
+        [one.key for one in (*acked, *failed, *dead)],
+        pa.concat_arrays(outcomes),
+        [*(one.attempts for one in acked), *(one.attempts + 1 for one in (*failed, *dead))],
+    )

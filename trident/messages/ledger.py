@@ -27,7 +27,7 @@ from trident.spark.rows import parquet_reader
 from trident.states.core import storage
 from trident.states.core.local_properties import local_properties
 from trident.workers.anchors import sums_by_root
-from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA, write_table
+from trident.workers.ledger import LEDGER_FIELDS, LEDGER_PROPERTY, LEDGER_SCHEMA, sums_table, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +77,7 @@ class BatchLedger:
 
     def __init__(self, spark: "SparkSession", folder: Path, ackers: int) -> None:
         self._spark, self._ackers = spark, ackers
+        self._begun: list[tuple[np.ndarray, np.ndarray]] = []  # the roots of the batch, and their ids
         self._folder = folder / uuid.uuid4().hex
         storage.make_folder(self._folder, storage.anchor_of(folder))
 
@@ -86,12 +87,7 @@ class BatchLedger:
 
     def init(self, roots: np.ndarray, values: np.ndarray) -> None:
         """Begins the ledger with the messages of the batch: each row's root and id."""
-        roots, sums = sums_by_root(roots, values)
-        columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
-        columns.append(pa.repeat(pa.scalar(False), len(roots)))
-        columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
-        table = pa.table(columns, schema=LEDGER_SCHEMA)
-        write_table(table, self._folder / f"init-{uuid.uuid4().hex}.parquet")
+        self._begun.append((roots, values))
 
     def failures(self, small_bytes: int = SMALL_BYTES) -> dict[int, Failure]:
         """Root → why it failed; of several failures one.
@@ -101,9 +97,13 @@ class BatchLedger:
         """
         newest, others = self._files()
         with faults.fault_point(LEDGER):
-            sizes = [_size(path) for path in [*newest, *others]]
-            if sum(sizes) <= small_bytes:
-                return _added_up(newest, others)
+            told = sum(_size(path) for path in [*newest, *others])
+            if told + sum(16 * len(roots) for roots, _ in self._begun) <= small_bytes:
+                return _added_up(self._begun, newest, others)
+            if self._begun:
+                begun = sums_table(*sums_by_root(*_joined(self._begun)))
+                newest.append(self._folder / f"init-{uuid.uuid4().hex}.parquet")
+                write_table(begun, newest[-1])
             return self._by_spark(newest, others)
 
     def _files(self) -> tuple[list[Path], list[Path]]:
@@ -156,14 +156,26 @@ def _read(path: Path) -> pa.Table:
     return pq.read_table(io.BytesIO(storage.read(path)), schema=LEDGER_SCHEMA)
 
 
-def _added_up(newest: Sequence[Path], others: Sequence[Path]) -> dict[int, Failure]:
-    table = pa.concat_tables([_read(path) for path in newest])
-    roots, values = (table.column(name).to_numpy().view(np.uint64) for name in ("root", "value"))
-    roots, sums = sums_by_root(roots, values)
-    found = {int(root): _failure(None) for root in roots[sums != 0]}
+def _joined(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([roots for roots, _ in pairs]), np.concatenate([values for _, values in pairs])
+
+
+def _added_up(
+    begun: Sequence[tuple[np.ndarray, np.ndarray]], newest: Sequence[Path], others: Sequence[Path]
+) -> dict[int, Failure]:
+    pairs, found = list(begun), {}
+    failed: list[dict[str, Any]] = []
+    for number, path in enumerate([*newest, *others]):
+        table = _read(path)
+        if number < len(newest):
+            roots, values = (table.column(name).to_numpy().view(np.uint64) for name in ("root", "value"))
+            pairs.append((roots, values))
+        failed += table.filter(table.column("failed")).to_pylist()
+    if pairs:
+        roots, sums = sums_by_root(*_joined(pairs))
+        found = {int(root): _failure(None) for root in roots[sums != 0]}
     told = [name for name, _ in LEDGER_FIELDS[3:]]
-    table = pa.concat_tables([table, *(_read(path) for path in others)])
-    for row in table.filter(table.column("failed")).to_pylist():
+    for row in failed:
         found[row["root"] & _ALL] = _failure({name: row[name] for name in told})
     return found
 

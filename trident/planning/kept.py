@@ -20,8 +20,6 @@ _FIXED = re.compile(
 def why_not_kept(plan: GroupPlan) -> str | None:
     """Why the plan of a group's early part is made anew for each batch; None: it is kept where the session agrees."""
     lowered = plan.lowered
-    if plan.tracked:
-        return "messages are tracked"
     if plan.spout_tables:
         return "a spout writes a table of its own"
     targets = [segment.target for segment in lowered.segments]

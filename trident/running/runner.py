@@ -112,7 +112,7 @@ class SparkBatchRunner:
                 spark,
                 cast("Mapping[str, MessageSpoutExecutor]", {tx_id: host.executors[tx_id] for tx_id in plan.tracked}),
                 plan.anchored,
-                self._tracked_frame,
+                self._tracked_input,
                 [*targets, *self._boundaries],
                 plan.message_tables,
                 folder,
@@ -176,10 +176,9 @@ class SparkBatchRunner:
         self, attempt: TransactionAttempt, metadata: Mapping[str, Json], kept: BuiltBatch
     ) -> ProcessedBatch:
         started = time.monotonic()
-        inputs: dict[str, "DataFrame"] = {}
+        inputs: dict[str, "DataFrame | Slot"] = {}
         spouts: dict[str, dict[str, Any]] = {}
         tables: dict[str, "DataFrame"] = {}
-        slots: dict[str, Slot] = {}
         counts: list[int | None] = []
         for tx_id, executor in self._host.executors.items():
             spout = self._spouts[tx_id]
@@ -195,11 +194,7 @@ class SparkBatchRunner:
                     found="Emitted.table_rows",
                     expected="a spout with `table` and `table_schema` (OwnsTable)",
                 )
-            slot = self._slot(emitted, self._schemas[tx_id])
-            if slot is not None:
-                slots[tx_id] = slot
-            else:
-                inputs[tx_id] = self._frame(emitted, self._schemas[tx_id])
+            given = self._input(emitted, self._schemas[tx_id])
             counts.append(len(emitted.data) if isinstance(emitted.data, (list, tuple)) else None)
             if (
                 spout_kind(spout) is not SpoutKind.TRANSACTIONAL
@@ -208,8 +203,9 @@ class SparkBatchRunner:
             ):
                 # Such a source may give other rows when a task is tried again, or to the next state.
                 with faults.fault_point(KEEP):
-                    inputs[tx_id] = inputs[tx_id].localCheckpoint(eager=True)
-                kept.checkpoints.append(inputs[tx_id])
+                    given = _frame_of(given).localCheckpoint(eager=True)
+                kept.checkpoints.append(given)
+            inputs[tx_id] = given
             spouts[tx_id] = _described(spout, metadata[tx_id], emitted.commit_data)
             opaque = executor.opaque_metadata(metadata[tx_id])
             if opaque is not None:
@@ -220,19 +216,20 @@ class SparkBatchRunner:
                 tables[binding.name] = to_dataframe(self._spark, rows, binding.schema).coalesce(1)
         emitted_at = built_at = time.monotonic()
 
-        def run(frames_of: Mapping[str, "DataFrame"]) -> dict[str, list[Any]]:
+        def run(given: Mapping[str, "DataFrame | Slot"]) -> dict[str, list[Any]]:
             nonlocal built_at
+            slots = {tx_id: one for tx_id, one in given.items() if not isinstance(one, DataFrame)}
+            if len(slots) == len(given):
+                kept_staged = self._kept_plans.stage(slots, self._incarnation, attempt)
+                if kept_staged is not None:
+                    return kept_staged
+            frames_of = {tx_id: _frame_of(one) for tx_id, one in given.items()}
             with self._plan.build(frames_of, attempt, self._info(attempt)) as frames:
                 frames.update(tables)
                 built_at = time.monotonic()
                 return stage(frames, self._early, self._incarnation, attempt, self._codec)
 
-        kept_staged = None if inputs or not slots else self._kept_plans.stage(slots, self._incarnation, attempt)
-        if kept_staged is None:
-            inputs.update((tx_id, slot.frame().coalesce(1)) for tx_id, slot in slots.items())
-        if kept_staged is not None:
-            staged = kept_staged
-        elif self._tracked is None:
+        if self._tracked is None:
             staged = run(inputs)
         else:
             staged = self._tracked.process(attempt, inputs, run, self._watched(attempt))
@@ -277,9 +274,10 @@ class SparkBatchRunner:
                 self._tracked.blame_late(attempt, run, error, self._watched(attempt))
             raise
 
-    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame"]) -> dict[str, Any]:
+    def _run_late(self, attempt: TransactionAttempt, inputs: Mapping[str, "DataFrame | Slot"]) -> dict[str, Any]:
         """A batch up to the end of its turn, for nothing but to see whether it fails."""
-        with self._plan.build(inputs, attempt, self._info(attempt)) as frames:
+        given = {tx_id: _frame_of(one) for tx_id, one in inputs.items()}
+        with self._plan.build(given, attempt, self._info(attempt)) as frames:
             staged = stage(frames, self._early, self._incarnation, attempt, self._codec)
         return dict(self._resolve(attempt, ProcessedBatch(staged)).staged)
 
@@ -383,9 +381,13 @@ class SparkBatchRunner:
             frame = reader.parquet(*paths)
         return frame.coalesce(1) if _bytes(files) <= _SMALL_BYTES else frame
 
-    def _tracked_frame(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame":
+    def _tracked_input(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame | Slot":
         schema = self._schemas[tx_id]
-        return self._frame(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
+        return self._input(emitted, StructType([*schema.fields, ANCHORS_FIELD]) if anchors else schema)
+
+    def _input(self, emitted: Emitted, schema: StructType) -> "DataFrame | Slot":
+        slot = self._slot(emitted, schema)
+        return self._frame(emitted, schema) if slot is None else slot
 
     def _frame(self, emitted: Emitted, schema: StructType) -> "DataFrame":
         frame = to_dataframe(self._spark, emitted.data, schema)
@@ -422,6 +424,10 @@ class SparkBatchRunner:
             self.cancel(attempt)
         if self._copies is not None:
             self._copies.close()
+
+
+def _frame_of(one: "DataFrame | Slot") -> "DataFrame":
+    return one if isinstance(one, DataFrame) else one.frame().coalesce(1)
 
 
 def _bytes(files: Iterable[Any]) -> int:

@@ -145,8 +145,9 @@ def arrow_rows(rows: "Sequence[tuple[Any, ...]]", schema: "StructType") -> "pyar
             found=repr(wrong)[:200],
             expected=f"a tuple of {len(target)}: {', '.join(target.names)}",
         )
-    values = list(zip(*rows)) if rows else [()] * len(target)
-    columns = [_column(list(column), field, of) for column, field, of in zip(values, target, schema.fields)]
+    # Not zip(*rows): an iterator for each of many rows is work for the garbage collector.
+    values = [[row[place] for row in rows] for place in range(len(target))]
+    columns = [_column(column, field, of) for column, field, of in zip(values, target, schema.fields)]
     return pa.table(columns, schema=target)
 
 

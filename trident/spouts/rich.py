@@ -91,6 +91,10 @@ class SpoutCollector:
         # Never the whole at once: an emit that a thread adds meanwhile would go with it.
         return [self._emitted.popleft() for _ in range(len(self._emitted))]
 
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """The next to be drained, in this order."""
+        self._emitted.extendleft(reversed(messages))
+
     def __len__(self) -> int:
         return len(self._emitted)
 
@@ -179,8 +183,11 @@ def message_key(message_id: Any) -> str:
     Raises:
         SourceError: it is not JSON.
     """
+    # As json.dumps has them, in a tenth of the time.
     if message_id.__class__ is int:
-        return str(message_id)  # as JSON has it, in a tenth of the time
+        return str(message_id)
+    if message_id.__class__ is str:
+        return json.encoder.encode_basestring_ascii(message_id)
     try:
         return json.dumps(message_id, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:

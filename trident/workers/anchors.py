@@ -34,6 +34,16 @@ def mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+def ids_of(roots: np.ndarray, numbers: np.ndarray, salt: int) -> np.ndarray:
+    """The ids of tuples as a spout emits them.
+
+    Args:
+        roots, numbers: of each tuple its message's root, and its number among the message's tuples.
+        salt: 64 random bits: without them no id can be foreseen.
+    """
+    return mixed(roots ^ mixed(numbers.astype(np.uint64) ^ np.uint64(salt)))
+
+
 def make_anchors(counts: np.ndarray, roots: np.ndarray, ids: np.ndarray) -> pa.Array:
     """Rows with this many pairs each, from all the pairs in order."""
     offsets = np.zeros(len(counts) + 1, np.int32)
@@ -94,7 +104,10 @@ def sums_by_root(roots: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.
     """The XOR of the values of each root."""
     if not len(roots):
         return roots, values
-    order = np.argsort(roots, kind="stable")
-    sorted_roots = roots[order]
-    begins = np.flatnonzero(np.concatenate(([True], sorted_roots[1:] != sorted_roots[:-1])))
-    return sorted_roots[begins], np.bitwise_xor.reduceat(values[order], begins)
+    if (roots[1:] < roots[:-1]).any():
+        order = np.argsort(roots, kind="stable")
+        roots, values = roots[order], values[order]
+    begins = np.flatnonzero(np.concatenate(([True], roots[1:] != roots[:-1])))
+    if len(begins) == len(roots):
+        return roots, values
+    return roots[begins], np.bitwise_xor.reduceat(values, begins)

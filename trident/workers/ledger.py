@@ -85,11 +85,7 @@ class Ledger:
         if self.roots:
             roots, sums = sums_by_root(np.concatenate(self.roots), np.concatenate(self.values))
             told = sums != 0
-            roots, sums = roots[told], sums[told]
-            columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
-            columns.append(pa.repeat(pa.scalar(False), len(roots)))
-            columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
-            tables.append(pa.table(columns, schema=LEDGER_SCHEMA))
+            tables.append(sums_table(roots[told], sums[told]))
         if self.failures:
             tables.append(pa.Table.from_pylist(self.failures, schema=LEDGER_SCHEMA))
         return pa.concat_tables(tables) if tables else LEDGER_SCHEMA.empty_table()
@@ -99,12 +95,21 @@ class Ledger:
         write_table(self.table(), storage.join(folder, f"{name}.parquet"))
 
 
+def sums_table(roots: np.ndarray, sums: np.ndarray) -> pa.Table:
+    """Sums of roots as a ledger's file has them, without a failure."""
+    columns: list[Any] = [pa.array(roots.view(np.int64)), pa.array(sums.view(np.int64))]
+    columns.append(pa.repeat(pa.scalar(False), len(roots)))
+    columns += [pa.nulls(len(roots), kind) for _, kind in LEDGER_FIELDS[3:]]
+    return pa.table(columns, schema=LEDGER_SCHEMA)
+
+
 def write_table(table: pa.Table, path: storage.AnyPath) -> None:
     """A ledger's file: whole, and not durable, since a batch whose ledger is lost is tried again."""
     import pyarrow.parquet as pq  # 20 ms that only the workers of tracked streams need
 
     data = io.BytesIO()
-    pq.write_table(table, data, compression="none")
+    # Roots and sums are all different: dictionaries and bounds of them would only cost.
+    pq.write_table(table, data, compression="none", use_dictionary=False, write_statistics=False)
     storage.write(path, data.getvalue(), durable=False)
 
 

@@ -68,7 +68,7 @@ def run(bench: Bench, report: Report) -> None:
     small, large = bench.size(5_000, 50), bench.size(100_000, 100)
     for messages, batches in ((small, bench.size(24, 4)), (large, bench.size(6, 3))):
         for in_flight in (1, 4) if not bench.quick else (4,):
-            _compare(bench, report, messages, batches, in_flight, False, Goal(at_most=1.35))
+            _compare(bench, report, messages, batches, in_flight, False, Goal(at_most=1.2))
     _compare(bench, report, small, bench.size(16, 3), 1, True, None)
     _ledger(bench, report, small)
     _memory(bench, report)

@@ -95,6 +95,21 @@ def test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter(start, 
     assert "raise ValueError" in letter.traceback and letter.tuples is not None
 
 
+def test_batches_in_flight_share_a_kept_plan_and_each_has_a_ledger_of_its_own(start, table, counts) -> None:
+    lines = {n: f"a b{n} {'poison' if n in (4, 5, 17) else 'c'} d" for n in range(30)}
+    spout = Messages("line string", lines.items())
+    topology = TridentTopology("words")
+    words = topology.new_stream("lines", spout).each("line", split, "word")
+    words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "count")
+    query = start(topology, max_replays=0, max_spout_pending=3, max_pending_messages=12)
+    query.process_all_available(WAIT_SECS)
+    assert counts() == Counter(word for line in lines.values() if "poison" not in line for word in line.split())
+    assert sorted(letter.message for letter in table("words__lines__dead_letters")) == ["17", "4", "5"]
+    assert sorted(spout.acked) == sorted(lines) and spout.failed == []
+    records = query.recent_progress
+    assert len(records) >= 10 and all(record["duration_ms"]["plan"] == 0.0 for record in records)
+
+
 @pytest.mark.skipif(os.environ.get("TRIDENT_KILLS") != "all", reason="make kills runs it")
 def test_a_worker_that_dies_fails_the_messages_for_which_it_dies(start, table) -> None:
     """Two of them, one the first of its batch; tried again, they are all that there is."""

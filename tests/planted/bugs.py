@@ -432,6 +432,9 @@ PLANTED: dict[str, Caught] = {
         "column's length must match",
         "message_executor.py::test_the_rows_of_a_batch_have_their_messages_as_roots",
     ),
+    "139-tuples-of-a-message-share-an-id": pure(
+        "assert", "message_executor.py::test_the_rows_of_a_batch_have_their_messages_as_roots"
+    ),
     "74-dead-letter-not-in-the-decision": spark(
         "not enough values to unpack",
         "tracked_streams.py::test_a_message_that_fails_leaves_its_batch_and_becomes_a_dead_letter",

@@ -39,6 +39,8 @@ _DDL = (
 )
 # Some million numbers of tasks: below that a Spark job costs more than it saves.
 SMALL_BYTES = 16 << 20
+# Where Spark adds up: the file of the messages that the batch began with.
+_BEGUN = "begun.parquet"
 _ALL = (1 << 64) - 1
 _LOST = (
     "some of its rows were lost or doubled between two Spark stages, as when a task is tried again that gives other"
@@ -102,7 +104,7 @@ class BatchLedger:
                 return _added_up(self._begun, newest, others)
             if self._begun:
                 begun = sums_table(*sums_by_root(*_joined(self._begun)))
-                newest.append(self._folder / f"init-{uuid.uuid4().hex}.parquet")
+                newest.append(self._folder / _BEGUN)
                 write_table(begun, newest[-1])
             return self._by_spark(newest, others)
 
@@ -115,7 +117,7 @@ class BatchLedger:
         newest: dict[str, Path] = {}
         others = []
         for name in sorted(storage.list_names(self._folder)):
-            if name[0] not in "_.":  # a draft
+            if name != _BEGUN and name[0] not in "_.":  # a draft
                 place = name.split("@", 1)[0]
                 others += [newest[place]] if place in newest else []
                 newest[place] = self._folder / name

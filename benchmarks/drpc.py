@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, rounds
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
-    from trident import TopologyQuery, TridentTopology
+    from trident import TridentTopology
 
 TITLE = "requests: words looked up in a state of 20,000 keys"
 
@@ -50,21 +51,33 @@ def run(bench: Bench, report: Report) -> None:
         peer = ms.pop("one row collected by Spark")
         for name, value in ms.items():
             report.ratio(f"{name} / one row collected by Spark", value, peer)
-        _many_callers(bench, report, query, asked)
+        _many_callers(bench, report, "framework's own steps", bench.size(50, 1), lambda: asked("words"))
+        _many_callers(bench, report, "one function of the user's", bench.size(20, 1), lambda: asked("shouted"))
 
 
-def _many_callers(bench: Bench, report: Report, query: TopologyQuery, asked: Any) -> None:
+def _many_callers(bench: Bench, report: Report, name: str, each: int, asked: Callable[[], float]) -> None:
     """A hundred callers, each of which asks again as soon as it is answered."""
-    each = bench.size(50, 1)
-    cpu, started = time.process_time(), time.perf_counter()
-    with ThreadPoolExecutor(_CALLERS) as pool:
-        answers = [pool.submit(lambda: [asked("words") for _ in range(each)]) for _ in range(_CALLERS)]
-        times = sorted(ms for answer in answers for ms in answer.result())
-    took, cpu = time.perf_counter() - started, time.process_time() - cpu
-    report.figure("100 callers at once: median", "ms", [times[len(times) // 2]])
-    report.figure("100 callers at once: 99 of 100 are faster", "ms", [times[int(len(times) * 0.99)]])
-    report.figure("100 callers at once: requests a second", "1/s", [len(times) / took])
-    report.figure("CPU of a request in the leader's process", "ms", [cpu * 1000 / len(times)])
+
+    def measured(count: int) -> list[float]:
+        with ThreadPoolExecutor(_CALLERS) as pool:
+            answers = [pool.submit(lambda: [asked() for _ in range(count)]) for _ in range(_CALLERS)]
+            return sorted(ms for answer in answers for ms in answer.result())
+
+    measured(bench.size(5, 1))
+    jobs, cpu, started = _jobs(bench), time.process_time(), time.perf_counter()
+    times = measured(each)
+    took, cpu, jobs = time.perf_counter() - started, time.process_time() - cpu, _jobs(bench) - jobs
+    at = f"{name}, 100 callers at once"
+    report.figure(f"{at}: median", "ms", [times[len(times) // 2]])
+    report.figure(f"{at}: 99 of 100 are faster", "ms", [times[int(len(times) * 0.99)]])
+    report.figure(f"{at}: requests a second", "1/s", [len(times) / took])
+    report.figure(f"{at}: Spark jobs for each request", "jobs", [jobs / len(times)])
+    report.figure(f"{at}: CPU of a request in the leader's process", "ms", [cpu * 1000 / len(times)])
+
+
+def _jobs(bench: Bench) -> int:
+    """The Spark jobs so far."""
+    return int(bench.spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
 
 def _shout(count: int) -> int:

@@ -25,6 +25,7 @@ SUITES = {
     "test_late_forms": "late part in the driver",
     "test_window_parts": "windows",
     "test_in_driver": "late part in the driver",
+    "test_together": "requests",
     "test_committer": "publishing",
     "test_staging": "publishing",
     "test_log_commit": "publishing",
@@ -394,10 +395,6 @@ PLANTED: dict[str, Caught] = {
         "DID NOT RAISE|assert",
         "state_copy.py::test_a_log_that_is_past_the_transaction_costs_no_copy",
     ),
-    "140-host-takes-its-view-of-the-log-for-the-whole": spark(
-        "assert |DID NOT RAISE|Regex",
-        "host_copy.py::test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole",
-    ),
     # --- starting: trident/spark/class_archive.py
     "138-archive-of-classes-is-not-looked-at": spark(
         "assert",
@@ -599,5 +596,13 @@ PLANTED: dict[str, Caught] = {
     "126-native-merge-on-whatever-is-there": spark(
         "DID NOT RAISE.*CommitConflict",
         "file_merge.py::test_a_commit_that_comes_while_the_files_are_written_wins",
+    ),
+    "143-a-request-has-the-rows-of-those-before-it": Caught(
+        "assert ",
+        (
+            located("together.py::test_each_request_of_a_task_gets_what_it_would_get_alone"),
+            located("together.py::test_a_static_state_is_asked_by_each_request"),
+        ),
+        "hypothesis",
     ),
 }

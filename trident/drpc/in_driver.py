@@ -30,16 +30,27 @@ _ADVANCES_SECS = 0.05
 _TRIES = 10
 
 
+def is_long(values: Sequence[Any]) -> bool:
+    """Tells whether a request's arguments may become more rows than should be held beside those of others."""
+    return sum(len(value) for value in values if isinstance(value, (str, bytes))) > _ARGUMENT_CHARS_MAX
+
+
 class StatesAsOf:
     """The local copies of the states that functions ask, as of the last advanced transactions.
 
     Args:
         copies: batch group → the copies of its states; None: it has none here.
         advanced: batch group → a function that gives its last advanced txid.
+        workers_are_here: Spark's tasks run on this host, and so find the copies.
     """
 
-    def __init__(self, copies: Callable[[str], StateCopies | None], advanced: Mapping[str, Callable[[], int]]) -> None:
-        self._copies, self._advanced = copies, advanced
+    def __init__(
+        self,
+        copies: Callable[[str], StateCopies | None],
+        advanced: Mapping[str, Callable[[], int]],
+        workers_are_here: bool = True,
+    ) -> None:
+        self._copies, self._advanced, self.workers_are_here = copies, advanced, workers_are_here
         self._known: dict[tuple[str, frozenset[str]], tuple[int, dict[str, CopyAsOf]]] = {}
         self._locks = {group: threading.Lock() for group in advanced}
 
@@ -69,6 +80,19 @@ class StatesAsOf:
                     known = self._known[group, states] = (txid, made)
             found |= known[1]
         return found
+
+    def for_tasks(self, plan: DrpcPlan, as_of: Mapping[str, int]) -> dict[str, CopyAsOf] | None:
+        """As ``get``, for Spark's tasks; None also where they do not find the copies."""
+        return self.get(plan, as_of) if self.workers_are_here else None
+
+    def moved(self, plan: DrpcPlan, as_of: Mapping[str, int], deadline: float) -> bool:
+        """Waits for a transaction that is published and will advance; False where none does."""
+        end = min(deadline, time.monotonic() + _ADVANCES_SECS)
+        while time.monotonic() < end:
+            if self.pinned(plan) != as_of:
+                return True
+            time.sleep(0.001)
+        return False
 
     def could_not_use(self, plan: DrpcPlan, used: Mapping[str, CopyAsOf], error: BaseException) -> None:
         """A copy was not what its mark says: the next request asks for it anew.
@@ -103,7 +127,7 @@ class AnswersHere:
 
         Each state that it reads is as of the same transaction of its group: a look-up asks for the copy's mark.
         """
-        if plan.in_driver is None or sum(len(v) for v in values if isinstance(v, (str, bytes))) > _ARGUMENT_CHARS_MAX:
+        if plan.in_driver is None or is_long(values):
             return None
         inputs = {plan.function: arrow_rows([values], plan.arguments)}
         for _ in range(_TRIES):
@@ -111,20 +135,20 @@ class AnswersHere:
             try:
                 copies = self._states.get(plan, as_of)
             except LogIsPast:
-                if not self._moved(plan, as_of, deadline):
+                if not self._states.moved(plan, as_of, deadline):
                     return None
                 continue
             if copies is None:
                 return None
             try:
-                return self._rows(plan.in_driver.run(inputs, info, copies)[RESULT], plan.result), as_of
+                return self.rows(plan.in_driver.run(inputs, info, copies)[RESULT], plan.result), as_of
             except StaleCopy as error:
                 self._states.could_not_use(plan, copies, error)
             except (LeftToSpark, PySparkException, OverflowError, ValueError):
                 return None  # Spark says what becomes of it
         return None
 
-    def _rows(self, table: pa.Table, schema: StructType) -> list[Row]:
+    def rows(self, table: pa.Table, schema: StructType) -> list[Row]:
         """Rows as Spark's ``collect`` gives them."""
         times = [at for at, field in enumerate(schema) if isinstance(field.dataType, TimestampType)]
         fields = list(schema)
@@ -135,15 +159,6 @@ class AnswersHere:
         rows = ArrowTableToRowsConversion.convert(table, whole, binary_as_bytes=self._binary_as_bytes)
         found = [row for row in rows if isinstance(row, Row)]
         return [_with_times(row, times) for row in found] if times else found
-
-    def _moved(self, plan: DrpcPlan, as_of: Mapping[str, int], deadline: float) -> bool:
-        """Waits for a transaction that is published and will advance; False where none does."""
-        end = min(deadline, time.monotonic() + _ADVANCES_SECS)
-        while time.monotonic() < end:
-            if self._states.pinned(plan) != as_of:
-                return True
-            time.sleep(0.001)
-        return False
 
 
 def _with_times(row: Row, times: Sequence[int]) -> Row:

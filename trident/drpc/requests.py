@@ -15,15 +15,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 
 from trident.coordinators.errors import ConfigError, DrpcError, DrpcTimeout, NotLeading, UnknownFunction
-from trident.drpc.in_driver import AnswersHere, StatesAsOf
+from trident.drpc.in_driver import AnswersHere, StatesAsOf, is_long
+from trident.drpc.request_jobs import POOL, SharedJobs
+from trident.drpc.together import SLOW_SECS, Together, Waiting, fail, settle
 from trident.drpc.values import arguments
 from trident.planning.requests import DrpcPlan
 from trident.planning.results import RESULT
@@ -37,7 +41,9 @@ from trident.states.keyed.frames import StoredFrames
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.signatures import users_error
+from trident.workers.failures import UserCodeFailed
 from trident.workers.reports import SPARKS, STALE, find_report
+from trident.workers.requests import RequestId
 from trident.workers.states import NewerThanAsked
 
 if TYPE_CHECKING:
@@ -53,17 +59,8 @@ TIMEOUT_SECS = 30.0
 _AT_ONCE = 16
 # How often a request is pinned again because a map has gone on in the meantime.
 _PINS = 10
-_POOL = "trident-drpc"
-
-
-@dataclass(frozen=True)
-class RequestId:
-    """Stands for a request where a batch has its transaction attempt; aggregators get it as their batch id."""
-
-    request_id: str
-
-    def __str__(self) -> str:
-        return self.request_id
+# Threads that run jobs of several requests: at most two for a function, or one for each of its slow requests.
+_JOBS_AT_ONCE = 32
 
 
 class Answer(list[Row]):
@@ -114,13 +111,17 @@ class DrpcRequests:
     ) -> None:
         self._spark, self._topology, self._plans, self._advanced = spark, topology, plans, advanced
         self._context, self._incarnation, self._epoch = spark.sparkContext, incarnation, epoch
-        self._workers_are_here = is_local_master(self._context.master)
         self._frames = StoredFrames(spark, engine, warehouse)
         self._config = {"topology": topology, "spark_master": self._context.master}
-        self._states = StatesAsOf(copies, advanced)
+        self._states = StatesAsOf(copies, advanced, is_local_master(self._context.master))
         as_bytes = (spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") or "").lower() == "true"
         self._here = AnswersHere(self._states, as_bytes)
         self._threads = ThreadPoolExecutor(_AT_ONCE, f"trident-{topology}-drpc")
+        self._job_threads = ThreadPoolExecutor(_JOBS_AT_ONCE, f"trident-{topology}-drpc-jobs")
+        self._shared_jobs = SharedJobs(
+            spark, topology, self._states, self._here, lambda as_of: self._info(RequestId(""), as_of)
+        )
+        self._together: dict[str, Together] = {}
         self._running: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -138,19 +139,22 @@ class DrpcRequests:
             here = self._here.answer(plan, values, self._info(request), deadline)
             if here is not None:
                 return Answer(here[0], function, request.request_id, here[1])
-        with self._lock:
-            if self._closed:
-                raise not_leading(self._topology)
-            answer = self._threads.submit(self._answer, plan, values, request, deadline)
-            self._running[request.request_id] = answer
+        waiting = Waiting(request.request_id, values, deadline)
+        together = self._of_function(plan) if plan.together is not None and not is_long(values) else None
+        if together is not None:
+            together.put(waiting)
+        else:
+            self._alone(plan, waiting)
         try:
-            if not wait([answer], timeout_secs).done:
+            self._wait(waiting, together)
+            if not waiting.answer.done():
                 raise DrpcTimeout(
                     f"request {request} of function {function!r} was not answered in time; its jobs are cancelled",
                     found=f"more than {timeout_secs:.3g} s",
                     action="give it more time with timeout_secs, or ask for less",
                 )
-            return answer.result()
+            rows, as_of = waiting.answer.result()
+            return Answer(rows, function, request.request_id, as_of)
         except CancelledError:
             raise not_leading(self._topology) from None
         except Exception as error:
@@ -159,24 +163,78 @@ class DrpcRequests:
             raise
         finally:
             with self._lock:
-                self._running.pop(request.request_id, None)
-            if not answer.done():  # too late, or the caller was interrupted
-                self._cancel(request.request_id, answer)
+                alone = self._running.pop(request.request_id, None)
+            if not waiting.answer.done():  # too late, or the caller was interrupted
+                if together is not None:
+                    together.leave(waiting)
+                if alone is not None:
+                    self._cancel(request.request_id, alone)
+
+    def _wait(self, waiting: Waiting, together: Together | None) -> None:
+        """Waits until a request is answered, or its time is over."""
+        while (left := waiting.deadline - time.monotonic()) > 0:
+            try:
+                waiting.answer.exception(left if together is None else min(left, SLOW_SECS))
+                return
+            except CancelledError:
+                return
+            except FutureTimeout:
+                if together is not None:
+                    together.look(waiting)
 
     def close(self) -> None:
         """Ends what runs; those who wait are told that this process does not lead any more."""
         with self._lock:
             self._closed = True
-            running = dict(self._running)
+            running, together = dict(self._running), list(self._together.values())
+        for function in together:
+            function.close()
         for request_id, answer in running.items():
             self._cancel(request_id, answer)
+        self._job_threads.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- requests that share jobs --------------------------------------------------------------
+
+    def _of_function(self, plan: DrpcPlan) -> Together:
+        with self._lock:
+            if self._closed:
+                raise not_leading(self._topology)
+            if plan.function not in self._together:
+                self._together[plan.function] = Together(
+                    plan, self._shared_jobs, self._alone, _failure, self._cancel_group, self._job_threads.submit
+                )
+            return self._together[plan.function]
+
+    def _alone(self, plan: DrpcPlan, waiting: Waiting) -> None:
+        """Has a request answered by Spark jobs of its own."""
+        request = RequestId(waiting.request_id)
+        with self._lock:
+            if self._closed:
+                waiting.answer.cancel()
+                return
+            answer = self._threads.submit(self._answer, plan, waiting.values, request, waiting.deadline)
+            self._running[request.request_id] = answer
+        answer.add_done_callback(partial(self._hand_over, waiting))
+
+    def _hand_over(self, waiting: Waiting, done: "Future[Answer]") -> None:
+        """Gives a request the answer that it got alone."""
+        with self._lock:
+            self._running.pop(waiting.request_id, None)
+        if done.cancelled():
+            waiting.answer.cancel()
+            return
+        error = done.exception()
+        if error is not None:
+            fail(waiting.answer, error)
+        else:
+            settle(waiting.answer, (list(done.result()), done.result().as_of))
 
     # --- one request, in a thread of its own ---------------------------------------------------
 
     def _answer(self, plan: DrpcPlan, values: tuple[Any, ...], request: RequestId, deadline: float) -> Answer:
         self._context.setJobGroup(_job_group(request.request_id), f"{self._topology} {plan.function} {request}")
-        self._context.setLocalProperty("spark.scheduler.pool", _POOL)
+        self._context.setLocalProperty("spark.scheduler.pool", POOL)
         schema = plan.arguments
         asked = to_dataframe(self._spark, [values], schema).coalesce(1)
         for last in [False] * (_PINS - 1) + [True]:
@@ -218,10 +276,10 @@ class DrpcRequests:
 
     def _copied(self, plan: DrpcPlan, pin: _Pin) -> dict[str, CopyAsOf] | None:
         """The local copies that a request's job can use; None: it reads the tables."""
-        if not self._workers_are_here or not plan.lowered.copied_states:
-            return None  # tasks on other hosts do not find them
+        if not plan.lowered.copied_states:
+            return None
         try:
-            return self._states.get(plan, pin.as_of)
+            return self._states.for_tasks(plan, pin.as_of)
         except LogIsPast:
             return None
 
@@ -270,12 +328,14 @@ class DrpcRequests:
         return any(self._advanced[group]() > txid for group, txid in pin.as_of.items())
 
     def _cancel(self, request_id: str, answer: "Future[Answer]") -> None:
-        if answer.cancel():
-            return  # it has not begun
+        if not answer.cancel():  # it has begun
+            self._cancel_group(_job_group(request_id))
+
+    def _cancel_group(self, job_group: str) -> None:
         try:
-            cancel_group(self._context, _job_group(request_id))
+            cancel_group(self._context, job_group)
         except Exception as error:  # a session that is being stopped
-            log.debug("cannot cancel request %s: %s", request_id, error)
+            log.debug("cannot cancel %s: %s", job_group, error)
 
 
 def find_plan(plans: Mapping[str, DrpcPlan], function: str) -> DrpcPlan:
@@ -308,6 +368,12 @@ def not_leading(topology: str, role: str | None = None) -> NotLeading:
         found=role,
         action="ask the process that leads; a standby answers once it has taken over",
     )
+
+
+def _failure(plan: DrpcPlan, text: str, request_id: str) -> Exception | None:
+    """The error of a request whose task failed with this text; None: a map has gone on, and it is asked anew."""
+    error = _translated(UserCodeFailed(text), plan.function, RequestId(request_id))
+    return None if isinstance(error, (_Newer, UserCodeFailed)) else error
 
 
 def _job_group(request_id: str) -> str:

@@ -12,7 +12,7 @@ from trident.planning.groups import GroupPlan, plan
 from trident.planning.kept import why_not_kept
 from trident.planning.nodes import Node, is_source
 from trident.planning.operation import Operation, names_of
-from trident.planning.requests import drpc_plans
+from trident.planning.requests import DrpcPlan, drpc_plans
 from trident.planning.segments import Lowered, Segment
 
 _KEPT = "the plan is kept from batch to batch, where a batch of rows or of whole files is one Spark partition"
@@ -30,8 +30,16 @@ def explain(graph: TopologyGraph) -> str:
         lines.append(f"  {_KEPT if why_not is None else f'{_ANEW}: {why_not}'}")
     for request in drpc_plans(graph).values():
         described = _Described(request.nodes, request.lowered, False, request.in_driver is not None)
-        lines += ["", f"requests {request.function}", *described.lines()]
+        lines += ["", f"requests {request.function}", *described.lines(), f"  {_answered(request)}"]
     return "\n".join(lines)
+
+
+def _answered(request: DrpcPlan) -> str:
+    if request.in_driver is not None:
+        return "each is answered in the leader's process"
+    if request.together is not None:
+        return "those that wait are answered together, each for itself in one Spark job"
+    return f"each takes Spark jobs of its own: {request.why_alone}"
 
 
 def _group(group: GroupPlan) -> _Described:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from trident.coordinators.errors import TopologyError
 from trident.planning.arrow_plans import arrow_plan
@@ -27,12 +27,12 @@ from trident.planning.session_frames import Batch, compute_once
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.types import PLAIN
-from trident.workers.arrow_plan import OwnPlan
+from trident.workers.arrow_plan import ArrowPlan, OwnPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.workers.look_up import CopyOfState
+    from trident.states.core.local_copy import CopyAsOf
 
 
 @dataclass(kw_only=True)
@@ -58,19 +58,44 @@ class DrpcPlan(LoweredPlan):
     @cached_property
     def in_driver(self) -> OwnPlan | None:
         """The plan for the leader's process; None where it calls code of the user's, or only Spark can do it."""
-        if not all(isinstance(field.dataType, PLAIN) for field in (*self.arguments, *self.result)):
+        if self._arrow is None or not all(isinstance(field.dataType, PLAIN) for field in self.result):
+            return None
+        return self._arrow.in_driver
+
+    @cached_property
+    def together(self) -> ArrowPlan | None:
+        """The plan by which a task answers several requests; None where each goes another way, for ``why_alone``."""
+        return None if self.in_driver is not None or self.why_alone else self._arrow
+
+    @cached_property
+    def why_alone(self) -> str:
+        """Why a request cannot share its Spark job with others; "": it can."""
+        for field in self.arguments:
+            if not isinstance(field.dataType, PLAIN):
+                return f"argument {field.name} is of type {field.dataType.simpleString()}"
+        for field in self.result:
+            if not _comes_from_arrow(field.dataType):
+                return f"result {field.name} is of type {field.dataType.simpleString()}"
+        for segment in (*self.lowered.segments, *self.lowered.late_segments):
+            for op in segment.ops:
+                if op.on_arrow is None:
+                    return f"{op.describe()} is left to Spark"
+        return "" if self._arrow is not None else "its steps are left to Spark"
+
+    @cached_property
+    def _arrow(self) -> ArrowPlan | None:
+        if not all(isinstance(field.dataType, PLAIN) for field in self.arguments):
             return None
         named = {node: boundary.name for node, boundary in self.lowered.boundaries.items()}
         named |= {node: node.tx_id for node in sources(self.nodes)}
-        found = arrow_plan((*self.lowered.segments, *self.lowered.late_segments), named)
-        return None if found is None else found.in_driver
+        return arrow_plan((*self.lowered.segments, *self.lowered.late_segments), named)
 
     def build(
         self,
         arguments: "DataFrame",
         info: BatchInfo,
         stored: Stored,
-        copies: Mapping[str, CopyOfState] | None = None,
+        copies: Mapping[str, CopyAsOf] | None = None,
     ) -> BuiltBatch:
         """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
 
@@ -105,6 +130,19 @@ class DrpcPlan(LoweredPlan):
                 uses[anchor] += weight
         boundaries = self.lowered.boundaries.items()
         return [boundary.name for node, boundary in boundaries if uses[node] > 1 and not repeatable(node)]
+
+
+def _comes_from_arrow(kind: DataType) -> bool:
+    """Tells whether values come from Arrow as ``collect`` gives them."""
+    if isinstance(kind, ArrayType):
+        return _comes_from_arrow(kind.elementType) and not isinstance(kind.elementType, TimestampType)
+    if isinstance(kind, MapType):
+        return all(
+            _comes_from_arrow(one) and not isinstance(one, TimestampType) for one in (kind.keyType, kind.valueType)
+        )
+    if isinstance(kind, StructType):
+        return all(_comes_from_arrow(one.dataType) and not isinstance(one.dataType, TimestampType) for one in kind)
+    return isinstance(kind, PLAIN)
 
 
 def copied_states(plans: Mapping[str, DrpcPlan]) -> dict[str, set[str]]:

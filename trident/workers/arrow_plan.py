@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from trident.workers.chain import Chain, Step
+from trident.workers.lifecycle import prepared
 
 SIDE = "__trident_side"
 
@@ -63,6 +65,25 @@ class ArrowPlan:
             chain = segment.chain.for_batch(info, copies)
             batches = chain(segment.batches(rows))
             rows[segment.ends] = pa.Table.from_batches(batches, schema=chain.schema)
+        return {output: rows[name] for output, name in self.outputs.items()}
+
+    # --- several times, with objects of the user's that are prepared once --------------------
+
+    def for_copies(self, copies: Any) -> ArrowPlan:
+        """The plan with local copies of states, for ``run_prepared``."""
+        segments = tuple(replace(one, chain=one.chain.with_copies(copies)) for one in self.segments)
+        return replace(self, segments=segments)
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Prepares the objects of all steps, and cleans them up behind."""
+        return prepared([step for segment in self.segments for step in segment.chain.steps])
+
+    def run_prepared(self, inputs: Mapping[str, pa.Table], info: Any) -> dict[str, pa.Table]:
+        """As ``run``, with the copies of ``for_copies``, within ``prepared``; once for each input."""
+        rows = dict(inputs)
+        for segment in self.segments:
+            chain = segment.chain.with_info(info)
+            rows[segment.ends] = pa.Table.from_batches(chain.pass_over(segment.batches(rows)), schema=chain.schema)
         return {output: rows[name] for output, name in self.outputs.items()}
 
     @property

@@ -299,18 +299,35 @@ class Chain:
 
     def _run(self, steps: Sequence[Any], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with prepared(steps):
-            frames: Iterator[Frame] = _pieces(batches)
-            for step in steps:
-                frames = step.run(frames)
-            for frame in frames:
-                if frame.length:
-                    arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield from self._through(steps, batches)
+
+    def _through(self, steps: Sequence[Any], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        frames: Iterator[Frame] = _pieces(batches)
+        for step in steps:
+            frames = step.run(frames)
+        for frame in frames:
+            if frame.length:
+                arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def pass_over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One pass with objects of the user's that the caller has prepared."""
+        return self._through(self.steps, batches)
 
     def for_batch(self, info: Any, copies: Any) -> "Chain":
         """The chain with a BatchInfo and local copies of states, for steps that need them."""
+        return self.with_info(info).with_copies(copies)
+
+    def with_info(self, info: Any) -> "Chain":
+        """The chain with a BatchInfo."""
+        if not any(hasattr(step, "for_batch") for step in self.steps):
+            return self
         steps = tuple(step.for_batch(info) if hasattr(step, "for_batch") else step for step in self.steps)
-        steps = tuple(step.with_copies(copies) if hasattr(step, "with_copies") else step for step in steps)
+        return replace(self, steps=steps)
+
+    def with_copies(self, copies: Any) -> "Chain":
+        """The chain with local copies of states."""
+        steps = tuple(step.with_copies(copies) if hasattr(step, "with_copies") else step for step in self.steps)
         return replace(self, steps=steps)
 
 

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from trident.coordinators.errors import TridentError
-from trident.coordinators.processes import UNKNOWN, boot_id, host_name
-from trident.states.keyed.sent_copy import SentCopy
 from trident.workers.chain import Frame, Step
 from trident.workers.reports import STALE, marked
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
-
-
-# A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
-CopyOfState: TypeAlias = "CopyAsOf | SentCopy"
-
-
-class NoCopyHere(TridentError):
-    """This host has no copy as of the transaction: the tables are to be read. The text has a report for the driver."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +37,9 @@ class LookUp(Step):
     columns: tuple[tuple[str, str], ...]
     found: str | None
     keep: tuple[str, ...]
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> LookUp:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> LookUp:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -59,16 +48,16 @@ class LookUp(Step):
         return f"look up {', '.join(self.inputs)} in {self.state}"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        copy = copy_here(self.state, self.copy)
-        # Hosts of a cluster may have no LMDB, and then no copies.
+        # Hosts of a cluster have no LMDB, and no copies.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import StaleCopy, look_up
 
-        codec = RowCodec(copy.schema, copy.keys)
+        assert self.copy is not None, "the batch has given no copy"
+        codec = RowCodec(self.copy.schema, self.copy.keys)
         for frame in frames:
             asked = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
             try:
-                rows = look_up(copy.folder, codec.encode_keys(asked), copy.mark)
+                rows = look_up(self.copy.folder, codec.encode_keys(asked), self.copy.mark)
             except StaleCopy as error:
                 raise StaleCopy(told(self.state, error)) from error
             values = codec.decode_values(rows)
@@ -79,29 +68,6 @@ class LookUp(Step):
             yield Frame(columns, frame.length, frame.meter)
 
 
-def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
-    """The copy of a state on this host.
-
-    Raises:
-        NoCopyHere: there is none, for whatever reason.
-    """
-    assert copy is not None, "the batch has given no copy"
-    if not isinstance(copy, SentCopy):
-        return copy
-    try:
-        # Hosts of a cluster may have no LMDB.
-        from trident.states.keyed.host_copy import bring
-
-        boot = boot_id()
-        if boot == UNKNOWN:
-            raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be told apart")
-        return bring(copy, host_name(), boot)
-    except Exception as error:  # no LMDB, no disk, a table that this host sees otherwise: the tables' form decides
-        raise NoCopyHere(told(state, error)) from error
-
-
 def told(state: str, error: Exception) -> str:
-    """The text of an error that tells the driver which state's copy could not be used."""
-    text = str(error) or type(error).__name__
-    report = {"kind": STALE, "state": state, "error": text, "building": getattr(error, "building", False)}
-    return f"{text} {marked(report)}"
+    """The text of a StaleCopy that tells the driver which state's copy could not be used."""
+    return f"{error} {marked({'kind': STALE, 'state': state, 'error': str(error)})}"

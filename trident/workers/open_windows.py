@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import copy_here, told
 from trident.workers.own_steps import left_to_spark
+from trident.workers.reports import STALE, marked
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
     from trident.states.core.local_copy import CopyAsOf
-    from trident.workers.look_up import CopyOfState
 
 # Columns of the rows that come in: the pane or the time, the number of rows, the greatest time.
 AT, ROWS, NEWEST = "__trident_at", "__trident_rows", "__trident_newest"
@@ -153,9 +152,9 @@ class OpenWindows(Step):
     parts: tuple[Part, ...]
     raws: tuple[tuple[str, pa.DataType], ...]
     looks_up: bool
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> OpenWindows:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> OpenWindows:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state]) if self.looks_up else self
 
@@ -165,8 +164,9 @@ class OpenWindows(Step):
         return f"combine parts of open windows{place}, fire what is due"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        from trident.states.core.copy_rows import RowCodec  # it needs numpy
-        from trident.states.core.stale_copy import StaleCopy
+        # Hosts of a cluster have no LMDB, and no copies; the codec needs numpy.
+        from trident.states.core.copy_rows import RowCodec
+        from trident.states.core.local_copy import StaleCopy
 
         codec = RowCodec(self.schema, self.keys)
         table = _together(frames)
@@ -175,7 +175,8 @@ class OpenWindows(Step):
         try:
             yield from self._given(codec, table)
         except StaleCopy as error:
-            raise StaleCopy(told(self.state, error)) from error
+            report = {"kind": STALE, "state": self.state, "error": str(error)}
+            raise StaleCopy(f"{error} {marked(report)}") from error
         except ArithmeticError as error:
             if self.looks_up:
                 raise left_to_spark(error) from error
@@ -227,7 +228,8 @@ class OpenWindows(Step):
                 _new(table, old),
                 _Turn(before, now, 0, 0),
             )
-        store = _Copied(copy_here(self.state, self.copy), codec)
+        assert self.copy is not None, "the batch has given no copy"
+        store = _Copied(self.copy, codec)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
@@ -325,14 +327,14 @@ class _Copied:
         self._copy, self._codec = copy, codec
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        from trident.states.core.local_copy import look_up  # hosts of a cluster may have no LMDB
+        from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
 
         rows = look_up(self._copy.folder, keys, self._copy.mark)
         there = iter(self._codec.plain_values([row for row in rows if row is not None]))
         return [None if row is None else next(there) for row in rows]
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
-        from trident.states.core.local_copy import in_order  # hosts of a cluster may have no LMDB
+        from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
 
         rows = in_order(self._copy.folder, self._copy.mark, first, below)
         values = self._codec.plain_values([value for *_, value in rows])

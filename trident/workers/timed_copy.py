@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import copy_here, told
+from trident.workers.look_up import told
 from trident.workers.own_steps import left_to_spark
 from trident.workers.timed import (
     AT,
@@ -38,7 +38,6 @@ from trident.workers.timed import (
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
-    from trident.workers.look_up import CopyOfState
 
 # More entries than these are worth a Spark job over the tables.
 _DUE_MAX = 50_000
@@ -105,9 +104,9 @@ class GatherFromCopy(Step):
     delays: tuple[int, ...]
     takes: Typed
     gives: Typed
-    copy: CopyOfState | None = None
+    copy: CopyAsOf | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyOfState]) -> GatherFromCopy:
+    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> GatherFromCopy:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -116,24 +115,24 @@ class GatherFromCopy(Step):
         return f"entries of {self.state} for the rows' keys, and those that are due, in its local copy"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        # Hosts of a cluster have no LMDB, and no copies.
+        from trident.states.core.local_copy import StaleCopy
+
         columns, length = whole(frames, self.takes)
         if not length:
             return
-        copy = copy_here(self.state, self.copy)
-        # Hosts of a cluster may have no LMDB, and then no copies.
-        from trident.states.core.local_copy import StaleCopy
-
         try:
-            yield self._gathered(columns, length, copy)
+            yield self._gathered(columns, length)
         except StaleCopy as error:
             raise StaleCopy(told(self.state, error)) from error
 
-    def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
-        # Hosts of a cluster may have no LMDB, and then no copies.
+    def _gathered(self, columns: dict[str, pa.Array], length: int) -> Frame:
+        # Hosts of a cluster have no LMDB, and no copies.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import in_order, look_up
 
-        assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
+        copy = self.copy
+        assert copy is not None and copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
         codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
         kinds, positions = columns[KIND].to_pylist(), columns[AT].to_pylist()
         new = [place for place, kind in enumerate(kinds) if kind >= 0]

@@ -71,7 +71,11 @@ class TridentConfig(Settings):
     """
 
     max_spout_pending: int = _setting(
-        3, whole(1), "Transactions of a batch group that may be active at once.", unit="transactions"
+        3,
+        whole(1),
+        "Transactions of a batch group that may be active at once. With 1, too, the spouts are asked for N+1 once N is "
+        "decided, perhaps before they hear of N's success.",
+        unit="transactions",
     )
     max_attempts: int = _setting(
         8,

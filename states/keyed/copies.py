@@ -61,6 +61,7 @@ class StateCopies:
         self._failures: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._repair_lock = threading.Lock()
 
     def as_of(self, states: Collection[str], txid: int) -> dict[str, CopyAsOf] | None:
         """The copies of some states as of a transaction that has advanced; None where one of them has none."""
@@ -91,7 +92,8 @@ class StateCopies:
 
         It may be called at any moment: tables that are being made, merged or reset are not there for it.
         """
-        self._repair_seen(last_repair(self._warehouse))
+        with self._repair_lock:  # a leader may begin here meanwhile: its look at the repairs is the later one
+            self._repair_seen(last_repair(self._warehouse))
         for state in self._states:
             try:
                 self._copy(state).as_of(None)
@@ -101,11 +103,12 @@ class StateCopies:
 
     def leads(self) -> None:
         """Keeps what followed while this process waited, as far as it is still true. No repair is running now."""
-        repair = last_repair(self._warehouse)
-        if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
-            repair = uuid.uuid4().hex
-            storage.write(self._warehouse / "_trident" / _REPAIRS, repair.encode())
-        self._repair_seen(repair)
+        with self._repair_lock:
+            repair = last_repair(self._warehouse)
+            if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
+                repair = uuid.uuid4().hex
+                storage.write(self._warehouse / "_trident" / _REPAIRS, repair.encode())
+            self._repair_seen(repair)
         self.renew()
 
     def _repair_seen(self, repair: str) -> None:
@@ -168,6 +171,13 @@ class StateCopies:
             kept = self._copies.get(state)
         if kept is not None and kept.is_still(copy):
             self.failed(state, reason)
+
+    def served(self, states: Collection[str]) -> None:
+        """Tells that a batch was computed with the copies of some states: failures before it do not count any more."""
+        with self._lock:
+            for state in states:
+                self._failures.pop(state, None)
+                self._reasons.pop(state, None)
 
     def health(self) -> tuple[CopyHealth, ...]:
         """How the copies of all states do, by name; waits for no build."""

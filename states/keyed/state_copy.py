@@ -229,7 +229,9 @@ class StateCopy:
             if held.txid == txid:
                 return held  # also where the log has the next transaction already
             mark = self._mark(txid, self._log)
-            if held == mark or held.txid < mark.txid and self._follow(held, mark, self._log):
+            if held.commit == mark.commit and held.txid >= mark.txid:
+                return held  # the transactions in between have changed nothing
+            if held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
         plain, logged, merged = self._tables(txid)

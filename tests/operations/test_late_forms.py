@@ -139,13 +139,14 @@ def early(spark: SparkSession, group: GroupPlan, rows: list[tuple[Any, ...]]) ->
 def copied(folder: Path, group: GroupPlan, stored: Mapping[str, pa.Table]) -> Iterator[dict[str, CopyAsOf]]:
     with ExitStack() as made:
         copies = {}
-        for name, keys in ((one.name, one.keys) for one in group.bindings if one.name in group.lowered.copied_states):
-            rows = stored[name].combine_chunks()
-            codec = RowCodec(rows.schema, keys)
-            copy = LocalCopy(new_folder(folder), 1 << 26)
+        for one in (one for one in group.bindings if one.name in group.lowered.copied_states):
+            rows = stored[one.name].combine_chunks()
+            codec = RowCodec(rows.schema, one.keys)
+            order = codec.position_by(one.ordered_by) if one.ordered_by else None
+            copy = LocalCopy(new_folder(folder), 1 << 26, order)
             made.callback(copy.delete)
             copy.fill([CopiedRows(codec.key_array(rows), codec.value_array(rows))], MARK)
-            copies[name] = CopyAsOf(copy.folder, MARK, rows.schema, tuple(keys))
+            copies[one.name] = CopyAsOf(copy.folder, MARK, rows.schema, tuple(one.keys), one.ordered_by)
         yield copies
 
 
@@ -329,3 +330,34 @@ def test_a_class_below_a_built_in_aggregator_is_run_by_spark(
 def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     group = topology("int", "bigint", Sum())
     assert not agree(spark, tmp_path, group, [(1, 1)], [(1, 2**63 - 1)], driver=True)
+
+
+def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession, tmp_path: Path) -> None:
+    """Windows, dedup and aggregates in local copies, of rows that a hint has spread over three Spark partitions."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout("k string, v bigint, at timestamp")).with_watermark("at", "0 seconds")
+    kept = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), Count(), "n")
+    spread = rows.state_query(kept, "k", MapGet(), "old").partition_by("v").parallelism_hint(3)
+    windowed = spread.tumbling_window("1 minute", "open")
+    windowed.group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("fired"))
+    windowed.late_rows().partition_persist(DeltaAppend("late"))
+    spread.drop_duplicates("k", within="1 minute", name="seen").partition_persist(DeltaAppend("first"))
+    again = [spread.state_query(kept, "k", MapGet(), name) for name in ("older", "oldest")]
+    again[0].aggregate(Count(), "n").partition_persist(DeltaAppend("all"))
+    again[1].group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("sums"))
+    (group,) = plan(made.graph)
+    # Each second a row; those of "a" are in several partitions.
+    times = [dt.datetime(2026, 1, 1, second=n, tzinfo=UTC) for n in range(9)]
+    given = [("a" if n % 4 else "b", n, at) for n, at in enumerate(times)]
+    given.append(("c", 9, times[0] + dt.timedelta(hours=1)))
+    inputs = early(spark, group, given)
+    assert {"open", "seen", "kept"} <= group.lowered.copied_states
+    stored = {
+        one.name: to_arrow_schema(one.schema, timezone="UTC").empty_table()
+        for one in group.bindings
+        if one.name in group.lowered.copied_states
+    }
+    oracle = shown(by_spark(spark, group, inputs, stored, None))
+    assert len(oracle["fired"]) == 2 and len(oracle["first"]) == 3 and oracle["all"] == ["{'n': 10}"]
+    with copied(tmp_path, group, stored) as copies:
+        assert shown(by_spark(spark, group, inputs, stored, copies)) == oracle

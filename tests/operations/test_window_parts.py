@@ -131,6 +131,13 @@ def both(windowed: Any) -> None:
     windowed.group_by("word").aggregate("n", Sum(), "total").partition_persist(DeltaAppend("b"))
 
 
+def one_grouping_twice(windowed: Any) -> None:
+    persisted(windowed.late_rows().project("n"))
+    grouped = windowed.group_by("word")
+    grouped.aggregate(Count(), "rows").partition_persist(DeltaAppend("b"))
+    grouped.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("c"))
+
+
 def persisted(stream: Stream) -> None:
     stream.partition_persist(DeltaAppend("a"))
 
@@ -159,12 +166,32 @@ def persisted(stream: Stream) -> None:
             "rows: they are grouped in more than one way",
         ),
         (lambda w: persisted(w.late_rows()), "rows: no operation needs them"),
+        (one_grouping_twice, "rows: one grouping has several uses"),
     ],
 )
 def test_explain_says_what_a_window_stores(use: Callable[[Any], Any], stores: str) -> None:
     stream = marked()
     use(stream.sliding_window("2 hours", "90 minutes"))
     assert f"note: stores {stores}" in topology_of(stream).explain()
+
+
+def test_sessions_of_which_one_grouping_has_several_uses_keep_lists_of_rows() -> None:
+    stream = marked()
+    grouped = stream.session_window("1 hour").group_by("word")
+    grouped.aggregate(Count(), "rows").partition_persist(DeltaAppend("b"))
+    grouped.aggregate("n", Sum(), "total").partition_persist(DeltaAppend("c"))
+    assert "note: stores lists of rows, per session and word" in topology_of(stream).explain()
+
+
+def test_windows_without_a_name_have_states_of_their_own() -> None:
+    """Sessions have no node before their keys are known: the call counts."""
+    stream = marked()
+    windowed = [stream.session_window("1 hour"), stream.session_window("2 hours"), stream.tumbling_window("1 hour")]
+    windowed.append(stream.session_window("3 hours", "named"))
+    windowed.append(stream.tumbling_window(5))
+    assert [one.name for one in windowed] == [*(f"test_window{n}" for n in (1, 2, 3)), "named", "test_window5"]
+    for n, one in enumerate(windowed):
+        one.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend(f"out{n}"))
 
 
 def test_windows_of_rows_and_of_processing_time_keep_rows() -> None:

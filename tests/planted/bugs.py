@@ -400,7 +400,13 @@ PLANTED: dict[str, Caught] = {
         "assert",
         "class_archive.py::test_a_damaged_archive_is_not_used",
     ),
+    "136-older-look-drops-a-copy": spark(
+        "assert", "state_copy.py::test_transactions_without_a_commit_leave_it_as_it_is"
+    ),
     # --- the late part in the driver: trident/workers/arrow_plan.py, own_steps.py
+    "135-windows-once-per-spark-partition": spark(
+        "assert", "late_forms.py::test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle"
+    ),
     "107-driver-takes-the-users-steps": pure(
         "assert ", "own_steps.py::test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver"
     ),

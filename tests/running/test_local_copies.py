@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +30,11 @@ from trident.coordinators.transactions import TransactionAttempt
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
+from trident.states.core.local_copy import StaleCopy
 from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, copies_folder
 from trident.states.keyed.key_reads import KeyReader
+from trident.workers import look_up
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
@@ -316,6 +319,41 @@ def test_where_two_boots_cannot_be_told_apart_there_are_no_copies(monkeypatch, t
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]), late_in_driver=None)
     site = SimpleNamespace(config=TridentConfig(), spark=spark, engine=None, warehouse=tmp_path)
     assert (SparkSite._new_copies(site, plan) is not None) == kept
+
+
+def test_threads_that_ask_at_once_share_the_copies_of_a_group() -> None:
+    made: list[object] = []
+
+    def new_copies(plan: Any, asked: Any) -> Any:
+        time.sleep(0.05)  # another thread asks meanwhile
+        made.append(object())
+        return made[-1]
+
+    site = SimpleNamespace(_copies={}, _copies_lock=threading.Lock(), plans={"lines": None}, _asked={})
+    site._new_copies = new_copies
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda _: SparkSite.copies(site, "lines"), range(4)))
+    assert found == set(made) and len(made) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
+    told: list[tuple] = []
+    copies = SimpleNamespace(
+        served=lambda states: told.append(("served", *states)), failed=lambda *why: told.append(("failed", *why))
+    )
+
+    def late_on_copies(*_: Any) -> Any:
+        if fails:
+            raise StaleCopy(look_up.told("counts", ValueError("damaged")))
+        return "pass", {}
+
+    runner = SimpleNamespace(_copies=copies, _copies_for=lambda *_: {"counts": 1}, _late_by_spark=lambda *_: {})
+    runner._late_on_copies = late_on_copies
+    form, _ = SparkBatchRunner._stage_late(runner, TransactionAttempt(3, 0), {}, {})
+    assert (form, told) == (
+        ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
+    )
 
 
 @pytest.mark.parametrize("in_driver", [None, object()])

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField
 
 from trident.operations.timed_spec import TimedSpec
+from trident.operations.window_spec import sql_position
 from trident.planning.operation import Fields, MultiInputOp, Operation, PyOp, arrow_op, arrow_types, names_of
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import StateBinding
@@ -132,7 +133,7 @@ class NewRowsOp(MultiInputOp):
         made = [F.lit(side).alias(KIND)]
         made += [column(given).alias(name) for given, name in zip(self.keys[side], names)]
         made.append(F.monotonically_increasing_id().alias(ORDER))
-        made.append((F.lit(None).cast("long") if at is None else F.unix_micros(column(at))).alias(AT))
+        made.append((F.lit(None).cast("long") if at is None else F.expr(sql_position(at))).alias(AT))
         for other, field in enumerate(self.fields[3 + len(names) :]):
             own = F.struct(*[column(name).alias(name) for name in self.rows[other]]) if other == side else F.lit(None)
             made.append(own.cast(field.dataType).alias(field.name))

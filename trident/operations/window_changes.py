@@ -68,7 +68,7 @@ class PaneRules:
                 if key not in panes:
                     panes[key] = (at, self._parts(row))
                     old.add(key)
-            changes.fired = self._fired(panes, combine, opened, closed)
+            changes.fired = self._fired(panes, combine, opened, closed, store)
         for key, (at, parts) in panes.items():
             if self.is_closed(at, now):
                 changes.gone += [key] if key in old else []
@@ -77,13 +77,22 @@ class PaneRules:
         return changes
 
     def _fired(
-        self, panes: dict[bytes, tuple[int, Parts]], combine: Combine, opened: int | None, closed: int
+        self,
+        panes: dict[bytes, tuple[int, Parts]],
+        combine: Combine,
+        opened: int | None,
+        closed: int,
+        store: Store,
     ) -> list[tuple[int, int, bytes, Parts]]:
         spec = self.spec
         windows: dict[tuple[int, bytes], tuple[bytes, Parts]] = {}
+        added = 0
         for key, (at, parts) in panes.items():
             first = spec.first_start(at) if opened is None else max(spec.first_start(at), opened)
-            for start in range(first, min(spec.last_start(at), closed) + 1, spec.slide):
+            starts = range(first, min(spec.last_start(at), closed) + 1, spec.slide)
+            added += len(starts)
+            store.check_fired(added)
+            for start in starts:
                 group = start, key[PANE_BYTES:]
                 held = windows.get(group)
                 windows[group] = (key, parts if held is None else combine(held[1], parts))
@@ -168,6 +177,7 @@ class SessionRules:
             changes.fired += [
                 (start, end, key, parts) for start, end, parts in sessions if now is not None and end <= now
             ]
+            store.check_fired(len(changes.fired))
             if rest:
                 changes.put[key] = rest
             elif key in old:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField
 
-from trident.operations.window_spec import Unit, WindowSpec
+from trident.operations.window_spec import Unit, WindowSpec, sql_position
 from trident.planning.operation import Fields, Operation
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, is_single
 from trident.states.core.binding import StateBinding
@@ -138,7 +138,7 @@ class _Windows:
         none = "cast(null as bigint)"
         in_events = spec.unit is Unit.EVENT_TIME
         # Null for a row without a time; the other positions are known only with the turn.
-        self._position = f"unix_micros({backquoted(spec.field or '')})" if in_events else none
+        self._position = sql_position(spec.field or "") if in_events else none
         newest = f"max({self._position})" if in_events else none
         self._place = _select(frames, "*", f"monotonically_increasing_id() as {_PLACE}")
         self._of_all = _select(frames, "0 as part", "_position as mark", "_next as rows", "_late as late")

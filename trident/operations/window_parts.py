@@ -23,7 +23,7 @@ from trident.operations.aggregates import partial_value
 from trident.operations.aggregation import Aggregation
 from trident.operations.aggregators import own_name
 from trident.operations.window_changes import END_FIELD, START_FIELD, PaneRules, SessionRules, SessionSpec
-from trident.operations.window_spec import WindowSpec, duration_text
+from trident.operations.window_spec import WindowSpec, duration_text, sql_position
 from trident.planning.operation import Fields, Operation, PyOp, arrow_op, arrow_type, arrow_types, names_of
 from trident.planning.session_frames import Batch, SessionFrames, Transform, bytes_read, column, column_list
 from trident.states.core.binding import LAST, StateBinding
@@ -216,7 +216,7 @@ class PanesOp(Operation):
 
     def transform(self, frames: SessionFrames) -> Transform:
         kept = self.kept
-        micros = f"unix_micros({backquoted(kept.time)})"
+        micros = sql_position(kept.time)
         rules = kept.rules
         at = f"({micros} - pmod({micros}, {rules.pane}L))" if isinstance(rules, PaneRules) else micros
         parts = [field.name for field in kept.part_fields]

@@ -15,6 +15,8 @@ from decimal import Decimal
 from typing import Any, Union
 
 from trident.coordinators.errors import TopologyError
+from trident.states.core.names import backquoted
+from trident.workers.timed import FARTHEST
 
 _MICROS = {
     "microsecond": 1,
@@ -26,9 +28,8 @@ _MICROS = {
     "week": 7 * 86400 * 10**6,
 }
 _PART = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)\s+([a-z]+)(?:\s+|$)")
-# Row numbers and times of any use are far below; sums of a few of them stay below 2**63.
 _MOST_WINDOWS = 10_000  # each row that fires becomes a row per window
-GREATEST = 2**60
+GREATEST = 2**60  # of lengths, gaps and delays: sums of a position and a few of them fit 64 bits
 
 
 class Unit(enum.Enum):
@@ -105,6 +106,12 @@ class WindowSpec:
 
     def sql_first_start(self, position: str) -> str:
         return f"({self.sql_last_start(f'({position} - {self.length}L)')} + {self.slide}L)"
+
+
+def sql_position(field: str) -> str:
+    """Of a timestamp: microseconds since 1970, null for null. Those that are farther away count as FARTHEST."""
+    micros = f"unix_micros({backquoted(field)})"
+    return f"if({micros} is null, null, greatest(least({micros}, {FARTHEST}L), -{FARTHEST}L))"
 
 
 def read_spec(what: str, length: Any, slide: Any, watermark: tuple[str, int] | None) -> WindowSpec:

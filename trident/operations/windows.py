@@ -232,7 +232,10 @@ def _parts_behind(window: WindowNode) -> KeptParts | str:
     def because(reason: str) -> KeptParts | str:
         return reason if session is None else rows
 
-    ends = [end for node in users if node.fired for end in (_behind(window.graph, node) or [node])]
+    behind = [_behind(window.graph, node) or [node] for node in users if node.fired]
+    if any(len(found) > 1 for found in behind):
+        return because("one grouping has several uses")
+    ends = [end for found in behind for end in found]
     found = [_aggregations_of(end) for end in ends]
     if not ends or not all(found):
         what = next((end.operation for end, one in zip(ends, found) if not one), "no operation")
@@ -431,8 +434,7 @@ def windows_with_rows(warehouse: Path, names: Iterable[str]) -> set[str]:
 
 def default_name(graph: TopologyGraph) -> str:
     """The topology's name, since several may share a warehouse, and which of its windows this is."""
-    number = 1 + sum(isinstance(node, WindowNode) for node in graph.nodes)
-    return f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window{number}"
+    return f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window{graph.windows + 1}"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
+from trident.planning.basic_operations import CoalesceOp
 from trident.planning.nodes import Node, SourceNode, is_source
-from trident.planning.operation import MultiInputOp, Operation, arrow_types, names_of
+from trident.planning.operation import MultiInputOp, Operation, PyOp, arrow_types, names_of
 from trident.planning.segments import Lowered, Segment
 from trident.planning.session_frames import Batch, Join, SessionFrames, Transform, compute_once, free, is_single
 from trident.states.publishing.user_tasks import BatchInfo
@@ -148,12 +149,7 @@ class CompiledGroup:
             together = single and self._stays_single(segment.anchors[0], alone)
             if ops and isinstance(ops[0], MultiInputOp):
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
-            kept = []
-            for op in ops:
-                if together and op.no_op_on_one_partition:
-                    continue
-                kept.append(op)
-                together = (together and not op.spreads_rows) or op.gathers_rows
+            kept, together = laid_out(ops, together)
             alone[segment.target] = together
             compiled.append(_Compiled(segment, join, list(self._transforms(kept))))
         return compiled
@@ -177,6 +173,27 @@ class CompiledGroup:
         chain = Chain(tuple(op.step for op in ops), schema, f"pass{self._passes}")
         per_batch = any(op.per_batch for op in ops)
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
+
+
+def laid_out(ops: Sequence[Operation], together: bool) -> tuple[list[Operation], bool]:
+    """The operations without those that need not be done, and rows gathered for those that need them all.
+
+    Args:
+        together: whether all rows certainly are in one Spark partition.
+
+    Returns:
+        The operations; whether the rows certainly are in one Spark partition behind them.
+    """
+    kept: list[Operation] = []
+    for op in ops:
+        if together and op.no_op_on_one_partition:
+            continue
+        if not together and isinstance(op, PyOp) and op.step.needs_all:
+            kept.append(CoalesceOp(kept[-1].fields if kept else (), 1))
+            together = True
+        kept.append(op)
+        together = (together and not op.spreads_rows) or op.gathers_rows
+    return kept, together
 
 
 def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -324,10 +324,7 @@ class SparkBatchRunner:
         copies = self._copies_for(attempt, staged, fields)
         if copies is not None:
             try:
-                if self._in_driver is not None and self._in_driver.takes(staged):
-                    with faults.fault_point(RESOLVE):
-                        return "driver", self._in_driver.stage(attempt, staged, self._info(attempt), copies)
-                return "pass", self._late_by_spark(attempt, staged, fields, copies)
+                form, late = self._late_on_copies(attempt, staged, fields, copies)
             except Exception as error:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
@@ -335,7 +332,23 @@ class SparkBatchRunner:
                 assert self._copies is not None
                 if report["kind"] == STALE:
                     self._copies.failed(report["state"], report["error"])
+            else:
+                assert self._copies is not None
+                self._copies.served(copies)
+                return form, late
         return "tables", self._late_by_spark(attempt, staged, fields, None)
+
+    def _late_on_copies(
+        self,
+        attempt: TransactionAttempt,
+        staged: Mapping[str, Sequence[Any]],
+        fields: Mapping[str, Any],
+        copies: Mapping[str, CopyAsOf],
+    ) -> tuple[str, dict[str, list[Any]]]:
+        if self._in_driver is not None and self._in_driver.takes(staged):
+            with faults.fault_point(RESOLVE):
+                return "driver", self._in_driver.stage(attempt, staged, self._info(attempt), copies)
+        return "pass", self._late_by_spark(attempt, staged, fields, copies)
 
     def _late_by_spark(
         self,

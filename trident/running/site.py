@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -72,6 +73,7 @@ class SparkSite:
         self.compaction_failed = compaction_failed
         self.engine = KernelEngine(spark)
         self._copies: dict[str, StateCopies | None] = {}
+        self._copies_lock = threading.Lock()
         self._place = WarehousePlace(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
 
@@ -87,9 +89,10 @@ class SparkSite:
         They are where two boots of the host can be told apart: a copy is never flushed, and one that a power cut has
         left half written must not be taken for whole. On a cluster they are on a disk of this host alone.
         """
-        if group not in self._copies:
-            self._copies[group] = self._new_copies(self.plans[group], self._asked.get(group, ()))
-        return self._copies[group]
+        with self._copies_lock:  # batches, requests, a standby's thread
+            if group not in self._copies:
+                self._copies[group] = self._new_copies(self.plans[group], self._asked.get(group, ()))
+            return self._copies[group]
 
     def _new_copies(self, plan: GroupPlan, asked: Collection[str] = ()) -> StateCopies | None:
         boot, states, base = boot_id(), {*plan.lowered.copied_states, *asked}, None

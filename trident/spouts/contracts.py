@@ -99,7 +99,11 @@ class BatchCoordinator(Protocol):
         """
 
     def is_ready(self, txid: int) -> bool:
-        """Tells whether a new transaction may start now. Asked often: must be quick."""
+        """Tells whether a new transaction may start now. Asked often: must be quick.
+
+        It and ``initialize_transaction`` of a later txid are called while earlier ones are in flight: also with
+        ``max_spout_pending=1`` perhaps before ``commit`` and ``success`` of the one before, once that one is decided.
+        """
 
     def success(self, txid: int) -> None:
         """txid is durable. May be told again after a restart, never early."""
@@ -257,7 +261,11 @@ class PartitionedCoordinator(Protocol):
         """The ids of the partitions that the next new transaction reads, in order."""
 
     def is_ready(self, txid: int) -> bool:
-        """Tells whether a new transaction may start now. Asked often: must be quick."""
+        """Tells whether a new transaction may start now. Asked often: must be quick.
+
+        It and the emission of new partition batches come while earlier transactions are in flight: also with
+        ``max_spout_pending=1`` perhaps before ``commit`` and ``success`` of the one before, once that one is decided.
+        """
 
     def refresh_partitions(self, partitions: Sequence[str]) -> None:
         """The list differs from that of the transaction before."""

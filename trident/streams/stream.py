@@ -231,12 +231,14 @@ class Stream(StreamOperations, _Ends):
         """
         name = windows.default_name(self._graph) if name is None else name
         windows.read_gap(gap)
+        self._graph.windows += 1
         return SessionStream(self, gap, name)
 
     def _window(self, what: str, length: Any, slide: Any, name: Any, clock: Any = windows.now_us) -> "WindowedStream":
         name = windows.default_name(self._graph) if name is None else name
         node = windows.window(self._graph, self._node, what, length, slide, name, clock)
         add_sink(self._graph, node)
+        self._graph.windows += 1
         return WindowedStream(self, node)
 
 

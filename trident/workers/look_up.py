@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from trident.workers.chain import Frame, Step
+from trident.workers.own_steps import left_to_spark
 from trident.workers.reports import STALE, marked
 
 if TYPE_CHECKING:
-    from trident.states.core.local_copy import CopyAsOf
+    from trident.states.core.local_copy import CopyAsOf, Placed
+
+# More entries than these, or more bytes of them, are worth a Spark job over the tables.
+_DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,33 @@ class LookUp(Step):
             if self.found:
                 columns[self.found] = pa.array([True if row is not None else None for row in rows], pa.bool_())
             yield Frame(columns, frame.length, frame.meter)
+
+
+def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None) -> list[Placed]:
+    """The entries of a copy with first <= position < below; None: from the least one, to the greatest one.
+
+    Raises:
+        StaleCopy: the copy is not that of its mark.
+        LeftToSpark: they are many.
+    """
+    from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
+
+    found = in_order(copy.folder, copy.mark, first, below, _DUE_MAX + 1)
+    check_due(state, len(found))
+    check_bytes(state, (value for *_, value in found))
+    return found
+
+
+def check_due(state: str, count: int) -> None:
+    """Raises LeftToSpark for more due entries, or more that they become, than this process should work on."""
+    if count > _DUE_MAX:
+        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due")
+
+
+def check_bytes(state: str, values: Iterable[bytes | None]) -> None:
+    """Raises LeftToSpark for entries of more bytes than this process should work on."""
+    if sum(len(value) for value in values if value is not None) > _BYTES_MAX:
+        raise left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at")
 
 
 def told(state: str, error: Exception) -> str:

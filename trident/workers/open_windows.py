@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
+from trident.workers.look_up import check_bytes, check_due, due_entries
 from trident.workers.own_steps import left_to_spark
 from trident.workers.reports import STALE, marked
 
@@ -104,6 +105,9 @@ class Store(Protocol):
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
         """The groups with first <= position < below: position, key, values."""
 
+    def check_fired(self, count: int) -> None:
+        """Raises LeftToSpark where this process should not make so many additions to fired windows."""
+
 
 class Rules(Protocol):
     """The arithmetic of one kind of windows: ``trident.operations.window_changes``."""
@@ -144,6 +148,7 @@ class OpenWindows(Step):
     """
 
     own = True
+    needs_all = True
 
     state: str
     rules: Rules
@@ -228,8 +233,9 @@ class OpenWindows(Step):
                 _new(table, old),
                 _Turn(before, now, 0, 0),
             )
-        assert self.copy is not None, "the batch has given no copy"
-        store = _Copied(self.copy, codec)
+        copy, order = self.copy, self.rules.ordered_by
+        assert copy is not None and copy.ordered_by == order, "the batch has given no copy in the order of what is due"
+        store = _Copied(self.state, copy, codec)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
         found = first if about is None else dict(zip(codec.values, about))
@@ -323,22 +329,24 @@ class Given(Step):
 class _Copied:
     """The stored groups in a local copy."""
 
-    def __init__(self, copy: CopyAsOf, codec: RowCodec) -> None:
-        self._copy, self._codec = copy, codec
+    def __init__(self, state: str, copy: CopyAsOf, codec: RowCodec) -> None:
+        self._state, self._copy, self._codec = state, copy, codec
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
         from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
 
         rows = look_up(self._copy.folder, keys, self._copy.mark)
+        check_bytes(self._state, rows)
         there = iter(self._codec.plain_values([row for row in rows if row is not None]))
         return [None if row is None else next(there) for row in rows]
 
     def due(self, first: int | None, below: int) -> Iterable[tuple[int, bytes, Row]]:
-        from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
-
-        rows = in_order(self._copy.folder, self._copy.mark, first, below)
+        rows = due_entries(self._copy, self._state, first, below)
         values = self._codec.plain_values([value for *_, value in rows])
         return [(at, key, row) for (at, key, _), row in zip(rows, values)]
+
+    def check_fired(self, count: int) -> None:
+        check_due(self._state, count)
 
 
 class _Rows:
@@ -356,6 +364,8 @@ class _Rows:
         for key, at in zip(keys, self._positions(keys, values)):
             if at is not None and at < below and (first is None or first <= at):
                 yield at, key, self._rows[key]
+
+    def check_fired(self, count: int) -> None: ...
 
 
 def _behind(a: list[Any], b: list[Any]) -> list[Any]:

@@ -57,6 +57,7 @@ class AsTheyAre(Step):
     """The rows, which are together already."""
 
     own = True
+    needs_all = True
     text = ""
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -65,9 +66,10 @@ class AsTheyAre(Step):
 
 @dataclass(frozen=True)
 class WithConstant(Step):
-    """A column that has the same value in each row, behind the kept ones."""
+    """A column that has the same value in each row, behind the kept ones: of rows that are together already."""
 
     own = True
+    needs_all = True
     text = ""
 
     keep: tuple[str, ...]
@@ -86,6 +88,7 @@ class WithMarker(Step):
     """The rows, marked 0, and behind them one of nulls that is none, marked 1."""
 
     own = True
+    needs_all = True
     text = ""
 
     schema: pa.Schema
@@ -296,6 +299,7 @@ class Aggregated(Step):
     """
 
     own = True
+    needs_all = True
 
     schema: pa.Schema
     keys: tuple[str, ...]
@@ -424,6 +428,7 @@ class Gathered(Step):
     """
 
     own = True
+    needs_all = True
     text = ""
 
     column: str

@@ -31,14 +31,16 @@ STORED, MARK, CLOCK = -1, -2, -3  # CLOCK: no row, but the transaction's time in
 # The columns of what goes out, behind those of the state's log.
 TAG, GIVEN, LATE = "__trident_tag", "__trident_given", ("__trident_late0", "__trident_late1")
 CHANGED, GOES_ON, IS_LATE = 0, 1, 2  # IS_LATE + the side
-_LAST = (1 << 63) - 1
+LAST = (1 << 63) - 1
+# The positions of rows: 146,000 years from 1970. Sums of one and a few lengths fit 64 bits.
+FARTHEST = 1 << 62
 # Columns with their types.
 Typed = tuple[tuple[str, pa.DataType], ...]
 
 
 def later(at: int, by: int) -> int:
     """A position moved on, within the range of positions."""
-    return max(-_LAST, min(at + by, _LAST))
+    return max(-LAST, min(at + by, LAST))
 
 
 def least_of(marks: Sequence[int | None]) -> int | None:

@@ -15,14 +15,15 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import told
-from trident.workers.own_steps import left_to_spark
+from trident.workers.look_up import check_bytes, due_entries, told
 from trident.workers.timed import (
     AT,
     BEFORE,
     CLOCK,
     DUE,
+    FARTHEST,
     KIND,
+    LAST,
     MARK,
     NOW,
     ORDER,
@@ -39,9 +40,6 @@ from trident.workers.timed import (
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
 
-# More entries than these are worth a Spark job over the tables.
-_DUE_MAX = 50_000
-
 
 @dataclass(frozen=True)
 class NewRows(Step):
@@ -56,6 +54,7 @@ class NewRows(Step):
     """
 
     own = True
+    needs_all = True
     text = "new rows"
 
     compared: tuple[tuple[tuple[str, str], ...], ...]
@@ -75,7 +74,9 @@ class NewRows(Step):
             made[KIND] = pa.repeat(pa.scalar(side, pa.int32()), frame.length)
             made[ORDER] = pa.array(range(count, count + frame.length), pa.int64())
             if position is not None:
-                made[AT] = pc.cast(_of_type(frame.array(position), pa.timestamp("us", "UTC")), pa.int64())
+                micros = pc.cast(_of_type(frame.array(position), pa.timestamp("us", "UTC")), pa.int64())
+                near = pc.min_element_wise(micros, FARTHEST, skip_nulls=False)
+                made[AT] = pc.max_element_wise(near, -FARTHEST, skip_nulls=False)
             count += frame.length
             yield _filled(self.gives, made, frame.length)
         if self.clock is not None:
@@ -97,6 +98,7 @@ class GatherFromCopy(Step):
     """
 
     own = True
+    needs_all = True
 
     state: str
     keys: tuple[str, ...]
@@ -129,7 +131,7 @@ class GatherFromCopy(Step):
     def _gathered(self, columns: dict[str, pa.Array], length: int) -> Frame:
         # Hosts of a cluster have no LMDB, and no copies.
         from trident.states.core.copy_rows import RowCodec
-        from trident.states.core.local_copy import in_order, look_up
+        from trident.states.core.local_copy import look_up
 
         copy = self.copy
         assert copy is not None and copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
@@ -150,10 +152,9 @@ class GatherFromCopy(Step):
         entries = {key: value for key, value in zip(keys[sides:], values[sides:]) if value is not None}
         if now is not None:
             # The watermarks have positions, too.
-            due = in_order(copy.folder, copy.mark, below=later(now, 1), limit=_DUE_MAX)
-            if len(due) == _DUE_MAX:
-                raise left_to_spark(f"{_DUE_MAX:,} entries of state {self.state} or more are due")
+            due = due_entries(copy, self.state, None, now + 1 if now < LAST else None)
             entries |= {key: value for _, key, value in due if key not in keys[:sides]}
+        check_bytes(self.state, entries.values())
         stored = {**_columns(codec.decode_keys(list(entries))), **_columns(codec.decode_values(list(entries.values())))}
         taken = pa.array(new, pa.int64())
         changed = [side for side in range(sides) if greatest[side] is not None and greatest[side] != marks[side]]

@@ -23,6 +23,7 @@ from trident.workers.values import Values, WrongValue, cut_repr, python_values, 
 VALUE, TIMERS = "_value", "_timers"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+_FIRST, _LAST = ((at.replace(tzinfo=timezone.utc) - _EPOCH) // _MICROSECOND for at in (datetime.min, datetime.max))
 
 
 class TimerContext:
@@ -32,7 +33,8 @@ class TimerContext:
         key: the value of the grouping field; of several a tuple.
         state: what the key has: None at first, later what was put here. The value of the field that ``state`` of
             ``process`` declares; of several fields a tuple. None is forgotten.
-        now: the watermark of this transaction, or its processing time; None: there is no watermark yet.
+        now: the watermark of this transaction, or its processing time; None: there is no watermark yet. A watermark
+            outside of Python's years is the first or the last moment of these.
     """
 
     def __init__(self, key: Any, state: Any, timers: Sequence[int], now: int | None) -> None:
@@ -79,7 +81,8 @@ def _micros(time: Any) -> int:
 
 
 def _moment(micros: int) -> datetime:
-    return _EPOCH + micros * _MICROSECOND
+    """As Python has it, whose years are 1 to 9999: the first or the last moment for one that is farther away."""
+    return _EPOCH + max(_FIRST, min(micros, _LAST)) * _MICROSECOND
 
 
 @dataclass

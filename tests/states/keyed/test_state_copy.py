@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import StaleCopy, in_order, look_up
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import StateCopies, forget_copies
+from trident.states.keyed.copies import StateCopies, forget_copies, last_repair
 from trident.states.keyed.reading import read_state
 from trident.states.keyed.state_copy import StateCopy
 
@@ -99,8 +100,10 @@ def test_it_follows_the_transactions_over_merges_and_restarts(group, tmp_path, n
 def test_transactions_without_a_commit_leave_it_as_it_is(group, tmp_path):
     publish(group, [1, 2])
     copy = copy_of(group, "last", tmp_path)
-    for txid in (2, 3, 3, 7):
+    folder = copy.as_of(2).folder
+    for txid in (2, 3, 3, 7, 5, 2, 7):  # a reader may be behind the batches
         assert held(group, "last", copy, txid) == group.expected("last", 2)
+    assert copy.as_of(7).folder == folder and copy.health().builds == 1
     copy.close()
 
 
@@ -300,13 +303,56 @@ def test_a_copy_without_an_order_is_not_gone_on_with_where_there_is_one(spark, e
     again.close()
 
 
+def copies_of(group):
+    return StateCopies(group.engine, group.warehouse, 1 << 28, "host", "boot", list(group.bindings))
+
+
+def test_only_failures_without_a_success_between_them_turn_a_copy_off(group, tmp_path):
+    publish(group, [1])
+    copies = copies_of(group)
+    for served in (True, True, False):
+        for _ in range(3):
+            copies.failed("last", "a worker could not use it")
+        assert copies.as_of(["last"], 1) is not None
+        if served:
+            copies.served(["last"])
+    copies.failed("last", "a worker could not use it")
+    assert copies.as_of(["last"], 1) is None
+    assert [one.condition for one in copies.health()] == ["waiting", "off"]
+    copies.close()
+
+
+def test_a_leader_has_looked_for_repairs_after_the_follower_that_it_was(tmp_path, monkeypatch):
+    """Its thread may read the file of repairs before the leader writes it, and go on behind that."""
+    (tmp_path / "_trident").mkdir()
+    copies = StateCopies(None, tmp_path, 1 << 28, "host", "boot")
+    forget_copies(tmp_path)
+    has_read, may_go_on = threading.Event(), threading.Event()
+
+    def slow(warehouse):
+        found = last_repair(warehouse)
+        if threading.current_thread() is follower:
+            has_read.set()
+            assert may_go_on.wait(60)
+        return found
+
+    monkeypatch.setattr("trident.states.keyed.copies.last_repair", slow)
+    follower, leader = threading.Thread(target=copies.follow), threading.Thread(target=copies.leads)
+    follower.start()
+    assert has_read.wait(60)
+    leader.start()
+    leader.join(0.2)  # until it leads, or waits for the follower
+    may_go_on.set()
+    follower.join(60)
+    leader.join(60)
+    assert copies._repair == last_repair(tmp_path) and not copies._repair.startswith("repairing")
+
+
 @pytest.mark.parametrize("first", ["leads", "waits"])
 def test_copies_that_were_built_in_the_middle_of_a_repair_are_not_used(group, tmp_path, first):
     """A repair changes tables without a transaction: the mark of a copy does not tell."""
     publish(group, [1, 2])
-    standbys = [
-        StateCopies(group.engine, group.warehouse, 1 << 28, "host", "boot", list(group.bindings)) for _ in range(2)
-    ]
+    standbys = [copies_of(group) for _ in range(2)]
 
     def folders(copies):
         return {state: found.folder for state, found in copies.as_of(list(group.bindings), 2).items()}

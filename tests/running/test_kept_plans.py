@@ -115,6 +115,12 @@ class Group:
         }
 
     @property
+    def plan_kept(self) -> Any:
+        """The plan that is kept now, of the one shape."""
+        (shape,) = self.kept._shapes.values()
+        return shape.plan
+
+    @property
     def refusal(self) -> str | None:
         """Of the one shape."""
         (shape,) = self.kept._shapes.values()
@@ -205,6 +211,16 @@ def test_a_failed_attempt_leaves_nothing_to_the_next(new_group: Any, tmp_path: P
 
 # --- what may not be kept ---------------------------------------------------------------------
 
+# Spark puts another expression in the place of each, in which 'now' is the time of planning.
+NOW = [
+    "to_timestamp('now')",
+    "try_to_timestamp('now')",
+    "to_timestamp_ntz('now')",
+    "to_timestamp_ltz('now')",
+    "to_date('today')",
+    "try_to_date('now')",
+]
+
 
 @pytest.mark.parametrize(
     ("made", "why"),
@@ -222,15 +238,34 @@ def test_a_failed_attempt_leaves_nothing_to_the_next(new_group: Any, tmp_path: P
         (lambda: F.expr("at > TIMESTAMP'now'"), "literal time"),
         (lambda: F.expr("array(DATE'today')"), "literal time"),
         (lambda: F.expr("cast('now' as timestamp)"), "text that is cast"),
+        *((lambda of=of: F.expr(of), "text that is cast") for of in NOW),
+        (lambda: F.try_to_timestamp(F.lit("now")), "text that is cast"),
+        (lambda: F.to_date(F.lit("today")), "text that is cast"),
+        (lambda: F.expr("if(n > 0, to_timestamp('no' || 'w'), at)"), "text that is cast"),
+        (lambda: F.expr("try_reflect('java.util.UUID', 'randomUUID')"), "not deterministic"),
+        (lambda: F.expr("uniform(1, 100, 7)"), "not deterministic"),
+        (lambda: F.expr("current_path()"), "current"),
+        (lambda: F.expr("n + offset_by"), "a variable of the session"),
+        (lambda: F.expr("coalesce(nullif(n, session.offset_by), 0)"), "a variable of the session"),
+        (lambda: F.expr("with_offset(n)"), "a variable of the session"),
     ],
 )
 def test_what_spark_evaluates_when_it_plans_is_not_kept(spark: Any, new_group: Any, made: Any, why: str) -> None:
     """Asks the session alone: explain's own list of functions need not be whole."""
+    spark.sql("DECLARE OR REPLACE VARIABLE offset_by BIGINT DEFAULT 5")
+    spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION with_offset(n BIGINT) RETURNS BIGINT RETURN n + offset_by")
     group = new_group(append)
     (slot,) = group.slots({"rows": rows_of(1)}).values()
     frame: Any = slot.over(group.kept._kept, "trident.rows.0").coalesce(1)
-    assert group.kept._kept.of(frame._jdf).refusal() is None
-    assert why in group.kept._kept.of(frame.select("k", made())._jdf).refusal()
+    assert refusal_of(group, frame) is None
+    refused = refusal_of(group, frame.select("k", made()))
+    assert refused is not None and why in refused
+
+
+def refusal_of(group: Group, frame: Any) -> str | None:
+    kept: Any = group.kept._kept
+    found: str | None = kept.of(frame._jdf, kept.stateOf(frame.sparkSession._jsparkSession)).refusal()
+    return found
 
 
 def test_rows_that_are_stored_or_shuffled_are_not_kept(spark: Any, new_group: Any) -> None:
@@ -246,7 +281,7 @@ def test_rows_that_are_stored_or_shuffled_are_not_kept(spark: Any, new_group: An
         "a subquery": frame.where("n > (SELECT max(id) FROM range(3))"),
     }
     for why, query in refused.items():
-        assert why in group.kept._kept.of(query._jdf).refusal()
+        assert why in (refusal_of(group, query) or "")
 
 
 def test_a_plan_that_is_refused_is_made_anew_for_each_batch(new_group: Any, monkeypatch: Any) -> None:
@@ -273,6 +308,79 @@ def test_a_plan_follows_the_sessions_settings(spark: Any, new_group: Any) -> Non
             assert group.run(txid, slots) == group.anew(txid, slots), now
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_a_plan_follows_functions_that_are_registered_again(spark: Any, new_group: Any) -> None:
+    def build(topology: TridentTopology) -> None:
+        rows = stream(topology).each(F.expr("of_python(n)"), "p").each(F.expr("of_sql(n)"), "s")
+        rows.partition_persist(DeltaAppend("out"))
+
+    def registered(add: int) -> None:
+        spark.udf.register("of_python", lambda n: (n or 0) + add, "long")
+        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION of_sql(n BIGINT) RETURNS BIGINT RETURN n + {add}")
+
+    registered(1)
+    group = new_group(build)
+    plans = set()
+    for txid, add in enumerate([1, 1, 2], 1):
+        registered(add) if txid == 3 else None
+        slots = group.slots({"rows": rows_of(txid)})
+        found = group.run(txid, slots)
+        assert found is not None and found == group.anew(txid, slots), group.refusal
+        plans.add(group.plan_kept)
+    assert len(plans) == 2, "it is made again where a function is another one, and only there"
+
+
+def test_a_plan_follows_the_database_that_names_are_looked_up_in(spark: Any, new_group: Any) -> None:
+    def build(topology: TridentTopology) -> None:
+        stream(topology).each(F.expr("of_catalog(n)"), "m").partition_persist(DeltaAppend("out"))
+
+    for number, name in enumerate(["kept_one", "kept_other"], 1):
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
+        spark.sql(f"CREATE OR REPLACE FUNCTION {name}.of_catalog(n BIGINT) RETURNS BIGINT RETURN n + {number}")
+    try:
+        spark.sql("USE kept_one")
+        group = new_group(build)
+        for txid, change in enumerate(
+            [
+                "USE kept_one",
+                "USE kept_other",
+                "CREATE OR REPLACE FUNCTION of_catalog(n BIGINT) RETURNS BIGINT RETURN n + 7",
+                "CREATE OR REPLACE TEMPORARY FUNCTION of_catalog(n BIGINT) RETURNS BIGINT RETURN n + 8",
+            ],
+            1,
+        ):
+            spark.sql(change)
+            slots = group.slots({"rows": rows_of(txid)})
+            found = group.run(txid, slots)
+            assert found is not None and found == group.anew(txid, slots), (change, group.refusal)
+    finally:
+        spark.sql("DROP TEMPORARY FUNCTION IF EXISTS of_catalog")
+        spark.sql("USE default")
+        spark.sql("DROP DATABASE kept_one CASCADE")
+        spark.sql("DROP DATABASE kept_other CASCADE")
+
+
+def test_a_failure_that_passes_is_tried_again(new_group: Any, monkeypatch: Any, caplog: Any) -> None:
+    group, fails = new_group(append), [True, True, False]
+    real = group.kept._kept
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            if name == "of" and fails and fails.pop(0):
+                raise RuntimeError("a passing failure")
+            return getattr(real, name)
+
+    monkeypatch.setattr(group.kept, "_kept", Failing())
+    slots = group.slots({"rows": rows_of(1)})
+    assert [group.run(txid, slots) is None for txid in (1, 2, 3, 4)] == [True, True, False, False]
+    assert caplog.text.count("a passing failure") == 2 and group.refusal is None
+
+    group = new_group(append)
+    fails[:] = [True] * 5
+    monkeypatch.setattr(group.kept, "_kept", Failing())
+    assert [group.run(txid, slots) is None for txid in (1, 2, 3, 4, 5)] == [True] * 5
+    assert len(fails) == 2 and "3 times in a row" in group.refusal
 
 
 def test_without_the_jar_every_plan_is_made_anew(new_group: Any, monkeypatch: Any) -> None:

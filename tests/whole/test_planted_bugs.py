@@ -31,7 +31,8 @@ from tests.planted.bugs import PLANTED, PROMISED, SUITES
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "planted"
 PAGE = ROOT / "docs" / "faults.md"
-COPIED = ("coordinators", "states", "trident", "tests", "pyproject.toml")
+COPIED = ("coordinators", "states", "trident", "java", "tests", "pyproject.toml")
+JAR = "trident/spark/kept-plans.jar"
 ALL = os.environ.get("TRIDENT_PLANTED") == "all"
 # What a test that runs in a process of its own must load; all the rest takes most of its time.
 BARE = ("--noconftest", "-p", "no:hypothesispytest", "-p", "no:anyio")
@@ -128,10 +129,18 @@ def planted(patch: Path, folder: Path) -> Iterator[None]:
     """Applies the patch to the copy of the project; at the end its files are as they were."""
     changed = re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
     before = {name: (folder / name).read_text() for name in changed}
+    jar = (folder / JAR).read_bytes()
     try:
         _apply(patch, folder, before)
+        if any(name.startswith("java/") for name in changed):
+            if shutil.which("javac") is None:
+                pytest.skip("there is no javac")
+            command = [sys.executable, "-m", "tests.make_jar"]
+            subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, timeout=120)
+            assert (folder / JAR).read_bytes() != jar, "the jar is that of the sources without the bug"
         yield
     finally:
+        (folder / JAR).write_bytes(jar)
         for name, text in before.items():
             (folder / name).write_text(text)
             _forget_compiled(folder / name)

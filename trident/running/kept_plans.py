@@ -27,16 +27,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("trident.runner")
 # More shapes than this are no shapes: then a plan is made for each batch, and none is kept.
 _SHAPES_MAX = 8
+# A plan that could not be made so often in a row is not tried again.
+_FAILURES_MAX = 3
 
 
 @dataclass
 class _Shape:
-    """Batches of one shape, and their plan once it is made; ``refusal`` says why there is none."""
+    """Batches of one shape, and their plan once it is made; ``refusal`` says why there is none.
+
+    Attributes:
+        failures: so often in a row their plan could not be made.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     plan: Any = None
     fields: Sequence[str] = ()
     refusal: str | None = None
+    failures: int = 0
 
 
 class KeptPlans:
@@ -52,7 +59,7 @@ class KeptPlans:
     def __init__(
         self, spark: "SparkSession", plan: "GroupPlan", targets: Sequence[StagingTarget], codec: str, enabled: bool
     ) -> None:
-        self._plan, self._targets, self._codec = plan, targets, codec
+        self._spark, self._plan, self._targets, self._codec = spark, plan, targets, codec
         self._kept: Any = None
         self._lock = threading.Lock()
         self._shapes: dict[Hashable, _Shape] = {}
@@ -102,18 +109,26 @@ class KeptPlans:
 
     def _make(self, shape: _Shape, names: Sequence[str], slots: Mapping[str, Slot]) -> None:
         """Plans batches of a shape, or finds out why their plan cannot be kept."""
+        spark: Any = self._spark
         try:
+            state = self._kept.stateOf(spark._jsparkSession)  # before anything is planned
             inputs: dict[str, DataFrame] = {}
             for number, tx_id in enumerate(names):
                 inputs[tx_id] = slots[tx_id].over(self._kept, _property(number)).coalesce(1)
             # No batch is told to anyone: a plan with an operation that is given the batch is not kept.
             with self._plan.build(inputs, _NONE, BatchInfo(_NONE)) as frames:
                 written: Any = reports_of(frames, self._targets, self._codec)
-                plan = self._kept.of(written._jdf)
+                plan = self._kept.of(written._jdf, state)
             shape.refusal = plan.refusal()
             shape.fields = written.columns
         except Exception as error:  # the batch's own plan says it better, or runs
-            shape.refusal = f"it cannot be planned: {error}"
+            shape.failures += 1
+            log.warning("the plan of group %s could not be made to be kept: %s", self._plan.name, error)
+            if shape.failures >= _FAILURES_MAX:
+                shape.refusal = f"it could not be planned {shape.failures} times in a row: {error}"
+                log.warning("the plan of group %s is made anew for each batch from now on", self._plan.name)
+            return
+        shape.failures = 0
         if shape.refusal is None:
             shape.plan = plan
             log.info("the plan of group %s is kept from batch to batch", self._plan.name)
@@ -125,7 +140,7 @@ _NONE = TransactionAttempt(0, 0)
 
 
 class _Outdated(Exception):
-    """The session's settings are others than when the plan was made."""
+    """The session is in another state than when the plan was made: in its settings, or what it takes names for."""
 
 
 def _property(number: int) -> str:

@@ -10,9 +10,11 @@ import java.util.Set;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.analysis.SimpleFunctionRegistryBase;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.physical.SinglePartition$;
 import org.apache.spark.sql.catalyst.trees.TreePattern$;
@@ -28,6 +30,7 @@ import org.apache.spark.sql.execution.RDDScanExec;
 import org.apache.spark.sql.execution.SQLExecution$;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.datasources.FileScanRDD;
+import org.apache.spark.sql.internal.SessionState;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.LongType$;
 import org.apache.spark.sql.types.StringType;
@@ -59,26 +62,27 @@ public final class KeptPlan {
   private final SparkSession session;
   private final SparkPlan plan;
   private final StructType schema;
-  private final Object confs;
+  private final Object planned;
   private final String refusal;
 
-  private KeptPlan(Dataset<Row> frame) {
-    session = frame.sparkSession();
-    confs = confs();
+  private KeptPlan(Dataset<Row> frame, Object session) {
+    this.session = frame.sparkSession();
+    planned = session;
     QueryExecution execution = frame.queryExecution();
     schema = frame.schema();
     String found = refusalOf(execution.analyzed());
-    SparkPlan planned = null;
+    SparkPlan made = null;
     if (found == null) {
       // Not adaptive: without an exchange there is nothing to adapt to. Operators take the session of their thread.
-      planned =
-          session.withActive(
+      made =
+          this.session.withActive(
               () ->
                   QueryExecution$.MODULE$.prepareForExecution(
-                      QueryExecution$.MODULE$.preparations(session, Option.empty(), false), execution.sparkPlan()));
-      found = refusalOf(planned);
+                      QueryExecution$.MODULE$.preparations(this.session, Option.empty(), false),
+                      execution.sparkPlan()));
+      found = refusalOf(made);
     }
-    plan = planned;
+    plan = made;
     refusal = found;
   }
 
@@ -132,9 +136,27 @@ public final class KeptPlan {
     return (StructType) DataType.fromJson(json);
   }
 
-  /** Plans a frame over slots. */
-  public static KeptPlan of(Dataset<Row> frame) {
-    return new KeptPlan(frame);
+  /**
+   * What a session's plans depend on beside their text, to be compared: its settings, and what it takes names for.
+   *
+   * <p>Functions are compared by what makes them: one that is registered again under its name is another one.
+   */
+  public static Object stateOf(SparkSession session) {
+    SessionState state = session.sessionState();
+    Object functions;
+    synchronized (state.functionRegistry()) {
+      functions = ((SimpleFunctionRegistryBase<?>) state.functionRegistry()).functionBuilders().clone();
+    }
+    return List.of(state.conf().getAllConfs(), state.catalogManager().currentPathString(), functions);
+  }
+
+  /**
+   * Plans a frame over slots.
+   *
+   * @param state of its session, as it was before the frame was made
+   */
+  public static KeptPlan of(Dataset<Row> frame, Object state) {
+    return new KeptPlan(frame, state);
   }
 
   /** Why it cannot be kept; null: it can. */
@@ -146,11 +168,11 @@ public final class KeptPlan {
    * Runs it once, as one job in the calling thread's job group. May be called from several threads at once.
    *
    * @param json the local properties that name the rows of this run, for its job alone
-   * @return the rows as JSON; null where the session's settings are others than when it was planned
+   * @return the rows as JSON; null where the session's state is another one than when it was planned
    */
   public String run(String json) throws JsonProcessingException {
     Map<String, String> properties = JSON.readValue(json, new TypeReference<Map<String, String>>() {});
-    if (!confs.equals(confs())) {
+    if (!planned.equals(stateOf(session))) {
       return null;
     }
     SparkContext context = session.sparkContext();
@@ -167,10 +189,6 @@ public final class KeptPlan {
       values.add(valuesOf(row));
     }
     return JSON.writeValueAsString(values);
-  }
-
-  private Object confs() {
-    return session.sessionState().conf().getAllConfs();
   }
 
   private List<Object> valuesOf(InternalRow row) {
@@ -194,9 +212,6 @@ public final class KeptPlan {
   // --- what cannot be kept ---------------------------------------------------------------
 
   private static String refusalOf(LogicalPlan plan) {
-    if (plan.containsPattern(TreePattern$.MODULE$.CURRENT_LIKE())) {
-      return "an expression gives the current time, date, user or database";
-    }
     if (plan.isStreaming() || !plan.subqueriesAll().isEmpty()) {
       return "a subquery";
     }
@@ -219,12 +234,24 @@ public final class KeptPlan {
     if (!expression.deterministic()) {
       return "not deterministic: " + expression.prettyName();
     }
+    if (expression.containsPattern(TreePattern$.MODULE$.CURRENT_LIKE())) {
+      return "an expression gives the current time, date, user or database";
+    }
+    if (expression.containsPattern(TreePattern$.MODULE$.VARIABLE_REFERENCE())) {
+      return "a variable of the session";
+    }
     boolean ofTime = isTime(expression.dataType());
     if (expression instanceof Literal && ofTime && ((Literal) expression).value() != null) {
       return "a literal time or date, which may be the time of planning (TIMESTAMP'now')";
     }
     if (expression instanceof Cast && ofTime && ((Cast) expression).child().foldable()) {
       return "a text that is cast to a time or date when planning, which may be 'now'";
+    }
+    if (expression instanceof RuntimeReplaceable) { // its children need not be what is computed: to_timestamp('now')
+      String found = refusalOf(((RuntimeReplaceable) expression).replacement());
+      if (found != null) {
+        return found;
+      }
     }
     for (Iterator<Expression> each = expression.children().iterator(); each.hasNext(); ) {
       String found = refusalOf(each.next());

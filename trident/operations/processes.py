@@ -10,7 +10,8 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StructField, Struct
 from trident.coordinators.errors import OutputTypeError, TopologyError
 from trident.operations.timed import TimedNode, default_name, timed
 from trident.operations.timed_spec import TimedSpec
-from trident.operations.windows import now_us, watermark_of
+from trident.operations.watermarks import watermark_of
+from trident.operations.window_nodes import now_us
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Node, field_names, require_fields
 from trident.planning.operation import arrow_type, arrow_types, names_of

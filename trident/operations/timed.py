@@ -14,7 +14,8 @@ from trident.operations.state_checks import check_fields
 from trident.operations.state_writes import PersistNode
 from trident.operations.timed_ops import GatherOp, NewRowsOp, TaggedRowsOp, given_fields, new_fields, turn_fields
 from trident.operations.timed_spec import TimedSpec
-from trident.operations.windows import Watermark, now_us, watermark_of
+from trident.operations.watermarks import Watermark, watermark_of
+from trident.operations.window_nodes import now_us
 from trident.planning.builder import SegmentBuilder
 from trident.planning.graph import TopologyGraph
 from trident.planning.nodes import Node, above

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Union
 
 from trident.coordinators.errors import FieldError, TopologyError
-from trident.operations import columns, persisting, windows
+from trident.operations import columns, persisting, window_nodes, windows
 from trident.operations.aggregates import aggregate, check_groupable
 from trident.operations.aggregators import Count
 from trident.operations.chained import AggregationChain
@@ -234,7 +234,9 @@ class Stream(StreamOperations, _Ends):
         self._graph.windows += 1
         return SessionStream(self, gap, name)
 
-    def _window(self, what: str, length: Any, slide: Any, name: Any, clock: Any = windows.now_us) -> "WindowedStream":
+    def _window(
+        self, what: str, length: Any, slide: Any, name: Any, clock: Any = window_nodes.now_us
+    ) -> "WindowedStream":
         name = windows.default_name(self._graph) if name is None else name
         node = windows.window(self._graph, self._node, what, length, slide, name, clock)
         add_sink(self._graph, node)
@@ -355,11 +357,11 @@ class WindowedStream:
             them were late in ``_late``.
     """
 
-    def __init__(self, stream: Stream, node: windows.WindowNode) -> None:
+    def __init__(self, stream: Stream, node: window_nodes.WindowNode) -> None:
         self._stream, self._windows = stream, node
 
     @property
-    def _node(self) -> windows.WindowNode:
+    def _node(self) -> window_nodes.WindowNode:
         return self._windows
 
     @property
@@ -391,7 +393,7 @@ class WindowedStream:
 
     def group_by(self, *fields: Names) -> "GroupedStream":
         """Groups by window and the named fields: ``group_by("word").aggregate(Count(), "n")``."""
-        return self.rows().group_by(windows.WINDOW, *fields)
+        return self.rows().group_by(window_nodes.WINDOW, *fields)
 
     def late_rows(self) -> "Stream":
         """The rows that came too late for all of their windows, in the transaction that they came with.
@@ -411,7 +413,7 @@ class SessionStream(WindowedStream):
 
     def __init__(self, stream: Stream, gap: str, name: str) -> None:
         self._stream, self._gap, self._name = stream, gap, name
-        self._made: Union[windows.WindowNode, None] = None
+        self._made: Union[window_nodes.WindowNode, None] = None
 
     @property
     def name(self) -> str:
@@ -421,10 +423,10 @@ class SessionStream(WindowedStream):
         return f"SessionStream({self._gap} of {self._stream!r})"
 
     @property
-    def _node(self) -> windows.WindowNode:
+    def _node(self) -> window_nodes.WindowNode:
         return self._by(()) if self._made is None else self._made
 
-    def _by(self, keys: tuple[str, ...]) -> windows.WindowNode:
+    def _by(self, keys: tuple[str, ...]) -> window_nodes.WindowNode:
         graph, made = self._stream._graph, self._made
         if made is None:
             made = windows.session_window(graph, self._stream._node, self._gap, self._name, keys)
@@ -440,7 +442,7 @@ class SessionStream(WindowedStream):
             TopologyError: an earlier operation has made sessions of other keys.
         """
         names = flat(fields, "group_by") if fields else ()
-        return self._rows_of(names).group_by(windows.WINDOW, *names)
+        return self._rows_of(names).group_by(window_nodes.WINDOW, *names)
 
     def rows(self) -> "Stream":
         """The rows of sessions over all rows, or over the keys of an earlier ``group_by``; see WindowedStream."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from trident.coordinators.errors import TopologyError
-from trident.operations import columns, repartitioning, row_functions, timed, top_rows, windows
+from trident.operations import columns, repartitioning, row_functions, timed, top_rows, watermarks
 from trident.operations.dedup import drop_duplicates
 from trident.operations.joins import JoinOutFieldsMode
 from trident.planning.nodes import Names, field_names
@@ -233,7 +233,7 @@ class StreamOperations(RowOperations):
             FieldError: there is no such field.
             TopologyError: it is no timestamp, or the delay is no duration.
         """
-        return self._next(windows.with_watermark(self._node, field, delay))
+        return self._next(watermarks.with_watermark(self._node, field, delay))
 
     # --- over batches, with a time ---------------------------------------------------------
 

@@ -228,11 +228,8 @@ class OpenWindows(Step):
             values = stored.select([name for name in codec.values])
             keys = codec.encode_keys(stored.select(list(self.keys)))
             rows = dict(zip(keys, codec.plain_values(codec.encode_values(values))))
-            return (
-                _Rows(rows, codec.position_by(self.rules.ordered_by), codec),
-                _new(table, old),
-                _Turn(before, now, 0, 0),
-            )
+            given = _Rows(rows, codec.position_by(self.rules.ordered_by), codec)
+            return given, _new(table, old), _Turn(before, now, 0, 0)
         copy, order = self.copy, self.rules.ordered_by
         assert copy is not None and copy.ordered_by == order, "the batch has given no copy in the order of what is due"
         store = _Copied(self.state, copy, codec)

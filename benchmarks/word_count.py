@@ -78,9 +78,10 @@ def _ratios(report: Report, ms: dict[str, float]) -> None:
     times(_APPEND + _ONE, _ours(1))
     times(_APPEND + _ONE, _ours(4))
     times(_MERGE + _ONE, _ours(4))
+    goals = {1: Goal(at_most=1.0), 4: Goal(at_most=0.9)}
     for limit in ("", _ONE):
         for n in (1, 2, 4):
-            times(_ours(n), _noop(n) + limit, None if limit else Goal(at_most=1.5))
+            times(_ours(n), _noop(n) + limit, None if limit else goals.get(n))
     for n in (1, 2, 4):
         times(_python(n), _ours(n))
 

@@ -121,7 +121,7 @@ class TridentConfig(Settings):
         True,
         flag(),
         "States that batches look up are copied to a store beside Spark's workers, where a look-up takes milliseconds"
-        " instead of Spark jobs. On a cluster only for late parts without functions of yours, which run in the driver.",
+        " instead of Spark jobs. On a cluster each host has its own, in its temporary folder.",
     )
     local_copy_bytes_max: int = _setting(
         64 << 30,

@@ -19,7 +19,6 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypedDict, cast
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,6 @@ BYTES = pa.large_binary()
 _NAN = float("nan")
 _LENGTH = np.dtype("<u4")
 _DECIMAL = np.dtype("V16")
-_encode = msgspec.msgpack.Encoder().encode
 _Matrix = Any  # of numpy: the bytes of each row, all rows of one length
 
 
@@ -336,13 +334,18 @@ def _packed(column: pa.Array, kind: pa.DataType, values: list[Any] | None = None
     """
     if not _is_text(kind):
         found = column.to_pylist() if values is None else values
-        return pa.array([b"" if value is None else _encode(value) for value in found], BYTES)
+        import msgspec  # optional: executors of a cluster, which have windows too, may not have it
+
+        encode = msgspec.msgpack.Encoder().encode
+        return pa.array([b"" if value is None else encode(value) for value in found], BYTES)
     return (column if column.type == BYTES else column.cast(BYTES)).fill_null(b"")
 
 
 def _unpacked(packed: list[bytes | None], kind: pa.DataType) -> pa.Array:
     if _is_text(kind):
         return pa.array(packed, BYTES).cast(kind)
+    import msgspec  # optional: as above
+
     decode = msgspec.msgpack.Decoder(_python_type(kind)).decode
     return pa.array([None if value is None else decode(value) for value in packed], _wire_type(kind))
 

@@ -32,9 +32,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trident.coordinators.errors import TridentError
 from trident.states.core.copy_rows import BYTES, as_bytes, joined, matrix_array
 from trident.states.core.sorted_runs import RUN_BYTES, sort_by
+from trident.states.core.stale_copy import StaleCopy as StaleCopy
 
 # LMDB takes keys of up to 511 bytes; longer ones go by their digest, and stand whole before their value.
 _KEY_BYTES_MAX = 500
@@ -53,10 +53,6 @@ Combining = Callable[[list[bytes | None], list[list[bytes]]], list[bytes]]
 Order = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[int | None]]
 # A row that is found by its position: position, key, value.
 Placed = tuple[int, bytes, bytes]
-
-
-class StaleCopy(TridentError):
-    """The copy is not, or cannot be shown to be, as of the transaction that was asked for: read the tables."""
 
 
 class CopyMark(msgspec.Struct, frozen=True):
@@ -522,7 +518,7 @@ def _opened(folder: Path, bytes_max: int | None) -> _Opened:
         try:
             file = _file(data)
             known = _environments.get((str(folder), file))
-            if known is not None:
+            if known is not None and (bytes_max is None or not known.env.flags()["readonly"]):
                 return known.goes_on()
         except FileNotFoundError:
             if bytes_max is None:

@@ -133,6 +133,16 @@ class LogTables:
         """
         return _read(path, version)
 
+    def live_files(self, snapshot: LogSnapshot) -> list[LiveFile]:
+        """The data files of a table version, all of whose rows count.
+
+        Raises:
+            TableError: its rows are not those of its files.
+        """
+        if snapshot.why_not_rows is not None:
+            raise TableError(f"table {snapshot.path} has {snapshot.why_not_rows}")
+        return list(snapshot.files.values())
+
     def _brought_on(self, known: LogSnapshot | None) -> LogSnapshot | None:
         """The newest version behind a known one; None where the log is another one by now."""
         if known is None or log_entries.entry_signature(known.path, known.version) != known.entry:

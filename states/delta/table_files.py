@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
@@ -25,6 +25,7 @@ from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.delta import history, log_entries
 from trident.states.delta.kernel import KernelEngine
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.whole_files import require_whole
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class TableFiles:
     """A table as of its newest version when :meth:`refresh` was last called.
 
     Args:
+        engine: Delta's Kernel, or the tables' logs alone.
         app: the ``txn_app_id`` whose version is followed.
         above: leave out files that came with a control record's txid of at
             most this; of a long log few are then looked at.
@@ -60,8 +62,10 @@ class TableFiles:
         TableError: it cannot be read.
     """
 
-    def __init__(self, engine: KernelEngine, path: str, app: str | None = None, above: int | None = None) -> None:
-        snapshot = engine.load(path)
+    def __init__(
+        self, engine: KernelEngine | LogTables, path: str, app: str | None = None, above: int | None = None
+    ) -> None:
+        snapshot: Any = engine.load(path)
         self.path, self.version, self.schema_json = path, snapshot.version, snapshot.schema_json
         self.control: ControlRecord = decode_control(path, snapshot.control(DOMAIN))
         self._app = app

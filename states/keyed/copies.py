@@ -104,11 +104,7 @@ class StateCopies:
     def leads(self) -> None:
         """Keeps what followed while this process waited, as far as it is still true. No repair is running now."""
         with self._repair_lock:
-            repair = last_repair(self._warehouse)
-            if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
-                repair = uuid.uuid4().hex
-                storage.write(self._warehouse / "_trident" / _REPAIRS, repair.encode())
-            self._repair_seen(repair)
+            self._repair_seen(settled_repair(self._warehouse))
         self.renew()
 
     def _repair_seen(self, repair: str) -> None:
@@ -241,6 +237,15 @@ def last_repair(warehouse: Path) -> str:
         return storage.read(warehouse / "_trident" / _REPAIRS).decode(errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def settled_repair(warehouse: Path) -> str:
+    """As :func:`last_repair`, for a leader: none is running now."""
+    repair = last_repair(warehouse)
+    if repair.startswith(_REPAIRING):  # copies may have been built in the middle of it, by others too
+        repair = uuid.uuid4().hex
+        storage.write(warehouse / "_trident" / _REPAIRS, repair.encode())
+    return repair
 
 
 def own_folder(warehouse: Path) -> Path | None:

@@ -33,6 +33,7 @@ from trident.states.delta import history, log_entries
 from trident.states.delta.file_rows import rows_of
 from trident.states.delta.kernel import KernelEngine, TableMissing
 from trident.states.delta.kernel_files import LiveFile
+from trident.states.delta.log_tables import LogTables
 from trident.states.delta.table_files import NotFollowed, TableFiles
 from trident.states.keyed.copy_combine import Combine, Uncombinable, arrow_schema, state_combine
 from trident.states.keyed.tables import check_own, greatest_txid
@@ -66,6 +67,7 @@ class CopyHealth:
         bytes, bytes_max: its size on the disk, and the greatest that it may have.
         builds: how often this process has built it.
         reason: of the last failure; None after a success.
+        on_executors: whether it is on the hosts of the executors, each of which has its own.
     """
 
     state: str
@@ -75,6 +77,7 @@ class CopyHealth:
     bytes_max: int = 0
     builds: int = 0
     reason: str | None = None
+    on_executors: bool = False
 
 
 class StateCopy:
@@ -83,7 +86,7 @@ class StateCopy:
     Keep one per state for as long as a coordinator leads. May be used by several threads.
 
     Args:
-        engine: Delta's Kernel.
+        engine: Delta's Kernel, or where there is no JVM the tables' logs.
         warehouse: of the topology, on a local disk.
         state: one of which ``copy_combine.why_no_copy`` says None.
         base: the folder that copies of this state are in.
@@ -95,7 +98,7 @@ class StateCopy:
 
     def __init__(
         self,
-        engine: KernelEngine,
+        engine: KernelEngine | LogTables,
         warehouse: Path,
         state: StateDescriptor,
         base: Path,
@@ -126,11 +129,13 @@ class StateCopy:
         """Whose copy it is."""
         return self._state
 
-    def as_of(self, txid: int | None) -> CopyAsOf:
+    def as_of(self, txid: int | None, commit: str | None = None) -> CopyAsOf:
         """The copy as of a transaction that has advanced, or is known to have committed nothing.
 
         Args:
             txid: None: the last one that the state's log has. It is decided, and can only be followed by others.
+            commit: the last one of the state's log up to it, where another host knows: this one may see the log as it
+                was a while ago, and must not take that for the whole.
 
         Raises:
             StaleCopy: there is none, for whatever reason; nothing is wrong with the state.
@@ -142,7 +147,7 @@ class StateCopy:
                 if self._copy is None:
                     with faults.fault_point(OPEN):
                         self._copy = self._found()
-                mark = self._bring_to(txid)
+                mark = self._bring_to(txid, commit)
             except _NotNow:
                 raise
             except (NotFollowed, TableMissing, Uncombinable) as error:
@@ -197,6 +202,13 @@ class StateCopy:
         with self._lock:
             self._drop()
 
+    def leave(self) -> None:
+        """Leaves the copy to the other processes of this host, until it is asked for again."""
+        with self._lock:
+            if self._copy is not None:
+                self._copy.close()
+            self._copy = self._log = None
+
     def close(self) -> None:
         """Leaves the copy where it is: the next process on this host brings it on."""
         with self._lock:
@@ -223,19 +235,19 @@ class StateCopy:
                 copy.delete()
         return found
 
-    def _bring_to(self, txid: int | None) -> CopyMark:
+    def _bring_to(self, txid: int | None, commit: str | None) -> CopyMark:
         held = None if self._copy is None else self._copy.mark
         if held is not None and self._is_followed(held) and self._log is not None:
-            if held.txid == txid:
+            if held.txid == txid and commit in (None, held.commit):
                 return held  # also where the log has the next transaction already
-            mark = self._mark(txid, self._log)
-            if held.commit == mark.commit and held.txid >= mark.txid:
+            mark = self._mark(txid, self._log, commit)
+            if commit is None and held.commit == mark.commit and held.txid >= mark.txid:
                 return held  # the transactions in between have changed nothing
             if held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
         plain, logged, merged = self._tables(txid)
-        mark = self._mark(txid, logged)
+        mark = self._mark(txid, logged, commit)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
         if self._builder is None and time.monotonic() < self._off_until:
             raise _NotNow(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
@@ -253,17 +265,23 @@ class StateCopy:
             self._builder.start()
         raise _NotNow(f"the copy of state {self._state.name} is being built")
 
-    def _mark(self, txid: int | None, logged: TableFiles) -> CopyMark:
+    def _mark(self, txid: int | None, logged: TableFiles, commit: str | None) -> CopyMark:
         """The mark of the state as of a transaction.
 
         Raises:
             LogIsPast: it is past the transaction.
+            _NotNow: the log does not end with the commit that it should.
         """
         check_own(self._state, logged.path, logged.control)
         txid = logged.control.txid if txid is None else txid
         if logged.control.txid > txid:
             raise LogIsPast(f"the log of state {self._state.name} is past transaction {txid}")
-        return CopyMark(self._state.incarnation, txid, self._digest, _commit(logged.control))
+        mark = CopyMark(self._state.incarnation, txid, self._digest, commit_of(logged.control))
+        if commit not in (None, mark.commit):
+            raise _NotNow(
+                f"the log of state {self._state.name} ends otherwise here", found=mark.commit, expected=commit
+            )
+        return mark
 
     def _is_followed(self, held: CopyMark) -> bool:
         """Brings the log's facts up to date, and tells whether its history goes through what is held."""
@@ -280,7 +298,7 @@ class StateCopy:
         control = None if at is None else log_entries.read_commit(path, at).control.get(DOMAIN)
         if control is None:
             return False
-        return _commit(decode_control(path, log_entries.as_text(control))) == held.commit
+        return commit_of(decode_control(path, log_entries.as_text(control))) == held.commit
 
     def _build_beside(self, mark: CopyMark, plain: TableFiles | None, logged: TableFiles, merged: int) -> None:
         """Builds the copy of a large table in a thread of its own; later transactions follow when it is there."""
@@ -415,7 +433,7 @@ class StateCopy:
         self._copy = self._log = None
 
 
-def _commit(control: ControlRecord) -> str:
+def commit_of(control: ControlRecord) -> str:
     """Names a commit of a log: of two histories a transaction has another attempt, or another batch."""
     return f"{control.txid}-{control.attempt_id}-{control.digest}"
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,8 @@ from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
 from trident.states.core.local_copy import StaleCopy
 from trident.states.keyed import state_copy
-from trident.states.keyed.copies import StateCopies, copies_folder
+from trident.states.keyed.copies import StateCopies, copies_folder, own_folder
+from trident.states.keyed.host_copies import HostCopies
 from trident.states.keyed.key_reads import KeyReader
 from trident.workers import look_up
 
@@ -374,15 +376,64 @@ def test_on_a_cluster_copies_are_on_the_drivers_own_disk_and_only_where_no_task_
 
 
 @pytest.mark.parametrize(
-    ("workers_are_here", "in_driver", "given"), [(True, False, True), (False, True, True), (False, False, False)]
+    ("workers_are_here", "in_driver", "given"),
+    [
+        (True, False, ("pass", "the driver's")),
+        (True, True, ("driver", "the driver's")),
+        (False, True, ("driver", "the driver's")),
+        (False, False, ("pass", "the hosts'")),
+    ],
 )
-def test_tasks_on_other_hosts_are_given_no_copies(workers_are_here, in_driver, given) -> None:
-    copies = SimpleNamespace(as_of=lambda states, txid: {"counts": txid})
+def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_driver, given) -> None:
+    def copies_of(whose: str) -> Any:
+        return SimpleNamespace(as_of=lambda states, txid: {"counts": (whose, txid)})
+
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    driver = SimpleNamespace(takes=lambda staged: in_driver)
-    runner = SimpleNamespace(_copies=copies, _workers_are_here=workers_are_here, _in_driver=driver, _plan=plan)
+    runner = SimpleNamespace(
+        _copies=copies_of("the driver's"),
+        _host_copies=copies_of("the hosts'"),
+        _workers_are_here=workers_are_here,
+        _in_driver=SimpleNamespace(takes=lambda staged: in_driver),
+        _plan=plan,
+    )
+    form, whose = given
     found = SparkBatchRunner._copies_for(runner, TransactionAttempt(3, 0), {}, [])
-    assert found == ({"counts": 2} if given else None)
+    assert found == (form, {"counts": (whose, 2)})
+    runner._copies = runner._host_copies = None
+    assert SparkBatchRunner._copies_for(runner, TransactionAttempt(3, 0), {}, []) is None
+
+
+@pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
+def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
+    """As on a cluster: the master is local, and the batches are told that it is not."""
+    for module in ("runner", "site"):
+        monkeypatch.setattr(f"trident.running.{module}.is_local_master", lambda master: False)
+    if fails:
+        monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))
+    query = start(topology())
+    query.process_all_available(WAIT_SECS)
+    warehouse = tmp_path / "warehouse"
+    assert found(query, warehouse) == expected()
+    copies = {copy["state"]: copy for copy in query.status["groups"][0]["copies"]}
+    assert set(copies) == {"counts", "lengths"} and not (warehouse / "_trident" / ".copies").exists()
+    own = own_folder(warehouse)
+    if fails:
+        assert fails in copies["counts"]["reason"] and copies["counts"]["condition"] in ("off", "following")
+        assert not list(own.glob("executors/*/*/*.copy"))
+    else:
+        assert all(copy["on_executors"] for copy in copies.values() if copy["condition"] != "waiting")
+        assert eventually(lambda: len(list(own.glob("executors/*/*/*.copy"))) == 2, WAIT_SECS)
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _elsewhere(as_of: Callable[..., Any], folder: str) -> Callable[..., Any]:
+    """Tells tasks of copies whose tables they cannot find."""
+
+    def told(*asked: Any) -> Any:
+        copies = as_of(*asked)
+        return copies and {state: replace(copy, warehouse=f"/{folder}") for state, copy in copies.items()}
+
+    return told
 
 
 def test_the_folder_of_copies_is_that_of_no_topology(tmp_path: Path) -> None:

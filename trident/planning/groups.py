@@ -35,7 +35,7 @@ from trident.workers.arrow_plan import OwnPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.states.core.local_copy import CopyAsOf
+    from trident.workers.look_up import CopyOfState
 
 Stored = Callable[[StateBinding, Any], "DataFrame"]
 
@@ -84,7 +84,7 @@ class GroupPlan(LoweredPlan):
         inputs: Mapping[str, "DataFrame"],
         info: BatchInfo,
         stored: Stored,
-        copies: Mapping[str, CopyAsOf] | None = None,
+        copies: Mapping[str, CopyOfState] | None = None,
     ) -> BuiltBatch:
         """The rows to stage for states that are read in the transaction's turn, and for those behind them.
 

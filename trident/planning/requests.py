@@ -32,7 +32,7 @@ from trident.workers.arrow_plan import ArrowPlan, OwnPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.states.core.local_copy import CopyAsOf
+    from trident.workers.look_up import CopyOfState
 
 
 @dataclass(kw_only=True)
@@ -95,7 +95,7 @@ class DrpcPlan(LoweredPlan):
         arguments: "DataFrame",
         info: BatchInfo,
         stored: Stored,
-        copies: Mapping[str, CopyAsOf] | None = None,
+        copies: Mapping[str, CopyOfState] | None = None,
     ) -> BuiltBatch:
         """The answer to a request, under ``results.RESULT``; lazy as far as that of a batch is.
 

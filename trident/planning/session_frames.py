@@ -30,7 +30,7 @@ from trident.workers.chain import Chain, SentChain
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from trident.states.core.local_copy import CopyAsOf
+    from trident.workers.look_up import CopyOfState
 
 KEEP = faults.register("batch.keep", "the Spark job that keeps the rows of a batch which are used more than once")
 _LARGE_BYTES = 1 << 17
@@ -51,7 +51,7 @@ class Batch:
     info: BatchInfo
     stored: Callable[[StateBinding, "DataFrame | None"], "DataFrame"] | None = None
     once: Callable[["DataFrame"], "DataFrame"] | None = None
-    copies: Mapping[str, CopyAsOf] | None = None
+    copies: Mapping[str, CopyOfState] | None = None
 
 
 # A transform of a classic DataFrame: the session was checked to be classic when the topology started.

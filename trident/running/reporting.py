@@ -258,5 +258,8 @@ class Reporter:
         )
 
     def _copies_of(self, group: str) -> tuple[CopyStatus, ...]:
-        copies = self.site.copies(group)
-        return () if copies is None else tuple(CopyStatus(**asdict(one)) for one in copies.health())
+        copies, on_hosts = self.site.copies(group), self.site.host_copies.get(group)
+        found = [] if copies is None else [*copies.health()]
+        if on_hosts is not None:
+            found += [one for one in on_hosts.health() if copies is None or one.condition != "waiting"]
+        return tuple(CopyStatus(**asdict(one)) for one in found)

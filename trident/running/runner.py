@@ -35,14 +35,15 @@ from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
 from trident.states.core.host_bound import is_local_master
-from trident.states.core.local_copy import CopyAsOf
 from trident.states.delta.staging import StagingTarget, stage
 from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.copies import StateCopies
+from trident.states.keyed.host_copies import HostCopies
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.expression_failures import expression_failure
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
+from trident.workers.look_up import CopyOfState
 from trident.workers.reports import SPARKS, STALE, find_report
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class SparkBatchRunner:
         batch_partitions: Spark partitions of every batch; None = as its spout says.
         ackers: Spark tasks that add up the ledger of a tracked batch.
         copies: the local copies of the states that the group looks up; None: there are none here.
+        host_copies: those on the hosts of a cluster's executors; None: tasks use none, or find those of this host.
         keep_plans: whether the plan of a batch may serve those after it.
     """
 
@@ -92,8 +94,9 @@ class SparkBatchRunner:
         ackers: int = 1,
         copies: StateCopies | None = None,
         keep_plans: bool = True,
+        host_copies: HostCopies | None = None,
     ) -> None:
-        self._copies = copies
+        self._copies, self._host_copies = copies, host_copies
         self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
@@ -299,15 +302,19 @@ class SparkBatchRunner:
 
     def _copies_for(
         self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], boundaries: Iterable[str]
-    ) -> Mapping[str, CopyAsOf] | None:
-        """The local copies that the late part can use: as of the transaction before, and for few rows."""
-        if not self._plan.lowered.copied_states:
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """The form in which the late part can look up in copies, and these: as of the transaction before.
+
+        For few rows; else it reads the tables.
+        """
+        states, before = self._plan.lowered.copied_states, attempt.txid - 1
+        if not states or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
             return None
-        if self._copies is None or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
-            return None
-        if not self._workers_are_here and (self._in_driver is None or not self._in_driver.takes(staged)):
-            return None  # tasks on other hosts do not find them
-        return self._copies.as_of(self._plan.lowered.copied_states, attempt.txid - 1)
+        form, copies = "pass", self._copies if self._workers_are_here else self._host_copies
+        if self._in_driver is not None and self._in_driver.takes(staged):
+            form, copies = "driver", self._copies
+        found = None if copies is None else copies.as_of(states, before)
+        return None if found is None else (form, found)
 
     def _late_in_driver(self) -> LateInDriver | None:
         plan = self._plan.late_in_driver
@@ -321,41 +328,50 @@ class SparkBatchRunner:
         self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], fields: Mapping[str, Any]
     ) -> tuple[str, dict[str, list[Any]]]:
         """The first form of the late part that can take this batch, and what it has staged."""
-        copies = self._copies_for(attempt, staged, fields)
-        if copies is not None:
+        found = self._copies_for(attempt, staged, fields)
+        if found is not None:
+            form, copies = found
+            on_hosts = self._host_copies if form == "pass" and not self._workers_are_here else None
             try:
-                form, late = self._late_on_copies(attempt, staged, fields, copies)
+                late = self._late_on_copies(form, attempt, staged, fields, copies)
             except Exception as error:
                 report = find_report(error, STALE, SPARKS)
                 if report is None:
                     raise
-                assert self._copies is not None
-                if report["kind"] == STALE:
+                if report["kind"] == STALE and on_hosts is not None:
+                    on_hosts.failed(report["state"], report["error"], bool(report.get("building")))
+                elif report["kind"] == STALE:
+                    assert self._copies is not None
                     self._copies.failed(report["state"], report["error"])
             else:
-                assert self._copies is not None
-                self._copies.served(copies)
+                if on_hosts is not None:
+                    on_hosts.used(copies, attempt.txid - 1)
+                else:
+                    assert self._copies is not None
+                    self._copies.served(copies)
                 return form, late
         return "tables", self._late_by_spark(attempt, staged, fields, None)
 
     def _late_on_copies(
         self,
+        form: str,
         attempt: TransactionAttempt,
         staged: Mapping[str, Sequence[Any]],
         fields: Mapping[str, Any],
-        copies: Mapping[str, CopyAsOf],
-    ) -> tuple[str, dict[str, list[Any]]]:
-        if self._in_driver is not None and self._in_driver.takes(staged):
+        copies: Mapping[str, Any],
+    ) -> dict[str, list[Any]]:
+        if form == "driver":
+            assert self._in_driver is not None
             with faults.fault_point(RESOLVE):
-                return "driver", self._in_driver.stage(attempt, staged, self._info(attempt), copies)
-        return "pass", self._late_by_spark(attempt, staged, fields, copies)
+                return self._in_driver.stage(attempt, staged, self._info(attempt), copies)
+        return self._late_by_spark(attempt, staged, fields, copies)
 
     def _late_by_spark(
         self,
         attempt: TransactionAttempt,
         staged: Mapping[str, Sequence[Any]],
         fields: Mapping[str, Any],
-        copies: Mapping[str, CopyAsOf] | None,
+        copies: Mapping[str, CopyOfState] | None,
     ) -> dict[str, list[Any]]:
         roots = {target.name: target.root for target in self._early}
         inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}

@@ -28,8 +28,9 @@ from trident.states.core.host_bound import is_local_master
 from trident.states.delta.kernel import KernelEngine
 from trident.states.keyed.background_compactor import BackgroundCompactor
 from trident.states.keyed.compactor import Compactor
-from trident.states.keyed.copies import StateCopies, own_folder
+from trident.states.keyed.copies import StateCopies, own_folder, settled_repair
 from trident.states.keyed.frames import StoredFrames
+from trident.states.keyed.host_copies import HostCopies
 from trident.states.publishing.committer import DeltaCommitter
 from trident.states.publishing.prior_incarnation import check_group_is_new, check_no_prior_incarnation
 
@@ -74,6 +75,7 @@ class SparkSite:
         self.engine = KernelEngine(spark)
         self._copies: dict[str, StateCopies | None] = {}
         self._copies_lock = threading.Lock()
+        self.host_copies: dict[str, HostCopies] = {}
         self._place = WarehousePlace(warehouse, topology)
         self._explain_storage = FailureExplainer(written_folders(spark, warehouse))
 
@@ -100,7 +102,7 @@ class SparkSite:
             return None
         if not is_local_master(self.spark.sparkContext.master):
             base = own_folder(self.warehouse)
-            if base is None or plan.late_in_driver is None:  # no task of another host would find them
+            if base is None or plan.late_in_driver is None:  # a task has those of its own host
                 return None
         return StateCopies(
             self.engine, self.warehouse, self.config.local_copy_bytes_max, host_name(), boot, states, base
@@ -166,6 +168,7 @@ class SparkOpening:
             site.config.ackers,
             self._copies(),
             site.config.keep_plans,
+            self._host_copies(),
         )
         return GroupParts(spouts, runner, self._compactor())
 
@@ -175,6 +178,16 @@ class SparkOpening:
         if copies is not None:
             copies.leads()
         return copies
+
+    def _host_copies(self) -> HostCopies | None:
+        """Those that executors have on their hosts."""
+        site, name, states = self._site, self._plan.name, self._plan.lowered.copied_states
+        site.host_copies.pop(name, None)
+        if states and site.config.local_copies and not is_local_master(site.spark.sparkContext.master):
+            repair = settled_repair(site.warehouse)
+            made = HostCopies(site.engine, site.warehouse, site.config.local_copy_bytes_max, states, repair)
+            site.host_copies[name] = made
+        return site.host_copies.get(name)
 
     def _spouts(self, store: StoredGroup) -> TridentSpoutHost:
         executors: dict[str, SpoutExecutor] = {}

@@ -59,6 +59,7 @@ class CopyStatus:
         bytes, bytes_max: its size on the disk, and the greatest that it may have (``local_copy_bytes_max``).
         builds: how often this process has built it from the tables.
         reason: why there is none.
+        on_executors: whether it is on the hosts of a cluster's executors, each of which has its own.
     """
 
     state: str
@@ -68,6 +69,7 @@ class CopyStatus:
     bytes_max: int = 0
     builds: int = 0
     reason: str | None = None
+    on_executors: bool = field(default=False, metadata={MAY_BE_MISSING: True})
 
 
 @dataclass(frozen=True)
@@ -354,7 +356,10 @@ def _copy_lines(copies: tuple[CopyStatus, ...]) -> list[str]:
     lines = [f"  local copies {following} of {len(copies)} follow, {total} on this host's disk"]
     for copy in copies:
         text = f"    {copy.state}: {copy.condition}"
-        if copy.txid is not None:
+        if copy.on_executors:
+            text += f" transaction {copy.txid}" if copy.txid is not None else ""
+            text += ", on the executors' hosts"
+        elif copy.txid is not None:
             text += f" transaction {copy.txid}, {_bytes(copy.bytes)} of at most {_bytes(copy.bytes_max)}"
         if copy.builds:
             text += f", built {copy.builds} times" if copy.builds > 1 else ", built once"

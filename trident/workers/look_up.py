@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from trident.coordinators.errors import TridentError
+from trident.coordinators.processes import UNKNOWN, boot_id, host_name
+from trident.states.keyed.sent_copy import SentCopy
 from trident.workers.chain import Frame, Step
 from trident.workers.own_steps import left_to_spark
 from trident.workers.reports import STALE, marked
@@ -17,6 +20,14 @@ if TYPE_CHECKING:
 
 # More entries than these, or more bytes of them, are worth a Spark job over the tables.
 _DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
+
+
+# A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
+CopyOfState: TypeAlias = "CopyAsOf | SentCopy"
+
+
+class NoCopyHere(TridentError):
+    """This host has no copy as of the transaction: the tables are to be read. The text has a report for the driver."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,9 @@ class LookUp(Step):
     columns: tuple[tuple[str, str], ...]
     found: str | None
     keep: tuple[str, ...]
-    copy: CopyAsOf | None = None
+    copy: CopyOfState | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> LookUp:
+    def with_copies(self, copies: Mapping[str, CopyOfState]) -> LookUp:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -52,16 +63,16 @@ class LookUp(Step):
         return f"look up {', '.join(self.inputs)} in {self.state}"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        # Hosts of a cluster have no LMDB, and no copies.
+        copy = copy_here(self.state, self.copy)
+        # Hosts of a cluster may have no LMDB, and then no copies.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import StaleCopy, look_up
 
-        assert self.copy is not None, "the batch has given no copy"
-        codec = RowCodec(self.copy.schema, self.copy.keys)
+        codec = RowCodec(copy.schema, copy.keys)
         for frame in frames:
             asked = pa.table([frame.array(name) for name in self.inputs], names=list(self.keys))
             try:
-                rows = look_up(self.copy.folder, codec.encode_keys(asked), self.copy.mark)
+                rows = look_up(copy.folder, codec.encode_keys(asked), copy.mark)
             except StaleCopy as error:
                 raise StaleCopy(told(self.state, error)) from error
             values = codec.decode_values(rows)
@@ -99,6 +110,29 @@ def check_bytes(state: str, values: Iterable[bytes | None]) -> None:
         raise left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at")
 
 
+def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:
+    """The copy of a state on this host.
+
+    Raises:
+        NoCopyHere: there is none, for whatever reason.
+    """
+    assert copy is not None, "the batch has given no copy"
+    if not isinstance(copy, SentCopy):
+        return copy
+    try:
+        # Hosts of a cluster may have no LMDB.
+        from trident.states.keyed.host_copy import bring
+
+        boot = boot_id()
+        if boot == UNKNOWN:
+            raise NoCopyHere(f"there are no copies on {host_name()}: two boots of it cannot be told apart")
+        return bring(copy, host_name(), boot)
+    except Exception as error:  # no LMDB, no disk, a table that this host sees otherwise: the tables' form decides
+        raise NoCopyHere(told(state, error)) from error
+
+
 def told(state: str, error: Exception) -> str:
-    """The text of a StaleCopy that tells the driver which state's copy could not be used."""
-    return f"{error} {marked({'kind': STALE, 'state': state, 'error': str(error)})}"
+    """The text of an error that tells the driver which state's copy could not be used."""
+    text = str(error) or type(error).__name__
+    report = {"kind": STALE, "state": state, "error": text, "building": getattr(error, "building", False)}
+    return f"{text} {marked(report)}"

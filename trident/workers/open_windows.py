@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import check_bytes, check_due, due_entries
+from trident.workers.look_up import check_bytes, check_due, copy_here, due_entries, told
 from trident.workers.own_steps import left_to_spark
-from trident.workers.reports import STALE, marked
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec
     from trident.states.core.local_copy import CopyAsOf
+    from trident.workers.look_up import CopyOfState
 
 # Columns of the rows that come in: the pane or the time, the number of rows, the greatest time.
 AT, ROWS, NEWEST = "__trident_at", "__trident_rows", "__trident_newest"
@@ -157,9 +157,9 @@ class OpenWindows(Step):
     parts: tuple[Part, ...]
     raws: tuple[tuple[str, pa.DataType], ...]
     looks_up: bool
-    copy: CopyAsOf | None = None
+    copy: CopyOfState | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> OpenWindows:
+    def with_copies(self, copies: Mapping[str, CopyOfState]) -> OpenWindows:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state]) if self.looks_up else self
 
@@ -169,9 +169,8 @@ class OpenWindows(Step):
         return f"combine parts of open windows{place}, fire what is due"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        # Hosts of a cluster have no LMDB, and no copies; the codec needs numpy.
-        from trident.states.core.copy_rows import RowCodec
-        from trident.states.core.local_copy import StaleCopy
+        from trident.states.core.copy_rows import RowCodec  # it needs numpy
+        from trident.states.core.stale_copy import StaleCopy
 
         codec = RowCodec(self.schema, self.keys)
         table = _together(frames)
@@ -180,8 +179,7 @@ class OpenWindows(Step):
         try:
             yield from self._given(codec, table)
         except StaleCopy as error:
-            report = {"kind": STALE, "state": self.state, "error": str(error)}
-            raise StaleCopy(f"{error} {marked(report)}") from error
+            raise StaleCopy(told(self.state, error)) from error
         except ArithmeticError as error:
             if self.looks_up:
                 raise left_to_spark(error) from error
@@ -230,8 +228,8 @@ class OpenWindows(Step):
             rows = dict(zip(keys, codec.plain_values(codec.encode_values(values))))
             given = _Rows(rows, codec.position_by(self.rules.ordered_by), codec)
             return given, _new(table, old), _Turn(before, now, 0, 0)
-        copy, order = self.copy, self.rules.ordered_by
-        assert copy is not None and copy.ordered_by == order, "the batch has given no copy in the order of what is due"
+        copy, order = copy_here(self.state, self.copy), self.rules.ordered_by
+        assert copy.ordered_by == order, "the batch has given no copy in the order of what is due"
         store = _Copied(self.state, copy, codec)
         (about,) = store.get([self._about(codec)])
         first: dict[str, Any] = {POSITION: None, NEXT: 0, LATE_ROWS: 0}
@@ -330,7 +328,7 @@ class _Copied:
         self._state, self._copy, self._codec = state, copy, codec
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
+        from trident.states.core.local_copy import look_up  # hosts of a cluster may have no LMDB
 
         rows = look_up(self._copy.folder, keys, self._copy.mark)
         check_bytes(self._state, rows)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import check_bytes, due_entries, told
+from trident.workers.look_up import check_bytes, copy_here, due_entries, told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -39,6 +39,7 @@ from trident.workers.timed import (
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf
+    from trident.workers.look_up import CopyOfState
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ class GatherFromCopy(Step):
     delays: tuple[int, ...]
     takes: Typed
     gives: Typed
-    copy: CopyAsOf | None = None
+    copy: CopyOfState | None = None
 
-    def with_copies(self, copies: Mapping[str, CopyAsOf]) -> GatherFromCopy:
+    def with_copies(self, copies: Mapping[str, CopyOfState]) -> GatherFromCopy:
         """The step with the copy of its state."""
         return replace(self, copy=copies[self.state])
 
@@ -117,24 +118,24 @@ class GatherFromCopy(Step):
         return f"entries of {self.state} for the rows' keys, and those that are due, in its local copy"
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        # Hosts of a cluster have no LMDB, and no copies.
-        from trident.states.core.local_copy import StaleCopy
-
         columns, length = whole(frames, self.takes)
         if not length:
             return
+        copy = copy_here(self.state, self.copy)
+        # Hosts of a cluster may have no LMDB, and then no copies.
+        from trident.states.core.local_copy import StaleCopy
+
         try:
-            yield self._gathered(columns, length)
+            yield self._gathered(columns, length, copy)
         except StaleCopy as error:
             raise StaleCopy(told(self.state, error)) from error
 
-    def _gathered(self, columns: dict[str, pa.Array], length: int) -> Frame:
-        # Hosts of a cluster have no LMDB, and no copies.
+    def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
+        # Hosts of a cluster may have no LMDB, and then no copies.
         from trident.states.core.copy_rows import RowCodec
         from trident.states.core.local_copy import look_up
 
-        copy = self.copy
-        assert copy is not None and copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
+        assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
         codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
         kinds, positions = columns[KIND].to_pylist(), columns[AT].to_pylist()
         new = [place for place, kind in enumerate(kinds) if kind >= 0]

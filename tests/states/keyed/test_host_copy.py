@@ -1,0 +1,323 @@
+"""A task's copy on its own host: as of the leader's transaction or none, whatever other processes and the disk do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.keyed_helpers import Group, keyed
+from trident.coordinators import faults
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
+from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import host_copy, state_copy
+from trident.states.keyed.copies import forget_copies, last_repair
+from trident.states.keyed.host_copies import HostCopies
+from trident.states.keyed.sent_copy import SentCopy
+
+ROOT = Path(__file__).resolve().parents[3]
+BYTES_MAX = 1 << 28
+# A worker of another process: prints the values of the words that it is given, or why it has none.
+WORKER = """
+import pickle, sys
+from trident.states.keyed import host_copy
+from tests.states.keyed.test_host_copy import values
+host_copy.WAIT_SECS = 60.0
+for line in sys.stdin:
+    sent, words = pickle.loads(bytes.fromhex(line))
+    try:
+        print(repr(values(sent, words)), flush=True)
+    except Exception as error:
+        print(f"none: {type(error).__name__} {error}".replace(chr(10), " "), flush=True)
+"""
+
+
+def bring(sent: SentCopy) -> CopyAsOf:
+    return host_copy.bring(sent, "a host", "a boot")
+
+
+def values(sent: SentCopy, words: list) -> dict:
+    """Key → values of those that the copy on this host has."""
+    found = bring(sent)
+    codec = RowCodec(found.schema, found.keys)
+    rows = look_up(found.folder, codec.encode_keys(pa.table({"word": pa.array(words, pa.string())})), found.mark)
+    read = codec.decode_values(rows).to_pylist()
+    return {(word,): tuple(one.values()) for word, row, one in zip(words, rows, read) if row is not None}
+
+
+@pytest.fixture
+def engine(spark):
+    return KernelEngine(spark)
+
+
+@pytest.fixture
+def group(spark, engine, tmp_path):
+    return Group(spark, engine, tmp_path / "w", keyed(), keyed("last", "word string, v double", merging="last"))
+
+
+@pytest.fixture(autouse=True)
+def hosts(tmp_path, monkeypatch) -> Callable[[str], None]:
+    """Moves this process to a host, which has a disk of its own."""
+    monkeypatch.setattr(host_copy, "WAIT_SECS", 60.0)
+    monkeypatch.setattr(host_copy, "_bringers", {})
+
+    def move(name: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+
+    move("one")
+    yield move
+    faults.disarm()
+
+
+class Worker:
+    """A Python worker of a host, in a process of its own."""
+
+    def __init__(self, host: Path, armed: str = "") -> None:
+        host.mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(host), "TRIDENT_FAULTS": armed}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, sent: SentCopy, words: list) -> None:
+        self._process.stdin.write(pickle.dumps((sent, words)).hex() + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict | str:
+        line = self._process.stdout.readline().strip()
+        return ast.literal_eval(line) if line.startswith("{") else line
+
+    def end(self) -> int:
+        self._process.stdin.close()
+        return self._process.wait(60)
+
+
+@pytest.fixture
+def workers(tmp_path):
+    made: list[Worker] = []
+
+    def start(host: str = "one", armed: str = "") -> Worker:
+        made.append(Worker(tmp_path / host, armed))
+        return made[-1]
+
+    yield start
+    for worker in made:
+        worker._process.kill()
+        worker._process.wait()
+
+
+def publish(group, *txids):
+    for txid in txids:
+        counts = [("the", 2), (f"w{txid}", 1), (None, txid)]
+        last = [("the", float(txid), False), (f"w{txid}", -0.0, False), (f"w{txid - 2}", None, True)]
+        group.publish(txid, {"counts": counts, "last": last})
+
+
+def words(group, name="counts"):
+    return sorted({row[0] for _, row in group.rows[name]}, key=str)
+
+
+def told(group, states=("counts", "last"), repair=""):
+    return HostCopies(group.engine, group.warehouse, BYTES_MAX, states, repair)
+
+
+def copies(tmp_path, host="one"):
+    return sorted((tmp_path / host).glob("trident-copies-*/*/executors/*/*/*.copy"))
+
+
+@pytest.mark.parametrize("name", ["counts", "last"])
+def test_each_host_has_its_own_and_brings_it_on(group, tmp_path, hosts, name):
+    leader = told(group)
+    publish(group, 1, 2)
+    for host, upto in (("one", 2), ("one", 3), ("two", 3), ("two", 5), ("one", 7)):
+        publish(group, *range(group.rows[name][-1][0] + 1, upto + 1))
+        hosts(host)
+        sent = pickle.loads(pickle.dumps(leader.as_of([name], upto)[name]))
+        assert values(sent, words(group, name)) == group.expected(name, upto), (host, upto)
+        leader.used([name], upto)
+    assert len(copies(tmp_path, "one")) == len(copies(tmp_path, "two")) == 1, "it was built again"
+    health = leader.health()
+    assert [(one.state, one.condition, one.txid, one.on_executors) for one in health if one.txid] == [
+        (name, "following", 7, True)
+    ]
+
+
+def test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole(group, tmp_path):
+    """As on a network file system: the entry of the transaction before is not there yet."""
+    leader = told(group)
+    publish(group, 1, 2)
+    assert values(leader.as_of(["counts"], 2)["counts"], words(group)) == group.expected("counts", 2)
+    log = group.warehouse / group.bindings["counts"].published_table.path / "_delta_log"
+    publish(group, 3)
+    sent = leader.as_of(["counts"], 3)["counts"]
+    (last,) = [path for path in log.glob("*.json") if int(path.stem) == 3]
+    for hide in (True, False):
+        if hide:
+            last.rename(tmp_path / "hidden")
+            with pytest.raises(StaleCopy, match="ends otherwise here"):
+                bring(sent)
+        else:
+            (tmp_path / "hidden").rename(last)
+    # Transaction 4 has committed nothing: its state is that of 3.
+    sent = leader.as_of(["counts"], 4)["counts"]
+    assert values(sent, words(group)) == group.expected("counts", 3)
+    assert len(copies(tmp_path)) == 1
+
+
+def test_a_task_of_a_deposed_leader_gets_none_and_takes_none_back(group, tmp_path):
+    leader = told(group)
+    publish(group, 1, 2)
+    old = leader.as_of(["counts"], 2)["counts"]
+    assert values(old, words(group)) == group.expected("counts", 2)
+    publish(group, 3)
+    assert leader.as_of(["counts"], 2) is None, "the log is past it"
+    assert values(leader.as_of(["counts"], 3)["counts"], words(group)) == group.expected("counts", 3)
+    (folder,) = copies(tmp_path)
+    with pytest.raises(StaleCopy, match="past transaction 2"):
+        bring(old)
+    with pytest.raises(StaleCopy):
+        bring(replace(leader.as_of(["counts"], 3)["counts"], commit="3-9-d3"))
+    assert copies(tmp_path) == [folder]
+
+
+def test_a_repair_and_another_incarnation_are_other_copies(group, tmp_path):
+    publish(group, 1)
+    sent = told(group).as_of(["counts"], 1)["counts"]
+    assert values(sent, ["the"]) == {("the",): (2,)}
+    (before,) = copies(tmp_path)
+    forget_copies(group.warehouse)
+    again = told(group, repair=last_repair(group.warehouse)).as_of(["counts"], 1)["counts"]
+    assert values(again, ["the"]) == {("the",): (2,)}
+    assert before not in copies(tmp_path)
+    with pytest.raises(StaleCopy):
+        bring(replace(sent, state=replace(sent.state, incarnation="inc2")))
+
+
+@pytest.mark.parametrize("fault", ["copy.build:do_then_die", "copy.apply:do_then_die", "copy.host:do_then_die"])
+def test_a_worker_that_is_killed_while_it_brings_a_copy_up_leaves_none_or_that_of_before(
+    group, tmp_path, workers, fault
+):
+    leader = told(group)
+    publish(group, 1)
+    asked = words(group)
+    worker = workers(armed=fault)
+    worker.ask(leader.as_of(["counts"], 1)["counts"], asked)
+    if fault.startswith("copy.apply"):
+        assert worker.answer() == group.expected("counts", 1)
+        publish(group, 2)
+        worker.ask(leader.as_of(["counts"], 2)["counts"], words(group))
+    assert worker.answer() == "" and worker.end() == -signal.SIGKILL
+    publish(group, 2 + fault.startswith("copy.apply"))
+    txid = group.rows["counts"][-1][0]
+    sent = leader.as_of(["counts"], txid)["counts"]
+    assert values(sent, words(group)) == group.expected("counts", txid)
+    assert len(copies(tmp_path)) == 1, "half a copy stays"
+
+
+def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(group, tmp_path, workers, monkeypatch):
+    leader = told(group)
+    publish(group, 1)
+    sent, asked = leader.as_of(["counts"], 1)["counts"], words(group)
+    several = [workers() for _ in range(2)]
+    for worker in several:
+        worker.ask(sent, asked)
+    assert [worker.answer() for worker in several] == [group.expected("counts", 1)] * 2
+    assert len(copies(tmp_path)) == 1
+    publish(group, 2)
+    sent, asked = leader.as_of(["counts"], 2)["counts"], words(group)
+    hangs = workers(armed="copy.apply:hang")
+    hangs.ask(sent, asked)
+    lock = copies(tmp_path)[0].parent / "host.lock"
+    while not _held(lock):
+        threading.Event().wait(0.01)
+    monkeypatch.setattr(host_copy, "WAIT_SECS", 0.2)
+    with pytest.raises(host_copy.NotReady):
+        bring(sent)
+    hangs._process.kill()
+    monkeypatch.setattr(host_copy, "WAIT_SECS", 60.0)
+    assert values(sent, asked) == group.expected("counts", 2)
+
+
+def _held(lock: Path) -> bool:
+    import fcntl
+
+    with open(lock, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_the_folder_is_deleted_in_use(group, tmp_path, workers, rng, monkeypatch):
+    monkeypatch.setattr(state_copy, "_OFF_SECS_MAX", 0.0)  # so that each transaction tries again
+    leader, worker = told(group), workers()
+    done = threading.Event()
+
+    def delete() -> None:
+        while not done.wait(rng.uniform(0, 0.02)):
+            folders = [*tmp_path.glob("one/trident-copies-*"), *copies(tmp_path)]
+            if folders:
+                shutil.rmtree(rng.choice(folders), ignore_errors=True)
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    try:
+        for txid in range(1, 16):
+            publish(group, txid)
+            sent = leader.as_of(["counts"], txid)["counts"]
+            worker.ask(sent, words(group))
+            there = worker.answer()
+            assert there == group.expected("counts", txid) or str(there).startswith("none: "), (txid, there)
+            with suppress(StaleCopy):
+                assert values(sent, words(group)) == group.expected("counts", txid)
+    finally:
+        done.set()
+        deleting.join()
+    sent = leader.as_of(["counts"], 15)["counts"]
+    assert values(sent, words(group)) == group.expected("counts", 15)
+
+
+def test_a_disk_that_has_no_room_is_no_copy_and_the_leader_lets_time_go_by(group, tmp_path, monkeypatch):
+    leader = told(group)
+    for txid in (1, 2):
+        group.publish(txid, {"last": [(f"{txid}-{number}" * 40, 0.5, False) for number in range(5_000)]})
+    sent = leader.as_of(["last"], 2)["last"]
+    with pytest.raises(StaleCopy):
+        bring(replace(sent, bytes_max=1 << 18))
+    leader.failed("last", "MDB_MAP_FULL")
+    assert leader.as_of(["last"], 2) is None
+    assert [one.condition for one in leader.health()] == ["waiting", "off"]
+    monkeypatch.setattr(leader._followed["last"], "off_until", 0.0)
+    again = leader.as_of(["last"], 2)["last"]
+    assert len(values(again, words(group, "last"))) == 10_000
+
+
+def test_a_host_whose_temporary_folder_others_can_change_or_write_has_none(group, tmp_path, hosts):
+    publish(group, 1)
+    sent = told(group).as_of(["counts"], 1)["counts"]
+    (above,) = [tmp_path / "one" / f"trident-copies-{os.getuid()}"]
+    above.mkdir(mode=0o700)
+    above.chmod(0o777)
+    with pytest.raises(StaleCopy, match="temporary folder"):
+        bring(sent)

@@ -52,7 +52,7 @@ def _measure(bench: Bench, report: Report, lines: int, count: int) -> None:
         running.check()
     rates = {name: report.figure(f"{what}: {name}", "M words/s", values) for name, values in measured.items()}
     report.figure(f"{what}: our transactions", "in a catch-up", running.transactions)
-    report.ratio(f"{what}: ours / one job into Delta", rates["ours"], rates["one job into Delta"], Goal(at_least=0.6))
+    report.ratio(f"{what}: ours / one job into Delta", rates["ours"], rates["one job into Delta"], Goal(at_least=0.8))
     report.ratio(f"{what}: ours / one job to noop", rates["ours"], rates["one job to noop"])
 
 

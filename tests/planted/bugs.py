@@ -21,6 +21,8 @@ SUITES = {
     "test_copy_rows": "local copies",
     "test_sorted_runs": "local copies",
     "test_state_copy": "local copies",
+    "test_host_copy": "local copies",
+    "test_simulator": "simulator",
     "test_own_steps": "late part in the driver",
     "test_late_forms": "late part in the driver",
     "test_window_parts": "windows",
@@ -398,6 +400,10 @@ PLANTED: dict[str, Caught] = {
     "140-host-takes-its-view-of-the-log-for-the-whole": spark(
         "assert |DID NOT RAISE|Regex",
         "host_copy.py::test_a_log_that_a_host_sees_as_it_was_is_not_taken_for_the_whole",
+    ),
+    "141-copy-of-one-transaction-before-will-do": pure(
+        "of a local copy, its state was",
+        "simulator.py::test_every_claim_holds_in_every_seed_and_the_rare_states_were_reached",
     ),
     # --- starting: trident/spark/class_archive.py
     "138-archive-of-classes-is-not-looked-at": spark(

@@ -58,6 +58,7 @@ class Checker:
         self._advanced_by: dict[int, Any] = {}
         self._tables: dict[str, list[int]] = {name: [] for name in TABLES}
         self._acknowledged: dict[int, Attempt] = {}
+        self._looked_up: dict[Attempt, list[tuple[int, list[Any]]]] = {}
         self._told: Counter[tuple[int, str]] = Counter()  # (txid, stream): how often success was told
 
     def _claim(self, holds: object, otherwise: str) -> None:
@@ -197,8 +198,23 @@ class Checker:
         last = record["last"]["attempt_id"] if record["last"] else None
         self._claim(record["parents"][str(attempt[0])] == last, f"{attempt} is decided on another parent than {last}")
         self._claim(attempt[0] not in self._decided, f"{attempt} is decided after {self._decided.get(attempt[0])}")
+        if attempt in self._looked_up:
+            read, wanted = self._looked_up[attempt], self._rows_before(attempt[0])
+            self._claim(read == wanted, f"{attempt} is decided upon {read} of a local copy, its state was {wanted}")
         self._decided[attempt[0]] = (attempt, decided["sha256"])
         self._decided_by = writer
+
+    def on_look_up(self, attempt: Any, content: Any) -> None:
+        """What an attempt has read of a state in a local copy: (txid, rows) of each transaction that the copy has."""
+        self._looked_up[tuple(attempt)] = [(txid, [tuple(row) for row in rows]) for txid, rows in content]
+
+    def _rows_before(self, txid: int) -> list[tuple[int, list[Any]]]:
+        """The rows of each transaction that was decided before one."""
+        attempts = {known: attempt for known, (attempt, _) in sorted(self._decided.items()) if known < txid}
+        return [
+            (known, [tuple(row) for found in self._emitted[attempt].values() for row in found])
+            for known, attempt in attempts.items()
+        ]
 
     def _on_advance(self, txid: int, old: Any, new: Any, decided: Any, writer: Any) -> None:
         last = new["last"]

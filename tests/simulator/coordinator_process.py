@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tests.simulator.checker import Checker
+from tests.simulator.copies import Copies, ProcessCopies
 from tests.simulator.faults import Faults
 from tests.simulator.sources import SimExecutor, SimRunner, Source
 from tests.simulator.tables import Engine, SimCommitter, Warehouse
@@ -51,6 +52,7 @@ class Shared:
         self.world, self.faults, self.sources, self.limits = world, faults, sources, limits
         self.checker, self.ensemble = checker, ensemble
         self.warehouse = Warehouse()
+        self.copies = Copies(world, faults)
         self.group = min(sources)
         self.session_timeout_secs = world.rng.choice((4.0, 10.0, 20.0))
         self.message_timeout_secs = world.rng.choice((None, 1.0, 1.0, 6.0))
@@ -97,7 +99,7 @@ class CoordinatorProcess:
         self.zk = ZooKeeper(config, self.threads, self._make_client)
         self.zk.add_listener(self._on_state)
         holder = Holder(host, "boot", process.life, f"{process}", "token")
-        site = SimSite(shared, process, self.threads)
+        site = SimSite(shared, process, self.threads, host)
         self.supervisor = Supervisor(self.zk, shared.supervised(), site, self, shared.settings(), holder, self.threads)
         self.task = process.spawn(self._main)
 
@@ -195,8 +197,8 @@ class CoordinatorProcess:
 class SimSite:
     """``trident.coordinators.ports.Site`` of one process."""
 
-    def __init__(self, shared: Shared, process: Process, threads: SimThreads) -> None:
-        self.shared, self.process, self.threads = shared, process, threads
+    def __init__(self, shared: Shared, process: Process, threads: SimThreads, host: str) -> None:
+        self.shared, self.process, self.threads, self.host = shared, process, threads, host
 
     def opening(self, group: str, term: Term, epoch: int, check_fence: Callable[[], None]) -> SimOpening:
         return SimOpening(self, group, term, epoch, check_fence)
@@ -252,7 +254,12 @@ class SimOpening:
             elif committed:
                 positions = {partition: metadata for partition, (_, metadata) in committed.items()}
                 executor.resume(max(txid for txid, _ in committed.values()), positions)
-        runner = SimRunner(process, self._threads, shared.faults, shared.sources, shared.checker)
+        copies = (
+            ProcessCopies(shared, process, self._site.host, self._names, self._threads.lock)
+            if shared.copies.are_used
+            else None
+        )
+        runner = SimRunner(process, self._threads, shared.faults, shared.sources, shared.checker, copies)
         return GroupParts(TridentSpoutHost(executors), runner, SimUpkeep(shared, process))
 
     def _executor(self, name: str) -> Any:

@@ -28,6 +28,7 @@ DRIVER = "trident.coordinators.driver:GroupDriver."
 SUPERVISOR = "trident.coordinators.supervisor:Supervisor."
 RECOVERY = "trident.coordinators.recovery:Recovery."
 ZOOKEEPER = "trident.coordinators.zookeeper:ZooKeeper."
+COPY = "trident.states.keyed.state_copy:StateCopy."
 
 PLANTED: dict[str, tuple[Edit, ...]] = {
     "no fence in multis": (Edit(STORE + "_write", "self._fence.check_op(request)", "pass"),),
@@ -219,6 +220,21 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "the lease is not given back": (Edit(SUPERVISOR + "_hold", "lease.release()", "pass"),),
     "a deposed coordinator ends instead of contending again": (
         Edit(SUPERVISOR + "_hold", "except _DEPOSING as lost", "except LeaseLost as lost"),
+    ),
+    # Local copies of states.
+    "a copy is as of whichever transaction": (
+        Edit(COPY + "_bring_to", "if held.txid == txid and commit in (None, held.commit):", "if True:"),
+    ),
+    "a copy of another history is gone on with": (
+        Edit(
+            COPY + "_is_followed",
+            "return commit_of(decode_control(path, log_entries.as_text(control))) == held.commit",
+            "return True",
+        ),
+    ),
+    "a host takes its view of the log for the whole": (
+        Edit(COPY + "_mark", "if commit not in (None, mark.commit):", "if False:"),
+        Edit(COPY + "leave", "self._copy = self._log = None", "self._copy = None"),
     ),
 }
 

@@ -69,4 +69,8 @@ RARE_STATES = (
     "read from a server that lags",
     "read repeated after a lost connection",
     "a clock jumps while its process leads",
+    # Batches look states up in local copies: of this host, and of executors' hosts.
+    "a batch looks up in a copy",
+    "an executor reads its host's copy",
+    "a copy is refused",
 )

@@ -20,6 +20,7 @@ from unittest import mock
 
 from tests.simulator.checker import ROOT, Checker, Violation
 from tests.simulator.coordinator_process import CoordinatorProcess, Shared
+from tests.simulator.copies import simulated
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.sources import KINDS, Source
 from tests.simulator.world import Process, World
@@ -387,6 +388,7 @@ def _surroundings(simulation: Simulation) -> Iterator[None]:
         mock.patch.object(leadership, "_ended_tokens", _OfProcess(world)),
         mock.patch.object(processes, "is_gone", simulation.is_gone),
         mock.patch("kazoo.retry.time", _Clock(world)),
+        simulated(world, _Clock(world)),
         mock.patch("kazoo.retry.random", random.Random(simulation.seed)),
     ):
         disabled = logging.root.manager.disable

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.simulator.checker import Checker
+from tests.simulator.copies import ProcessCopies
 from tests.simulator.faults import Faults, SimulatedFailure
 from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
@@ -174,9 +175,16 @@ class SimRunner:
     """``trident.coordinators.ports.BatchRunner``: emits what the metadata says, after some time."""
 
     def __init__(
-        self, process: Process, threads: SimThreads, faults: Faults, sources: dict[str, Source], checker: Checker
+        self,
+        process: Process,
+        threads: SimThreads,
+        faults: Faults,
+        sources: dict[str, Source],
+        checker: Checker,
+        copies: ProcessCopies | None = None,
     ) -> None:
         self._process, self._threads, self._faults, self._sources = process, threads, faults, sources
+        self._copies = copies
         self._checker, self._world = checker, process.world
         self._running: dict[TransactionAttempt, Any] = {}
         self._closed = False
@@ -252,6 +260,10 @@ class SimRunner:
     ) -> ProcessedBatch:
         if self._faults.chance(self._faults.user_failure_odds / 4):
             raise SimulatedFailure("resolving failed")
+        if self._copies is not None:
+            found = self._copies.read(attempt)
+            if found is not None:
+                self._checker.on_look_up(attempt, found)
         return processed
 
     def cancel(self, attempt: TransactionAttempt) -> None:
@@ -261,5 +273,7 @@ class SimRunner:
 
     def close(self) -> None:
         self._closed = True
+        if self._copies is not None:
+            self._copies.close()
         for running in list(self._running.values()):
             running.set()

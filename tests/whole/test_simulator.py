@@ -30,6 +30,7 @@ SEEDS = MANY or 240
 # Most defects are found by one of the first fifty; those that take some hundred are left to TRIDENT_SIM_SEEDS.
 SEARCHED = 600
 RAREST = {
+    "a copy of another history is gone on with",
     "a group is not told that the connection is back",
     "a recovery goes on although its lease was lost",
     "a lost answer is looked up at a server that lags",

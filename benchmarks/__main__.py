@@ -34,6 +34,7 @@ NAMES = (
     "local-copies",
     "merges",
     "windows",
+    "state-reads",
     "get",
     "drpc",
     "state-size",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,9 +37,14 @@ def append_sink(
 
 
 def merge_sink(
-    table: Path, query: Callable[["DataFrame"], "DataFrame"], key: str, value: str, partitions: int | None = None
+    table: Path,
+    query: Callable[["DataFrame"], "DataFrame"],
+    key: str,
+    value: str,
+    partitions: int | None = None,
+    adds: bool = True,
 ) -> Sink:
-    """Adds a batch's counts to a table with one row per key (value = value + new), exactly once."""
+    """Adds a batch's counts to a table with one row per key (value = value + new), or sets them, exactly once."""
     app = uuid.uuid4().hex
 
     def write(frame: "DataFrame", batch_id: int) -> None:
@@ -54,7 +59,7 @@ def merge_sink(
             DeltaTable.forPath(session, str(table))
             .alias("t")
             .merge(query(frame).alias("s"), f"t.{key} = s.{key}")
-            .whenMatchedUpdate(set={value: f"t.{value} + s.{value}"})
+            .whenMatchedUpdate(set={value: f"t.{value} + s.{value}" if adds else f"s.{value}"})
             .whenNotMatchedInsertAll()
             .execute()
         )
@@ -81,17 +86,23 @@ def stream_ms(
     warm_up: int,
     format: str = "text",
     schema: str = "value string",
+    query: Callable[["DataFrame"], "DataFrame"] | None = None,
+    confs: Mapping[str, str] | None = None,
 ) -> float:
     """Milliseconds a batch of Structured Streaming over a folder of files, one file a batch.
 
     Counts what Spark says that each batch took (``triggerExecution``: with its
     planning and its logs of offsets and commits, which are its exactly-once), not
     the query's start nor the waiting between batches.
+
+    Args:
+        query: of the stream, before its sink: what keeps a state; its changes go to the sink (update mode).
+        confs: of the query's session.
     """
     files = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
-    query = start_stream(spark, folder, sink, checkpoint, format, schema)
-    query.awaitTermination()
-    progress = [one for one in query.recentProgress if one["numInputRows"]]
+    started = start_stream(spark, folder, sink, checkpoint, format, schema, query, confs)
+    started.awaitTermination()
+    progress = [one for one in started.recentProgress if one["numInputRows"]]
     # The files are read by the query and by nothing else, so one count stands for the batch.
     took = [one["durationMs"]["triggerExecution"] for one in progress]
     if len(took) != len(files):
@@ -107,21 +118,18 @@ def start_stream(
     checkpoint: Path,
     format: str = "text",
     schema: str = "value string",
+    query: Callable[["DataFrame"], "DataFrame"] | None = None,
+    confs: Mapping[str, str] | None = None,
 ) -> "StreamingQuery":
     """A query over what a folder has now, one file a batch."""
     session = spark.newSession()
     session.conf.set(_CHECKPOINTS, _SAME_FILE_SYSTEM)
     session.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
-    return (
-        session.readStream.format(format)
-        .schema(schema)
-        .option("maxFilesPerTrigger", 1)
-        .load(str(folder))
-        .writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
+    for name, value in (confs or {}).items():
+        session.conf.set(name, value)
+    source = session.readStream.format(format).schema(schema).option("maxFilesPerTrigger", 1).load(str(folder))
+    writer = source.writeStream if query is None else query(source).writeStream.outputMode("update")
+    return writer.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
 
 def noop(frame: "DataFrame") -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench import Bench, Recorder, rounds, steady_ms
-from benchmarks.keys import GatedKeys
+from benchmarks.bench import Bench
+from benchmarks.beside import in_turn, running
 from benchmarks.report import Goal, Report
 
 if TYPE_CHECKING:
     from trident import Stream
 
 TITLE = "a transaction of 50 rows behind a window, one in flight"
-_APPEND = "append"
 
 
 def _append(stream: "Stream") -> None:
@@ -51,37 +51,28 @@ def _rows(stream: "Stream") -> None:
 
 
 def run(bench: Bench, report: Report) -> None:
-    """All in turn, three times over; the ratios to the append of the same run."""
+    """All topologies run at once; in each round each is measured right behind the append."""
     few, many = bench.size(1_000, 100), bench.size(1_000_000, 200)
-    contenders: dict[str, Callable[[int], float]] = {
-        _APPEND: _timed(bench, _append, few),
-        f"windows, {few:,} open parts": _timed(bench, _parts, few),
-        f"windows, {many:,} open parts": _timed(bench, _parts, many),
-        f"sessions, {few:,} open": _timed(bench, _sessions, few),
-        f"windows, {few:,} open rows kept as rows": _timed(bench, _rows, few),
+    streams = {
+        f"windows, {few:,} open parts": (_parts, few),
+        f"windows, {many:,} open parts": (_parts, many),
+        f"sessions, {few:,} open": (_sessions, few),
+        f"windows, {few:,} open rows kept as rows": (_rows, few),
     }
-    values = rounds(bench.size(3, 1), contenders, bench.said)
-    ms = {name: report.figure(name, "ms", found) for name, found in values.items()}
-    base, _, large, *_ = names = list(ms)
-    for name in names[1:]:
+    with contextlib.ExitStack() as stack:
+        rows = bench.size(50, 10)
+        base = stack.enter_context(running(bench, "append", _append, rows, few, has_copies=False))
+        contenders = {
+            name: stack.enter_context(running(bench, f"windows-{number}", stream, rows, keys, stream is not _rows))
+            for number, (name, (stream, keys)) in enumerate(streams.items())
+        }
+        found = in_turn(bench, base, contenders, bench.size(5, 1))
+        for name, contender in {"append": base, **contenders}.items():
+            report.note(f"{name}: ms of its last transaction: {contender.spent}")
+    report.figure("append", "ms", [pair[0] for pairs in found.values() for pair in pairs])
+    ms = {name: report.figure(name, "ms", [pair[1] for pair in pairs]) for name, pairs in found.items()}
+    for name, pairs in found.items():
         goal = Goal(at_most=1.5) if "parts" in name or "sessions" in name else None
-        report.ratio(f"{name} / append", ms[name], ms[base], goal)
-    report.ratio("windows: many / few open parts", ms[large], ms[names[1]], Goal(at_most=1.2))
-
-
-def _timed(bench: Bench, stream: Callable[["Stream"], None], keys: int) -> Callable[[int], float]:
-    def once(number: int) -> float:
-        from trident import TridentTopology
-
-        warm, count = bench.size(30, 2), bench.size(20, 3)
-        spout = GatedKeys(bench.size(50, 10), keys, load=True)
-        topology: TridentTopology = TridentTopology("windows")
-        stream(topology.new_stream("keys", spout))
-        with bench.running(topology, bench.fresh("windows"), 1, message_timeout_secs=None) as query:
-            with Recorder(query) as recorder:
-                for batches in (1, warm, count):  # the copy of a large state is made beside the second ones
-                    spout.allow(batches)
-                    query.process_all_available()
-        return steady_ms(recorder.records, warm + 1)
-
-    return once
+        report.ratio(f"{name} / append", statistics.median(pair[1] / pair[0] for pair in pairs), 1.0, goal)
+    least, large, *_ = ms
+    report.ratio("windows: many / few open parts", ms[large], ms[least], Goal(at_most=1.2))

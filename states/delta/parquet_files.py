@@ -88,9 +88,10 @@ def writer_of(
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports = list(write_partition(of_attempt(target, txid_column, _attempt_of_job()), batches))
+        made = pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)  # imports pandas, the first time
         spare_collections()
         if reports:
-            yield pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)
+            yield made
 
     return write
 

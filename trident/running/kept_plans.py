@@ -151,4 +151,4 @@ def _run(plan: Any, fields: Sequence[str], properties: Mapping[str, str], attemp
     reports = plan.run(json.dumps({**properties, ATTEMPT: attempt}))
     if reports is None:
         raise _Outdated
-    return [dict(zip(fields, report)) for report in json.loads(reports)]
+    return [dict(zip(fields, report)) for partition in json.loads(reports) for report in partition]

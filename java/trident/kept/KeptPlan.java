@@ -3,11 +3,14 @@ package trident.kept;
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.core.type.TypeReference;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.SparkContext;
+import org.apache.spark.TaskContext;
+import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.analysis.SimpleFunctionRegistryBase;
@@ -36,9 +39,13 @@ import org.apache.spark.sql.types.LongType$;
 import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
+import org.apache.spark.util.CallSite;
 import scala.Option;
 import scala.collection.Iterator;
+import scala.collection.immutable.Range$;
 import scala.collection.immutable.Seq$;
+import scala.runtime.AbstractFunction2;
+import scala.runtime.BoxedUnit;
 
 /**
  * A physical plan that runs again for each batch: analysed, optimised, planned and compiled once.
@@ -49,6 +56,7 @@ import scala.collection.immutable.Seq$;
  */
 public final class KeptPlan {
   private static final ObjectMapper JSON = new ObjectMapper();
+  private static final CallSite SITE = new CallSite("kept plan", "trident.kept.KeptPlan");
 
   /** Operators that compute each of their partitions from those of their children, and keep nothing between runs. */
   private static final Set<String> OPERATORS =
@@ -168,7 +176,7 @@ public final class KeptPlan {
    * Runs it once, as one job in the calling thread's job group. May be called from several threads at once.
    *
    * @param json the local properties that name the rows of this run, for its job alone
-   * @return the rows as JSON; null where the session's state is another one than when it was planned
+   * @return for each Spark partition the list of its rows, as JSON; null where the session's state is another one than when it was planned
    */
   public String run(String json) throws JsonProcessingException {
     Map<String, String> properties = JSON.readValue(json, new TypeReference<Map<String, String>>() {});
@@ -176,37 +184,89 @@ public final class KeptPlan {
       return null;
     }
     SparkContext context = session.sparkContext();
-    InternalRow[] rows;
+    context.assertNotStopped();
     try {
       properties.forEach(context::setLocalProperty);
-      rows =
-          session.withActive(() -> SQLExecution$.MODULE$.withSQLConfPropagated(session, () -> plan.executeCollect()));
+      return session.withActive(() -> SQLExecution$.MODULE$.withSQLConfPropagated(session, () -> reports(context)));
     } finally {
       properties.keySet().forEach(name -> context.setLocalProperty(name, null));
     }
-    List<List<Object>> values = new ArrayList<>();
-    for (InternalRow row : rows) {
-      values.add(valuesOf(row));
-    }
-    return JSON.writeValueAsString(values);
   }
 
-  private List<Object> valuesOf(InternalRow row) {
-    List<Object> values = new ArrayList<>();
-    StructField[] fields = schema.fields();
-    for (int i = 0; i < fields.length; i++) {
-      DataType type = fields[i].dataType();
-      if (row.isNullAt(i)) {
-        values.add(null);
-      } else if (type instanceof StringType) {
-        values.add(row.getUTF8String(i).toString());
-      } else if (type == LongType$.MODULE$) {
-        values.add(row.getLong(i));
-      } else {
-        throw new IllegalStateException("a column of type " + type.simpleString() + " in a report");
+  /**
+   * Not {@code RDD.collect}: it looks for what its closures hold in their byte code, each time anew, which takes longer
+   * than all else that Spark does for a small job. The function here is no closure and holds three values.
+   */
+  private String reports(SparkContext context) {
+    RDD<InternalRow> rows = plan.execute(); // the same one each time
+    int partitions = rows.getNumPartitions();
+    String[] reports = new String[partitions];
+    context
+        .dagScheduler()
+        .runJob(
+            rows,
+            new Reporter(schema),
+            Range$.MODULE$.apply(0, partitions).toSeq(),
+            SITE,
+            new Results(reports),
+            context.getLocalProperties());
+    if (context.progressBar().isDefined()) {
+      context.progressBar().get().finishAll();
+    }
+    return "[" + String.join(",", reports) + "]";
+  }
+
+  /** Runs in a task: the rows of one Spark partition as JSON. */
+  private static final class Reporter extends AbstractFunction2<TaskContext, Iterator<InternalRow>, String>
+      implements Serializable {
+    private final boolean[] texts;
+
+    Reporter(StructType schema) {
+      StructField[] fields = schema.fields();
+      texts = new boolean[fields.length];
+      for (int i = 0; i < fields.length; i++) {
+        DataType type = fields[i].dataType();
+        texts[i] = type instanceof StringType;
+        if (!texts[i] && type != LongType$.MODULE$) {
+          throw new IllegalStateException("a column of type " + type.simpleString() + " in a report");
+        }
       }
     }
-    return values;
+
+    @Override
+    public String apply(TaskContext task, Iterator<InternalRow> rows) {
+      List<Object[]> found = new ArrayList<>();
+      while (rows.hasNext()) {
+        InternalRow row = rows.next();
+        Object[] values = new Object[texts.length];
+        for (int i = 0; i < values.length; i++) {
+          if (!row.isNullAt(i)) {
+            values[i] = texts[i] ? row.getUTF8String(i).toString() : (Object) row.getLong(i);
+          }
+        }
+        found.add(values);
+      }
+      try {
+        return JSON.writeValueAsString(found);
+      } catch (JsonProcessingException error) {
+        throw new IllegalStateException(error);
+      }
+    }
+  }
+
+  /** Takes what each task has reported. */
+  private static final class Results extends AbstractFunction2<Object, String, BoxedUnit> {
+    private final String[] reports;
+
+    Results(String[] reports) {
+      this.reports = reports;
+    }
+
+    @Override
+    public BoxedUnit apply(Object partition, String report) {
+      reports[(Integer) partition] = report;
+      return BoxedUnit.UNIT;
+    }
   }
 
   // --- what cannot be kept ---------------------------------------------------------------

@@ -6,6 +6,8 @@ import datetime
 import decimal
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,6 +57,24 @@ def test_no_rows_no_file(tmp_path: Path) -> None:
     empty = pa.table({"n": pa.array([], pa.int64())})
     assert written(tmp_path, empty) == []
     assert not list(tmp_path.iterdir())
+
+
+_WORKER = """
+import gc, sys
+import pyarrow as pa
+from trident.states.delta import parquet_files
+parquet_files._attempt_of_job = lambda: '{"folder": "data/i/1-0-aa", "txid": 1}'
+write = parquet_files.writer_of(parquet_files.FileTarget("t", sys.argv[1]))
+list(write([pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], ["n"])]))
+print(len(gc.get_objects()))
+"""
+
+
+def test_a_worker_collects_no_garbage_of_modules_behind_its_first_task(tmp_path: Path) -> None:
+    """Spark's daemon looks for garbage behind each task: over pandas, which the first report imports, for 10 ms."""
+    command = [sys.executable, "-c", _WORKER, str(tmp_path)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert int(found) < 5_000
 
 
 def test_partition_columns_leave_the_rows_and_become_values(tmp_path: Path) -> None:

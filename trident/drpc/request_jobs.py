@@ -115,9 +115,9 @@ class RequestJobs:
         while (kept := self._plan(slot)) is not None:
             found = kept.run(json.dumps({_PROPERTY: slot.rows}))
             if found is not None:
-                ((outcomes, rows),) = json.loads(found)
+                (((outcomes, rows),),) = json.loads(found)  # of its only Spark partition the only row
                 return read_told(outcomes, rows)
-            with self._lock:  # the session's settings are others than when it was planned
+            with self._lock:  # the session is in another state than when it was planned
                 if self._kept is kept:
                     self._kept = None
         ((outcomes, rows),) = self._frame(slot.frame().coalesce(1)).collect()
@@ -127,8 +127,10 @@ class RequestJobs:
         """The kept plan; None where this session keeps none."""
         with self._lock:
             if self._kept is None and self._class is not None:
+                spark: Any = self._spark
+                state = self._class.stateOf(spark._jsparkSession)  # before anything is planned
                 frame: Any = self._frame(slot.over(self._class, _PROPERTY).coalesce(1))
-                kept = self._class.of(frame._jdf)
+                kept = self._class.of(frame._jdf, state)
                 if kept.refusal() is None:
                     self._kept = kept
                 else:

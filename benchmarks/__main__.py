@@ -33,6 +33,7 @@ NAMES = (
     "tracking",
     "local-copies",
     "merges",
+    "sustained",
     "windows",
     "state-reads",
     "get",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from benchmarks import words
 from benchmarks.bench import Bench, rounds
 from benchmarks.report import Goal, Report
+from benchmarks.sustained import environment_of_a_user
 
 TITLE = "after SIGKILL, from the new process's start to its first newly committed transaction"
 
@@ -33,7 +33,7 @@ def run(bench: Bench, report: Report) -> None:
     steps: list[dict[str, float]] = []
 
     def restarted(mode: str, folder: Path, kept: list[dict[str, float]], archive: str = "use") -> float:
-        found = _life(mode, files, folder, lines, archive)
+        found = _life(bench, mode, files, folder, lines, archive)
         kept.append(found)
         return found["committed"]
 
@@ -90,9 +90,9 @@ _WHAT = {
 }
 
 
-def _life(mode: str, files: Path, folder: Path, lines: int, archive: str) -> dict[str, float]:
+def _life(bench: Bench, mode: str, files: Path, folder: Path, lines: int, archive: str) -> dict[str, float]:
     """Starts a process, hears its steps, kills it; seconds of each step since the process's start."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = environment_of_a_user(bench)
     command = [sys.executable, "-m", "benchmarks.restart_child", mode, str(files), str(folder), str(lines), archive]
     began = time.time()
     # The JVM of a killed process complains at length before it ends: only of interest when something failed.

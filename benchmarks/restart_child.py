@@ -14,6 +14,7 @@ _PYTHON_AT = time.time()
 import json  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 _COMMITS_BEFORE_KILL = 8
 
@@ -40,14 +41,15 @@ def main(mode: str, files: Path, folder: Path, lines: int, archive: str) -> None
     elif mode == "stream":
         _stream(spark, files, folder)
     else:
-        _trident(spark, words.topology("words", files, DeltaMapState("counts"), lines), folder)
-    if archive == "make":
-        make_now(spark, 600)
+        query = _trident(spark, words.topology("words", files, DeltaMapState("counts"), lines), folder)
+        if archive == "make":
+            query.pause()  # the files are for the lives that follow
+            make_now(spark, 600)
     _tell("kill")
     time.sleep(60)  # for the parent to kill it
 
 
-def _trident(spark: object, topology: object, folder: Path) -> None:
+def _trident(spark: object, topology: object, folder: Path) -> Any:
     from benchmarks.bench import advanced_at
 
     query = topology.start(spark, warehouse=str(folder), max_spout_pending=4, progress="none")  # type: ignore[attr-defined]
@@ -65,6 +67,7 @@ def _trident(spark: object, topology: object, folder: Path) -> None:
     _tell("committed", advanced_at(fresh[0]))
     while len(query.recent_progress) < _COMMITS_BEFORE_KILL:
         _alive(query)
+    return query
 
 
 def _alive(query: object) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TITLE = "local copies of a state of 1 M and of 8 M keys: a build, 1,000 keys looked up, 1,000 keys changed"
 _ROWS = 1000
+_HASH = 0x9E3779B97F4A7C15
 
 
 def run(bench: Bench, report: Report) -> None:
@@ -52,9 +53,15 @@ class _Sized:
         names = pa.array([f"k{n:08d}" for n in rng.permutation(self._keys).tolist()])
         pq.write_table(pa.table([names, pa.array(rng.integers(0, 1 << 40, self._keys))], schema=self._schema), path)
 
-        def rows() -> Any:
+        def rows(shards: int = 1) -> Any:
             for batch in pq.ParquetFile(path).iter_batches(100_000):
-                yield CopiedRows(codec.key_array(batch), codec.value_array(batch))
+                keys, values = codec.key_array(batch), codec.value_array(batch)
+                if shards > 1:
+                    text = np.frombuffer(keys.buffers()[2], np.uint8).reshape(len(keys), -1).astype(np.uint64)
+                    hashes = (text * np.arange(1, 2 * text.shape[1], 2, dtype=np.uint64) * _HASH).sum(axis=1) >> 40
+                    mine = pa.array(hashes % shards == 0)
+                    keys, values = keys.filter(mine), values.filter(mine)
+                yield CopiedRows(keys, values)
 
         def table(number: int) -> pa.Table:
             asked = [f"k{n:08d}" for n in rng.integers(0, self._keys, _ROWS).tolist()]
@@ -64,16 +71,18 @@ class _Sized:
         read = [_cpu_ms(lambda: [None for _ in pq.ParquetFile(path).iter_batches(100_000)]) for _ in range(3)]
         copies = []
 
-        def build() -> None:
+        def build(shards: int = 1) -> None:
             copies.append(LocalCopy(Path(self._folder / f"{len(copies)}.copy"), 8 << 30))
-            copies[-1].fill(rows(), held)
+            copies[-1].fill(rows(shards), held)
 
+        shard = _cpu_ms(partial(build, 2))
         built = [_cpu_ms(build) for _ in range(self._bench.size(3, 1))]
         millions = self._keys / 1e6
         report.figure(f"{self.what}: the table is read by Arrow", "ms a million", [ms / millions for ms in read])
         goal = None if self._bench.quick else Goal(at_most=1000)
         report.figure(f"{self.what}: a build", "ms a million", [ms / millions for ms in built], goal)
         report.ratio(f"{self.what}: a build / reading its table", min(built), min(read))
+        report.ratio(f"{self.what}: a build of one of two shards by key hash / a build", shard, min(built))
         for one in copies[:-1]:
             one.delete()
         copy = copies[-1]

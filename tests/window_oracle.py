@@ -102,17 +102,17 @@ def sessions(
     Returns:
         fired ones as (start, end, (key, rows in the order of their times)).
     """
-    waiting: list[tuple[int, Any, Any]] = []
-    given, before = [], None
+    waiting: list[tuple[int, Any, Any, int]] = []  # with a number: rows may be equal
+    given, before, count = [], None, 0
     for batch, mark in zip(batches, marks):
-        late = [row for at, _, row in batch if at is None or (before is not None and at + gap <= before)]
-        waiting += [
-            (at, key, row)
-            for at, key, row in batch
-            if at is not None and not (before is not None and at + gap <= before)
-        ]
+        late = []
+        for at, key, row in batch:
+            if at is None or (before is not None and at + gap <= before):
+                late.append(row)
+            else:
+                waiting.append((at, key, row, count := count + 1))
         fired = []
-        for key in {key for _, key, _ in waiting}:
+        for key in {one[1] for one in waiting}:
             ours = [one for one in waiting if one[1] == key]
             while ours:
                 near = [ours[0]]
@@ -120,10 +120,10 @@ def sessions(
                 while more := [one for one in ours if one not in near and any(abs(one[0] - n[0]) <= gap for n in near)]:
                     near += more
                 ours = [one for one in ours if one not in near]
-                end = max(at for at, _, _ in near) + gap
+                end = max(one[0] for one in near) + gap
                 if mark is not None and end <= mark:
-                    rows = [row for *_, row in sorted(near, key=lambda one: one[0])]
-                    fired.append((min(at for at, _, _ in near), end, (key, rows)))
+                    rows = [one[2] for one in sorted(near, key=lambda one: one[0])]
+                    fired.append((min(one[0] for one in near), end, (key, rows)))
                     waiting = [one for one in waiting if one not in near]
         given.append(Given(fired, late))
         before = mark

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
@@ -65,7 +65,8 @@ def name_of(pane: int, key: str) -> bytes:
     return b"\x00" + (pane + (1 << 63)).to_bytes(8, "big") + key.encode()
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@example((20, 10), [([(5, "a")], 10), ([], 10)])
 @given(SIZES, TURNS)
 def test_parts_of_panes_give_what_all_rows_ever_give(size: tuple[int, int], turns: list) -> None:
     rules = PaneRules(WindowSpec(*size, Unit.EVENT_TIME, "at"), ("_part0",))
@@ -86,7 +87,8 @@ def test_parts_of_panes_give_what_all_rows_ever_give(size: tuple[int, int], turn
         assert all(not rules.is_closed(held.position(key, row), now) for key, row in held.rows.items())
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@example(5, [([(0, "a"), (3, "a")], 1), ([], 20), ([], 20)])
 @given(st.integers(1, 30), TURNS)
 def test_sessions_give_what_all_rows_ever_give(gap: int, turns: list) -> None:
     rules = SessionRules(SessionSpec(gap, "at", 0, ("key",)), ("_part0",))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import timed_oracle as oracle
@@ -50,7 +50,9 @@ def copies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tmp_path_factory.mktemp("copies") if request.param == "copy" else None
 
 
+# The examples are those that the planted bugs need.
 @settings(deadline=None, max_examples=EXAMPLES)
+@example(batches=[([("a", at)], False) for at in (0, 9, 9)], delay=0, within=10)
 @given(batches=BATCHES, delay=st.integers(0, 20), within=st.integers(1, 40))
 def test_dedup_gives_what_the_oracle_gives(copies: Path | None, batches: list, delay: int, within: int) -> None:
     """Over any cut into batches, with attempts that fail behind it."""
@@ -76,6 +78,19 @@ def two(delays: tuple[int, int]) -> tuple[Stream, Stream]:
 
 
 @settings(deadline=None, max_examples=EXAMPLES)
+@example(batches=[([("a", 0)], [("a", 0)], False)], delays=(0, 0), bounds=(0, 0), how="inner")
+@example(
+    batches=[([("a", 60)], [("a", 0)], False), ([("b", 1)], [("b", 1)], False)],
+    delays=(0, 0),
+    bounds=(0, 5),
+    how="inner",
+)
+@example(
+    batches=[([("a", 0)], [("a", 0)], False), ([("b", 60)], [("b", 60)], False)],
+    delays=(0, 0),
+    bounds=(0, 5),
+    how="full",
+)
 @given(
     batches=st.lists(st.tuples(ROWS, ROWS, st.booleans()), max_size=7),
     delays=st.tuples(st.integers(0, 20), st.integers(0, 20)),

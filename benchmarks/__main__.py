@@ -86,6 +86,8 @@ def _run(names: list[str], given: argparse.Namespace, folder: Path) -> int:
             "spark.driver.memory": given.driver_memory,
             "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
             "spark.local.dir": str(folder / "spark-local"),
+            # No archive of classes is made beside what is measured.
+            "spark.trident.classArchive": "false",
         },
     )
     failed = []

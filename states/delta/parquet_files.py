@@ -98,7 +98,10 @@ def writer_of(
 
 def _attempt_of_job() -> str:
     task: Any = TaskContext.get()
-    return str(task.getLocalProperty(ATTEMPT))
+    found = task.getLocalProperty(ATTEMPT)
+    if found is None:
+        raise AssertionError(f"the job that writes files has no local property {ATTEMPT}")
+    return str(found)
 
 
 def of_attempt(target: FileTarget, txid_column: str | None, attempt_property: str) -> FileTarget:

@@ -19,7 +19,7 @@ from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
 from trident.streams.stream import Stream
 from trident.workers.open_windows import AT, LATE_ROWS, NEWEST, NEXT, PANE, POSITION, ROWS
-from trident.workers.own_steps import LeftToSpark
+from trident.workers.reports import LeftToSpark
 from trident.workers.timed import DUE, PART
 from trident.workers.timers import TimerContext
 

@@ -45,8 +45,7 @@ from trident.planning.groups import GroupPlan, plan
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy, new_folder
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.own_steps import LeftToSpark
-from trident.workers.reports import SPARKS, find_report
+from trident.workers.reports import SPARKS, LeftToSpark, find_report
 
 EXAMPLES = int(os.environ.get("TRIDENT_RANDOM") or 3)  # make random: 200
 NAN, UTC = float("nan"), dt.timezone.utc

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
 import pyarrow as pa
 import pytest
 
 import trident.workers
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, OwnPlan
-from trident.workers.chain import Chain, Keep, Step
+from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.failures import Label
-from trident.workers.own_steps import Columns
+from trident.workers.own_steps import Columns, SplitText
+from trident.workers.reports import LeftToSpark
 
 # Read each line of a step before you add it: it calls no function, state or map of the user's.
 OWN = {
@@ -53,6 +56,16 @@ NEED_ALL = {
     "WithMarker",
 }
 
+# The types of fields that are data, or name an object of the framework's in their own module.
+DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
+    "Condition",
+    "CopyAsOf",
+    "Label",
+    "Part",
+}
+# Other fields of own steps. See that the planner puts a value or an object of the framework's there.
+OBJECTS = {"NewRows.clock", "OpenWindows.rules", "TimedStep.rule", "WithConstant.value"}
+
 
 def steps() -> Iterator[type[Step]]:
     for module in pkgutil.iter_modules(trident.workers.__path__, "trident.workers."):
@@ -71,10 +84,13 @@ def test_these_steps_need_all_rows_of_a_batch() -> None:
 
 
 def test_no_own_step_has_an_object_of_the_user_s() -> None:
-    for step in steps():
-        if step.own:
-            assert not hasattr(step, "user")
-            assert not {"function", "call"} & set(getattr(step, "__dataclass_fields__", ()))
+    found = set()
+    for step in (step for step in steps() if step.own):
+        assert not hasattr(step, "user")
+        for one in fields(step) if is_dataclass(step) else ():
+            if set(re.findall(r"[A-Za-z_][\w.]*", str(one.type))) - DATA:
+                found.add(f"{step.__name__}.{one.name}")
+    assert found == OBJECTS
 
 
 def test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver() -> None:
@@ -90,3 +106,24 @@ def test_a_plan_with_a_step_of_the_user_s_is_none_for_the_driver() -> None:
     plan = ArrowPlan(segments(own), {"rows": "out"}).in_driver
     assert plan is not None
     assert plan.run({"in": pa.table({"n": [1], "m": [2]})}, None, None)["rows"].to_pylist() == [{"n": 1}]
+
+
+def test_a_text_of_very_many_words_is_left_to_spark() -> None:
+    step = SplitText("text", "word", "ab", ())
+
+    def words(*texts: str | None) -> int:
+        frame = Frame({"text": pa.array(texts, pa.string())}, len(texts), Meter())
+        return sum(one.length for one in step.run(iter([frame])))
+
+    assert words("1ab2", None, "3" + 100_000 * "ab3") == 100_003 and words() == words(None) == 0
+    with pytest.raises(LeftToSpark, match="200002 parts"):
+        words("1ab2", "3" + 200_000 * "ab3")
+
+
+def test_a_value_that_arrow_cannot_read_is_left_to_spark_where_it_can_compute_the_same() -> None:
+    text = pa.array([b"tw\xffo"], pa.binary()).cast(pa.string(), safe=False)
+    rows = pa.RecordBatch.from_arrays([text], names=["text"])
+    for spark_too, error in ((True, LeftToSpark), (False, UnicodeDecodeError)):
+        chain = Chain((Keep(Label("filter", "here:1"), bool, ("text",), ("text",)),), rows.schema, "", spark_too)
+        with pytest.raises(error):
+            list(chain(iter([rows])))

@@ -20,8 +20,7 @@ from trident.states.core.local_copy import CopyAsOf, StaleCopy
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.state_copy import LogIsPast
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.own_steps import LeftToSpark
-from trident.workers.reports import STALE, find_report
+from trident.workers.reports import STALE, LeftToSpark, find_report
 
 # Longer arguments may become more rows than this process should work on beside its threads.
 _ARGUMENT_CHARS_MAX = 64 << 10
@@ -144,7 +143,7 @@ class AnswersHere:
                 return self.rows(plan.in_driver.run(inputs, info, copies)[RESULT], plan.result), as_of
             except StaleCopy as error:
                 self._states.could_not_use(plan, copies, error)
-            except (LeftToSpark, PySparkException, OverflowError, ValueError):
+            except (LeftToSpark, PySparkException, pa.ArrowException, ArithmeticError, TypeError, ValueError):
                 return None  # Spark says what becomes of it
         return None
 

@@ -44,4 +44,4 @@ def arrow_plan(segments: Iterable[Segment], named: Mapping[Node, str]) -> ArrowP
 
 def _segment(begins: tuple[str, ...], ends: str, steps: tuple[Step, ...], fields: Fields, number: int) -> ArrowSegment:
     schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
-    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}"))
+    return ArrowSegment(begins, ends, Chain(steps, schema, f"arrow{number}", spark_too=True))

@@ -78,7 +78,7 @@ class CompiledGroup:
         self._late = self._compile(lowered.late_segments, False)
         self._late_on_copies = self._late
         if lowered.copied_states:  # rows that a local copy is asked for are few, and in one Spark partition
-            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries)
+            self._late_on_copies = self._compile(lowered.late_on_copies, True, lowered.boundaries, spark_too=True)
 
     def build(self, inputs: Mapping[str, "DataFrame"], info: BatchInfo) -> BuiltBatch:
         """The rows of early states and of boundaries.
@@ -140,7 +140,9 @@ class CompiledGroup:
 
     # --- once per session ----------------------------------------------------------------
 
-    def _compile(self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = ()) -> list[_Compiled]:
+    def _compile(
+        self, segments: Sequence[Segment], single: bool, alone_too: Iterable[Node] = (), spark_too: bool = False
+    ) -> list[_Compiled]:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
         alone = dict.fromkeys(alone_too, True)
@@ -151,7 +153,7 @@ class CompiledGroup:
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
             kept, together = laid_out(ops, together)
             alone[segment.target] = together
-            compiled.append(_Compiled(segment, join, list(self._transforms(kept))))
+            compiled.append(_Compiled(segment, join, list(self._transforms(kept, spark_too))))
         return compiled
 
     def _stays_single(self, anchor: Node, alone: Mapping[Node, bool]) -> bool:
@@ -159,18 +161,18 @@ class CompiledGroup:
             return self._lowered.source_partitions.get(anchor, 1) == 1
         return alone.get(anchor, False)
 
-    def _transforms(self, ops: Sequence[Operation]) -> Iterator[Transform]:
+    def _transforms(self, ops: Sequence[Operation], spark_too: bool) -> Iterator[Transform]:
         for run in passes(ops):
             if run[0].in_python:
-                yield self._python_pass(run)
+                yield self._python_pass(run, spark_too)
             else:
                 yield run[0].transform(self._frames)
 
-    def _python_pass(self, ops: Sequence[Any]) -> Transform:
+    def _python_pass(self, ops: Sequence[Any], spark_too: bool) -> Transform:
         fields = ops[-1].fields
         self._passes += 1
         schema = pa.schema(list(zip(names_of(fields), arrow_types(fields))))
-        chain = Chain(tuple(op.step for op in ops), schema, f"pass{self._passes}")
+        chain = Chain(tuple(op.step for op in ops), schema, f"pass{self._passes}", spark_too)
         per_batch = any(op.per_batch for op in ops)
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 

@@ -12,11 +12,12 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError, TridentError
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.batches import TrackedBatches
@@ -44,7 +45,7 @@ from trident.udf.expression_failures import expression_failure
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
 from trident.workers.look_up import CopyOfState
-from trident.workers.reports import SPARKS, STALE, find_report
+from trident.workers.reports import SPARKS, STALE, find_report, left_to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +97,7 @@ class SparkBatchRunner:
         keep_plans: bool = True,
         host_copies: HostCopies | None = None,
     ) -> None:
-        self._copies, self._host_copies = copies, host_copies
+        self._copies, self._host_copies, self._has_told = copies, host_copies, False
         self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
@@ -360,11 +361,19 @@ class SparkBatchRunner:
         fields: Mapping[str, Any],
         copies: Mapping[str, Any],
     ) -> dict[str, list[Any]]:
-        if form == "driver":
-            assert self._in_driver is not None
+        if form != "driver":
+            return self._late_by_spark(attempt, staged, fields, copies)
+        assert self._in_driver is not None
+        try:
             with faults.fault_point(RESOLVE):
                 return self._in_driver.stage(attempt, staged, self._info(attempt), copies)
-        return self._late_by_spark(attempt, staged, fields, copies)
+        except TridentError:
+            raise
+        except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
+            if not self._has_told:  # no code of the user's has run: Spark, on the tables, has the last word
+                log.warning("batches of group %s for which Spark reads the tables: %s", self._plan.name, error)
+                self._has_told = True
+            raise left_to_spark(error) from error
 
     def _late_by_spark(
         self,

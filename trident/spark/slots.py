@@ -95,7 +95,7 @@ class FilesSlot:
 
     @property
     def rows(self) -> str:
-        # In Spark's own order, so that the rows are in the same order as without a kept plan.
+        # In Spark's own order, so that the rows are as without a kept plan; Spark itself cuts files above some 4 MB.
         return json.dumps(sorted(self.files, key=lambda file: -file[1]))
 
     def over(self, kept: Any, property: str) -> "DataFrame":

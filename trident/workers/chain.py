@@ -22,6 +22,7 @@ from trident.workers.calls import Results, call_rows, output_arrays
 from trident.workers.failures import Label, fail
 from trident.workers.ledger import Ledger, ledger_place
 from trident.workers.lifecycle import prepared
+from trident.workers.reports import left_to_spark
 from trident.workers.values import Values, python_values
 
 # A batch is worked on in pieces that are expected to give about this many rows,
@@ -281,11 +282,13 @@ class Chain:
     Attributes:
         schema: of the batches that come out.
         name: distinct among the passes of a batch.
+        spark_too: Spark can compute the same from the tables, and does where Arrow cannot read a value.
     """
 
     steps: tuple[Any, ...]
     schema: pa.Schema
     name: str = ""
+    spark_too: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if any(hasattr(step, "for_task") for step in self.steps):
@@ -307,10 +310,15 @@ class Chain:
         frames: Iterator[Frame] = _pieces(batches)
         for step in steps:
             frames = step.run(frames)
-        for frame in frames:
-            if frame.length:
-                arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
-                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        try:
+            for frame in frames:
+                if frame.length:
+                    arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:  # to Spark a text is bytes, UTF-8 or not
+            if self.spark_too:
+                raise left_to_spark(error) from error
+            raise
 
     def pass_over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One pass with objects of the user's that the caller has prepared."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.look_up import check_bytes, check_due, copy_here, due_entries, told
-from trident.workers.own_steps import left_to_spark
+from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
     from trident.states.core.copy_rows import RowCodec

@@ -1,7 +1,7 @@
 """Steps of the framework's own over Arrow: what Spark does to many rows, done to few of them without Spark.
 
 Each gives what the operation of Spark in whose place it stands would give. Where only Spark knows that, such as for a
-sum that does not fit its type, it raises :class:`LeftToSpark`. Imported by workers: keep its imports light.
+sum that does not fit its type, it raises ``LeftToSpark``. Imported by workers: keep its imports light.
 """
 
 from __future__ import annotations
@@ -14,22 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trident.coordinators.errors import TridentError
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.reports import SPARKS, marked
+from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
     from trident.states.keyed.copy_combine import Combine
-
-
-class LeftToSpark(TridentError):
-    """Only Spark knows what becomes of a value: the rows are to be computed by it."""
-
-
-def left_to_spark(reason: object) -> LeftToSpark:
-    """The error that says so, on a worker too."""
-    report = {"kind": SPARKS, "error": str(reason)}
-    return LeftToSpark(f"Spark is to compute this: {reason} {marked(report)}")
 
 
 # --- columns and rows --------------------------------------------------------------------
@@ -211,6 +200,10 @@ def _filtered(frame: Frame, holds: pa.BooleanArray, step: KeepWhere | KeepTrue) 
     return Frame(columns, holds.true_count, frame.meter)
 
 
+# Texts with more parts than this are not split here: 20 times the rows that the coordinator's process takes.
+_PARTS_MAX = 200_000
+
+
 @dataclass(frozen=True)
 class SplitText(Step):
     """Split: a row for each part of a text; empty parts are left out, and a null text has none."""
@@ -228,6 +221,9 @@ class SplitText(Step):
 
     def run(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         for frame in frames:
+            found = pc.sum(pc.count_substring(frame.array(self.input), self.separator)).as_py() or 0
+            if found > _PARTS_MAX:
+                raise left_to_spark(f"{found + 1} parts")
             lists = pc.split_pattern(frame.array(self.input), self.separator)
             parts, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
             full = pc.not_equal(parts, "")

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trident.coordinators.causes import causes, text_of
+from trident.coordinators.errors import TridentError
 
 MARK = "trident-failure"
 _REPORT = re.compile(rf"<<{MARK}:([A-Za-z0-9+/=\s]+)>>")
@@ -46,3 +47,13 @@ def find_report(error: BaseException, *kinds: str) -> dict[str, Any] | None:
             if isinstance(report, dict) and report.get("kind") in (kinds or (FAILED, ERROR)):
                 return report
     return None
+
+
+class LeftToSpark(TridentError):
+    """Only Spark knows what becomes of a value: the rows are to be computed by it, from the tables."""
+
+
+def left_to_spark(reason: object) -> LeftToSpark:
+    """The error that says so, on a worker too."""
+    report = {"kind": SPARKS, "error": str(reason)}
+    return LeftToSpark(f"Spark is to compute this: {reason} {marked(report)}")

@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trident.states.delta import parquet_files
 from trident.states.delta.parquet_files import FileTarget, write_partition
 
 UTC = datetime.timezone.utc
@@ -139,3 +141,10 @@ def test_decimals_and_dates_have_bounds_and_nested_columns_none(tmp_path: Path) 
     assert stats["minValues"] == {"amount": -2.25, "day": "2025-01-02"}
     assert stats["maxValues"] == {"amount": 1.1, "day": "2026-01-02"}
     assert "tags" not in stats["nullCount"]
+
+
+def test_a_job_that_does_not_name_its_attempt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = SimpleNamespace(getLocalProperty=lambda name: None)
+    monkeypatch.setattr(parquet_files, "TaskContext", SimpleNamespace(get=lambda: task))
+    with pytest.raises(AssertionError, match="no local property trident.attempt"):
+        parquet_files._attempt_of_job()

@@ -8,14 +8,18 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import trident.workers
+from trident.states.core.copy_rows import RowCodec
+from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, OwnPlan
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.failures import Label
+from trident.workers.look_up import LookUp
 from trident.workers.own_steps import Columns, SplitText
 from trident.workers.reports import LeftToSpark
 
@@ -127,3 +131,21 @@ def test_a_value_that_arrow_cannot_read_is_left_to_spark_where_it_can_compute_th
         chain = Chain((Keep(Label("filter", "here:1"), bool, ("text",), ("text",)),), rows.schema, "", spark_too)
         with pytest.raises(error):
             list(chain(iter([rows])))
+
+
+def test_a_stored_text_that_is_not_utf_8_is_left_to_spark(tmp_path: Path) -> None:
+    schema = pa.schema([("word", pa.string()), ("line", pa.string())])
+    text = pa.array([b"good", b"tw\xffo"], pa.binary()).cast(pa.string(), safe=False)
+    rows = pa.RecordBatch.from_arrays([text, text], schema=schema)
+    codec, mark = RowCodec(schema, ["word"]), CopyMark("inc", 1, "digest", "commit")
+    copy = LocalCopy(tmp_path / "copy", 1 << 24)
+    copy.fill([CopiedRows(codec.key_array(rows), codec.value_array(rows))], mark)
+    step = LookUp("best", ("word",), ("word",), (("line", "before"),), None, ("word",))
+    given = pa.schema([("word", pa.string()), ("before", pa.string())])
+    chain = Chain((step,), given, spark_too=True).with_copies({"best": CopyAsOf(copy.folder, mark, schema, ("word",))})
+    asked = rows.select(["word"])
+    (found,) = chain(iter([asked.slice(0, 1)]))
+    assert found.to_pylist() == [{"word": "good", "before": "good"}]
+    with pytest.raises(LeftToSpark, match="UTF8|utf-8"):
+        list(chain(iter([asked])))
+    copy.close()

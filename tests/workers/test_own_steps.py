@@ -63,7 +63,7 @@ NEED_ALL = {
 # The types of fields that are data, or name an object of the framework's in their own module.
 DATA = {"str", "int", "bool", "tuple", "None", "pa.DataType", "pa.Schema", "pa.StructType", "Typed"} | {
     "Condition",
-    "CopyAsOf",
+    "CopyOfState",
     "Label",
     "Part",
 }

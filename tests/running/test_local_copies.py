@@ -23,18 +23,7 @@ import pytest
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from tests.zk_fixtures import eventually
-from trident import (
-    Count,
-    DeltaAppend,
-    DeltaMapState,
-    FileSpout,
-    FixedBatchSpout,
-    MapGet,
-    Max,
-    Split,
-    TridentConfig,
-    TridentTopology,
-)
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, Split, TridentConfig, TridentTopology
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
@@ -459,27 +448,3 @@ def test_copies_of_earlier_boots_of_this_host_are_removed_and_those_of_other_hos
         (folder / "counts").mkdir(parents=True)
     new = copies_folder(tmp_path, "here", "boot 2")
     assert not old.exists() and other.exists() and new != old
-
-
-@pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
-def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
-    """Spark takes them as they are; Arrow and Python would not, in the driver, on workers, or in a copy."""
-    monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    batches = [b"a b\n", b"a tw\xffo\n", b"a \xc3\n", b"a b tw\xffo\n", b"zz b\n"]
-    for number, lines in enumerate(batches):
-        (folder / f"{number}.txt").write_bytes(lines)
-    made = TridentTopology("bytes")
-    words = made.new_stream("lines", FileSpout(folder, min_rows=1, max_rows=1)).each("value", Split(), "word")
-    best = words.group_by("word").persistent_aggregate(DeltaMapState("best"), "value", Max(), "line")
-    best.new_values_stream().partition_persist(DeltaAppend("news"))
-    words.state_query(best, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
-    query = start(made)
-    query.process_all_available(WAIT_SECS)
-    greatest: dict[bytes, bytes] = {}
-    for lines in batches:
-        for word in lines.split():
-            greatest[word] = max(greatest.get(word, b""), lines.strip())
-    found = query.snapshot("best").selectExpr("hex(word)", "hex(line)").collect()
-    assert {bytes.fromhex(word): bytes.fromhex(line) for word, line in found} == greatest

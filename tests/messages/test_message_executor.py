@@ -278,6 +278,29 @@ def test_what_is_known_to_fail_stays_known_when_its_batch_shrinks(make) -> None:
     assert ids(executor, smaller) == [19, 0, 1] and list(executor.suspects(smaller).values()) == [BROKEN]
 
 
+@pytest.mark.parametrize(("secs", "given"), [(0.01, (20, 21)), (0.00001, (60_000, 61_000))])
+def test_a_fast_spout_is_asked_until_a_batch_is_full_and_a_slow_one_for_a_short_time(
+    make, monkeypatch: pytest.MonkeyPatch, secs: float, given: tuple[int, int]
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    class Endless(Messages):
+        def next_tuple(self) -> None:
+            clock.now += secs
+            self.collector.emit(1)
+
+    clock = Clock()
+    executor = make(Endless("n int"), max_pending_messages=180_000)
+    monkeypatch.setattr("trident.messages.executor.time", clock)
+    assert executor.is_ready(1)
+    least, most = given
+    assert least <= executor.backlog().rows <= most
+
+
 def test_what_a_spout_gave_before_it_raised_is_taken(make) -> None:
     class Breaks(Messages):
         def next_tuple(self) -> None:

@@ -43,8 +43,8 @@ from trident.workers.anchors import ANCHORS, ids_of, make_anchors
 
 log = logging.getLogger("trident.messages")
 ACKED, FAILED, DEAD = "acked", "failed", "dead"
-# The time for which a spout is asked for messages at once; those that it gave then may become a batch. While they do not
-# fill one, the time grows with what came, at so many messages a second: the batch of a fast spout is not cut short.
+# The time for which a spout is asked for messages at once; those that it gave then may become a batch. While they do
+# not fill one, the time grows with what came, at so many messages a second: a fast spout's batch is not cut short.
 _POLL_SECS, _POLL_SECS_MAX, _FAST_A_SEC = 0.2, 1.0, 20_000
 # Between two looks at what is open; a spout is asked for one message at a time.
 _AT_ONCE = 1_000

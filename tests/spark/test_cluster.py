@@ -3,11 +3,13 @@ user's modules (``make cluster``; ``make test`` has all but that)."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -346,3 +348,91 @@ def test_on_a_cluster_the_driver_looks_up_in_copies_of_its_own(tmp_path: Path, z
     assert told["ASKED"] == str([("a", 0), ("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 0)])
     assert list((tmp_path / "tmp").glob("trident-copies-*/*/*/counts/*.copy/data.mdb"))
     assert not (tmp_path / "warehouse" / "_trident" / ".copies").exists()
+
+
+TWO_HOSTS = """
+import os, signal, sys, threading, time
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, TridentConfig, TridentTopology
+
+def split(line: str) -> Iterator[str]:
+    yield from line.split()
+
+batches = [[("a b",)], [("a",)], [("b c",)]] + [[("a a",), (f"w{n} b",)] for n in range(17)]
+topology = TridentTopology("hosts")
+lines = topology.new_stream("lines", FixedBatchSpout("line string", batches))
+words = lines.each("line", split, "word").project("word")
+counts = words.group_by("word").persistent_aggregate(DeltaMapState("counts"), Count(), "n")
+asked = words.state_query(counts, "word", MapGet(), "before").each(["word"], split, "same")
+asked.partition_persist(DeltaAppend("asked"))
+warehouse, hosts = sys.argv[1:]
+
+def kill() -> None:
+    while not glob(f"{hosts}/0/trident-copies-*/*/executors/*/counts/*.copy"):
+        time.sleep(0.05)
+    for folder in glob("/proc/[0-9]*"):
+        try:
+            named = Path(folder, "cmdline").read_bytes().split(b"\\0")
+            at = os.readlink(f"{folder}/cwd")
+        except OSError:
+            continue
+        if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in named and at.endswith(f"/{app}/0"):
+            os.kill(int(folder.removeprefix("/proc/")), signal.SIGKILL)
+            print("KILLED in the middle of a build", flush=True)
+
+config = TridentConfig(spark_master="local-cluster[2,1,1024]", warehouse=warehouse, progress="none")
+query = topology.start(config=config)
+app = query.spark.sparkContext.applicationId
+threading.Thread(target=kill, daemon=True).start()
+query.process_all_available(400)
+taken = [next(part for part in one["duration_ms"] if part.startswith("resolve_by_")) for one in query.recent_progress]
+print("TAKEN", taken)
+print("STATUS", query.status["groups"][0]["copies"])
+rows = query.spark.read.format("delta").load(warehouse + "/asked").collect()
+print("ASKED", sorted((row.word, row.before or 0) for row in rows))
+print("COUNTS", sorted((row.word, row.n) for row in query.snapshot("counts").collect()))
+query.stop()
+"""
+
+
+@pytest.mark.skipif(os.environ.get("TRIDENT_CLUSTER") != "all", reason="a real cluster; TRIDENT_CLUSTER=all runs it")
+def test_each_host_of_a_cluster_looks_up_in_its_own_copy_also_after_one_was_killed_that_built_it(
+    tmp_path: Path, zk_server: str, zk_root: str
+) -> None:
+    """Each executor is a host of its own: it has another temporary folder. The first one hangs while it builds."""
+    (tmp_path / "job.py").write_text(TWO_HOSTS)
+    # An executor runs in a folder of its own name; Python workers run where it does.
+    python = tmp_path / "node-python"
+    python.write_text(
+        f'#!/bin/bash\nexecutor=$(basename "$PWD")\nmkdir -p "{tmp_path}/hosts/$((executor % 2))"\n'
+        f'export TMPDIR="{tmp_path}/hosts/$((executor % 2))"\n'
+        "[ $executor = 0 ] && export TRIDENT_FAULTS=copy.build:hang\n"
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TRIDENT_ZOOKEEPER": zk_server,
+        "TRIDENT_ZOOKEEPER_ROOT": zk_root,
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+    }
+    command = [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "warehouse"), str(tmp_path / "hosts")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=550)
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    assert "COUNTS" in told, done.stderr[-3000:]
+    running, asked = Counter(), []
+    for batch in [["a", "b"], ["a"], ["b", "c"], *[["a", "a", f"w{n}", "b"] for n in range(17)]]:
+        asked += [(word, running[word]) for word in batch]
+        running.update(batch)
+    assert told["ASKED"] == str(sorted(asked)) and told["COUNTS"] == str(sorted(running.items()))
+    assert "KILLED" in told, "no executor was building a copy"
+    taken = ast.literal_eval(told["TAKEN"])
+    assert taken.count("resolve_by_pass") > len(taken) // 2, (taken, told["STATUS"])
+    for copy in tmp_path.glob("hosts/*/trident-copies-*/*/executors/*/counts/*.copy"):
+        assert (copy / "data.mdb").exists()
+    assert list(tmp_path.glob("hosts/1/trident-copies-*/*/executors/*/counts/*.copy/data.mdb"))

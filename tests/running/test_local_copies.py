@@ -39,7 +39,7 @@ from trident.states.keyed.key_reads import KeyReader
 from trident.workers import look_up
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = ["a b a", "c", "", "a b b longword", "c d", "a", "e e e", "d a"]
+LINES = ["a b a", "c", "", "a b b longword", "c d", "a e e e"]
 
 
 def split(line: str) -> Iterator[str]:
@@ -181,7 +181,7 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
             tuple(row[column] for column in columns) for row in Table.read(tmp_path / "warehouse" / name).rows()
         )
     assert got == want
-    assert Counter(map(frozenset, forms)) >= Counter({frozenset({form}): 5, frozenset({"tables"}): 1})
+    assert Counter(map(frozenset, forms)) >= Counter({frozenset({form}): 3, frozenset({"tables"}): 1})
 
 
 def test_explain_says_which_form_few_rows_take() -> None:
@@ -293,18 +293,18 @@ def test_a_standby_that_takes_over_has_followed_and_builds_no_copy(start, tmp_pa
     leader = subprocess.Popen(
         [sys.executable, "-c", _LEADER, str(warehouse), zk_server, zk_root],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "zk.advance:hang:6"},  # published, not advanced
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIDENT_FAULTS": "zk.advance:hang:4"},  # published, not advanced
         start_new_session=True,
     )
     try:
         assert eventually(lambda: (warehouse / "_trident" / "copied" / "status.json").exists(), WAIT_SECS)
         query = start(topology(), warm_standby=True)
         copies = query._reporter.site.copies("lines")
-        assert eventually(lambda: [one.txid for one in copies.health()] == [6, 6], WAIT_SECS)
+        assert eventually(lambda: [one.txid for one in copies.health()] == [4, 4], WAIT_SECS)
     finally:
         os.killpg(leader.pid, signal.SIGKILL)
         leader.wait()
-    before = {state: copies.as_of([state], 6)[state].folder for state in ("counts", "lengths")}
+    before = {state: copies.as_of([state], 4)[state].folder for state in ("counts", "lengths")}
     uses.clear()
     query.process_all_available(WAIT_SECS)
     assert found(query, warehouse) == expected()

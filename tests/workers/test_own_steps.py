@@ -38,6 +38,7 @@ OWN = {
     "LookUp",
     "NewRows",
     "OpenWindows",
+    "Renamed",
     "SplitText",
     "Tagged",
     "TimedStep",

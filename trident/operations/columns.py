@@ -11,11 +11,12 @@ from pyspark.sql.types import StructField, StructType
 from trident.coordinators.errors import FieldError, TopologyError, described
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import GroupingNode, Node, field_names, picked, require_fields
-from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation
+from trident.planning.operation import ANCHORS_FIELD, GroupingOp, Operation, PyOp, arrow_op
 from trident.planning.session_frames import SessionFrames, Transform, column
 from trident.udf.expressions import Expression, analyse, analyse_aggregates, is_expression, to_column
 from trident.udf.types import check_distinct
 from trident.workers.anchors import ANCHORS
+from trident.workers.meetings import Renamed
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,13 @@ class SelectColumnsOp(Operation):
             else:
                 columns += one.expression.columns()
         return frames.select(columns)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        given = tuple((one.given, one.name) for one in self.made if one.given is not None)
+        if len(given) < len(self.made):
+            return None
+        return arrow_op(self.fields, Renamed(given), (name for name, _ in given))
 
     def describe(self) -> str:
         parts = []

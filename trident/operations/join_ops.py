@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from trident.coordinators.errors import OutputTypeError
 from trident.planning.basic_operations import Branch
-from trident.planning.operation import MultiInputOp
+from trident.planning.operation import Fields, MultiInputOp, PyOp, arrow_types, names_of
 from trident.planning.session_frames import Batch, Join, SessionFrames, column
+from trident.states.core.copyable import why_not_copied
 from trident.states.core.names import backquoted
+from trident.workers.chain import Step
+from trident.workers.meetings import Joined, TaggedUnion, Union
 
 _KEY, _HAS = "__trident_key", "__trident_has"
 
@@ -40,6 +46,10 @@ class UnionOp(MultiInputOp):
 
         return _union(frames, chosen)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return None if self.branches else _step(self.fields, Union(names_of(self.fields), self.sides), self.sides)
+
     def describe(self) -> str:
         return f"union -> {', '.join(field.name for field in self.fields)}"
 
@@ -60,7 +70,7 @@ class JoinOp(MultiInputOp):
     """A join of any number of frames; null is equal to null, as in a group.
 
     Attributes:
-        names: of the keys behind it.
+        compared: the keys behind it.
         keys: of each frame the columns that are compared.
         others: of each frame (column, its name behind the join).
         outer: of each frame whether its columns may be null for a key that it does not have.
@@ -69,7 +79,7 @@ class JoinOp(MultiInputOp):
     spreads_rows = True
     shuffles = True
 
-    names: tuple[str, ...]
+    compared: Fields
     keys: tuple[tuple[str, ...], ...]
     others: tuple[tuple[tuple[str, str], ...], ...]
     outer: tuple[bool, ...]
@@ -79,8 +89,8 @@ class JoinOp(MultiInputOp):
         inner = [side for side, outer in enumerate(self.outer) if not outer]
         # Sides that must have the key come first: a side that is joined to them cannot bring new keys.
         order = [*inner, *(side for side, outer in enumerate(self.outer) if outer)]
-        keys = [f"{_KEY}{place}" for place in range(len(self.names))]
-        renamed = dict(zip(self.names, keys))
+        keys = [f"{_KEY}{place}" for place in range(len(self.compared))]
+        renamed = dict(zip(names_of(self.compared), keys))
         fields = [F.col(renamed.get(field.name, backquoted(field.name))).alias(field.name) for field in self.fields]
 
         def join(given: Sequence[Any], _: Batch) -> Any:
@@ -97,9 +107,21 @@ class JoinOp(MultiInputOp):
         columns = [column(name).alias(f"{_KEY}{place}") for place, name in enumerate(self.keys[side])]
         return [*columns, *(column(given).alias(name) for given, name in self.others[side])]
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        names = names_of(self.compared)
+        if why_not_copied(StructType(list(self.compared)), names) is not None:
+            return None
+        schemas = _schema(self.fields), _schema(self.compared)
+        if None in schemas:
+            return None
+        step = Joined(*schemas, self.keys, self.others, self.outer)
+        given = [[name for name, _ in others] for others in self.others]
+        return _step(self.fields, step, (*self.keys, *given))
+
     def describe(self) -> str:
         types = ", ".join("outer" if outer else "inner" for outer in self.outer)
-        return f"join by {', '.join(self.names)} ({types})"
+        return f"join by {', '.join(names_of(self.compared))} ({types})"
 
 
 def _joined(left: Any, right: Any, keys: Sequence[str], how: str) -> Any:
@@ -144,5 +166,26 @@ class TaggedUnionOp(MultiInputOp):
 
         return _union(frames, chosen)
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        schema = _schema(self.fields)
+        if schema is None or not all(self.inputs):
+            return None
+        return _step(self.fields, TaggedUnion(schema, self.keys, self.inputs), (*self.keys, *self.inputs))
+
     def describe(self) -> str:
         return f"union of {len(self.keys)} streams"
+
+
+def _schema(fields: Fields) -> pa.Schema | None:
+    """Fields in Arrow's types; None where one has none."""
+    try:
+        return pa.schema(list(zip(names_of(fields), arrow_types(fields))))
+    except OutputTypeError:
+        return None
+
+
+def _step(fields: Fields, step: Step, taken: Sequence[Sequence[str]]) -> PyOp | None:
+    """An operation's form for rows of several streams that are all together in a worker's process."""
+    takes = frozenset(name for names in taken for name in names)
+    return None if _schema(fields) is None else PyOp(fields, step, takes)

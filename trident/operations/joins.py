@@ -106,7 +106,8 @@ class JoinNode(MultiInputNode):
         )
         fields = tuple(field for field in self.schema.fields if field.name in live)
         outer = tuple(type_ is JoinType.OUTER for type_ in self.types)
-        builder.push(JoinOp(fields, self.names[: len(self.keys[0])], self.keys, others, outer))
+        compared = tuple(self.schema.fields[: len(self.keys[0])])
+        builder.push(JoinOp(fields, compared, self.keys, others, outer))
 
 
 def join(

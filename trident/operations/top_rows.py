@@ -6,20 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StructField
+from pyspark.sql.types import DataType, IntegerType, StructField, StructType, TimestampType
 
-from trident.coordinators.errors import FieldError, TopologyError
+from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import is_ordered
 from trident.operations.repartitioning import GatherOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
-from trident.planning.operation import Operation
+from trident.planning.operation import Fields, Operation, PyOp, arrow_types, names_of
 from trident.planning.session_frames import SessionFrames, Transform, column, column_list
+from trident.states.core.copyable import why_not_copied
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site, check_arity, check_for_workers, function_location
+from trident.udf.types import PLAIN
 from trident.workers.best_row import BestRow
+from trident.workers.chain import Step
 from trident.workers.failures import Label
+from trident.workers.meetings import FirstRows
 
 _PLACE = "__trident_place"
 _PART = StructField("__trident_part", IntegerType(), True)
@@ -106,8 +111,33 @@ class ExtremeOp(Operation):
 
         return transform
 
+    @property
+    def on_arrow(self) -> PyOp | None:
+        fields = {field.name: field.dataType for field in self.fields}
+        if not all(_is_exact(fields[name]) for name in self.by):
+            return None
+        names = names_of(self.fields)
+        label = Label(self.describe(), "")
+        return _step(self.fields, BestRow(label, self.by, self.greatest, None, names, ()))
+
     def describe(self) -> str:
         return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"
+
+
+def _is_exact(kind: DataType) -> bool:
+    """Tells whether Python compares values as Spark does; not times in an hour that comes twice, say."""
+    if not isinstance(kind, PLAIN) or isinstance(kind, TimestampType):
+        return False
+    return why_not_copied(StructType([StructField("k", kind)]), ["k"]) is None
+
+
+def _step(fields: Fields, step: Step) -> PyOp | None:
+    """An operation's form for rows that are all together in a worker's process."""
+    try:
+        arrow_types(fields)
+    except OutputTypeError:
+        return None
+    return PyOp(fields, step, frozenset(names_of(fields)))
 
 
 def extreme(parent: Node, what: str, by: tuple[str, ...], greatest: bool, comparator: Any, scope: str) -> Node:
@@ -231,6 +261,17 @@ class FirstOp(Operation):
             by = column(self.by)
             order.insert(0, by.desc_nulls_last() if self.reverse else by.asc_nulls_last())
         return lambda frame, _: frame.select(*names, place).orderBy(*order).limit(self.n).select(*names)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        kinds = [field.dataType for field in self.fields if field.name == self.by]
+        if not all(map(_is_exact, kinds)):
+            return None
+        try:
+            schema = pa.schema(list(zip(names_of(self.fields), arrow_types(self.fields))))
+        except OutputTypeError:
+            return None
+        return _step(self.fields, FirstRows(schema, self.n, self.by, self.reverse))
 
     def describe(self) -> str:
         by = f" by {self.by}" if self.by else ""

@@ -70,7 +70,7 @@ kills: check-java $(STAMP) $(CLASSES)
 		tests/messages/test_tracked_streams.py tests/running/test_interrupted_script.py tests/running/test_stopping.py -s $(PYTEST_ARGS)
 
 sweep: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py $(PYTEST_ARGS)
+	@TRIDENT_SWEEP=all $(BIN)/python -m pytest $(PYTEST) tests/whole/test_sweep.py tests/states/keyed/test_host_copy.py $(PYTEST_ARGS)
 
 SEEDS := 20000
 simulate: $(STAMP)

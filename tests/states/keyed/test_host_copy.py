@@ -234,6 +234,25 @@ def test_a_worker_that_is_killed_while_it_brings_a_copy_up_leaves_none_or_that_o
     assert len(copies(tmp_path)) == 1, "half a copy stays"
 
 
+_SWEEP = os.environ.get("TRIDENT_SWEEP") == "all"
+_POINTS = ("copy.host", "copy.open", "copy.build", "copy.apply")
+
+
+@pytest.mark.skipif(not _SWEEP, reason="TRIDENT_SWEEP=all runs it")
+@pytest.mark.parametrize("outcome", ["fail_before:1", "fail_before:2", "do_then_fail:1", "do_then_fail:2"])
+@pytest.mark.parametrize("point", _POINTS)
+def test_a_worker_that_fails_at_any_point_gives_none_or_the_right_values(group, workers, point, outcome):
+    leader, worker = told(group), workers(armed=f"{point}:{outcome}")
+    for txid in range(1, 5):
+        publish(group, txid)
+        sent = leader.as_of(["counts"], txid)["counts"]
+        worker.ask(sent, words(group))
+        answer = worker.answer()
+        assert answer == group.expected("counts", txid) or str(answer).startswith("none: "), (txid, answer)
+    assert values(sent, words(group)) == group.expected("counts", 4)
+    assert worker.end() == 0
+
+
 def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(group, tmp_path, workers, monkeypatch):
     leader = told(group)
     publish(group, 1)

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructField, StructType
 
 from trident.coordinators.errors import ConfigError, TableError
 from trident.states.core.binding import LAST, aggregator_name
+from trident.states.core.copyable import why_not_exact
 from trident.states.core.descriptor import StateDescriptor
 from trident.states.core.names import backquoted
 from trident.states.core.native import NATIVE, NativeMerge
@@ -121,6 +122,10 @@ def live(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregato
     combiner, native = combiner_of(state, aggregator), native_merge(state)
     if keeps_last(state):
         return _replaced(state, base, rows)
+    # Of a text with a collation there are equal keys whose hashes differ.
+    hashed = state.keys and why_not_exact(StructType([state.schema[key] for key in state.keys]), state.keys) is None
+    if hashed and _size_bytes(rows) <= _BROADCAST_BYTES_MAX:
+        return _beside(state, base, rows, aggregator)
     return combined(state, base, rows, native) if native else overlaid(state, base, rows, combiner)
 
 
@@ -196,37 +201,31 @@ def merged_log(state: StateDescriptor, rows: "DataFrame", native: NativeMerge) -
 def combined(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", native: NativeMerge) -> "DataFrame":
     """The table's rows with the log rows on top, for a native aggregator.
 
-    A filter on keys reaches the scans of both tables, which it would not
-    through an outer join. While few log rows wait the table is read twice and
-    not shuffled; else it is grouped again, which spills instead of failing.
+    A filter on keys reaches the scans of both tables, which it would not through an outer join; and it spills instead
+    of failing.
     """
-    if not state.keys or _size_bytes(rows) > _BROADCAST_BYTES_MAX:
-        fields = [quoted(field.name) for field in state.schema.fields]
-        return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
-    return _overlaid_by_broadcast(state, base, merged_log(state, rows, native), native)
-
-
-def _overlaid_by_broadcast(
-    state: StateDescriptor, base: "DataFrame", new: "DataFrame", native: NativeMerge
-) -> "DataFrame":
-    kinds = {field.name: field.dataType for field in state.schema.fields}
-    keys = [quoted(key) for key in state.keys]
-    # A hidden column, whose name no field has, tells a key without log rows from one whose values are null.
-    marked = F.broadcast(new.withColumn(TXID_COLUMN, F.lit(True))).alias("s")
-    joined = base.alias("t").join(marked, same_key(state.keys, "t", "s"), "left")
-    columns = [quoted(key, "t").alias(key) for key in state.keys]
-    for name in state.value_fields:
-        both = native.combine_columns(quoted(name, "t"), quoted(name, "s")).cast(kinds[name])
-        value = F.when(quoted(TXID_COLUMN, "s").isNull(), quoted(name, "t")).otherwise(both)
-        columns.append(value.alias(name))
     fields = [quoted(field.name) for field in state.schema.fields]
-    there = (
-        base.select(*keys)
-        .alias("t")
-        .join(F.broadcast(new.select(*keys)).alias("s"), same_key(state.keys, "t", "s"), "left_semi")
-    )
-    added = new.alias("s").join(F.broadcast(there.alias("u")), same_key(state.keys, "s", "u"), "left_anti")
-    return joined.select(*columns).select(*fields).unionByName(added.select(*fields))
+    return merged_log(state, base.select(*fields).unionByName(rows.select(*fields)), native)
+
+
+def _beside(state: StateDescriptor, base: "DataFrame", rows: "DataFrame", aggregator: Any) -> "DataFrame":
+    """The table's rows with log rows on top, where these are few: the table is read twice, and little of it is moved.
+
+    Tasks are sent the hashes of the log's keys alone, which is what makes it cheap. A row of the table whose hash is
+    none of them is given as it is; the others are grouped with the log, also those whose key has another's hash.
+    """
+    fields = [quoted(field.name) for field in state.schema.fields]
+    # A hidden column, whose name no field has.
+    hashes = F.broadcast(rows.select(_key_hash(state.keys).alias(TXID_COLUMN))).alias("s")
+    table, has_hash = base.alias("t"), _key_hash(state.keys, "t") == quoted(TXID_COLUMN, "s")
+    kept = table.join(hashes, has_hash, "left_anti").select(*fields)
+    changed = table.join(hashes, has_hash, "left_semi").select(*fields)
+    return kept.unionByName(live_grouped(state, changed, rows, aggregator))
+
+
+def _key_hash(keys: Sequence[str], side: str | None = None) -> "Column":
+    """Of equal keys the same: to Spark's hashes null is a value, NaN is one, and 0.0 and -0.0 are."""
+    return F.xxhash64(*[quoted(key, side) for key in keys])
 
 
 def broadcast_if_small(frame: "DataFrame", bytes_max: int) -> "DataFrame":

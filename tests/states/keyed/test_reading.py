@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -11,10 +12,15 @@ import pytest
 
 from tests.keyed_helpers import Concat, Group, Longest, Native, append, as_map, keyed
 from trident.coordinators.errors import CommitConflict, ConfigError, ForeignTable, TableError
+from trident.states.core.plain_values import frozen
 from trident.states.delta.kernel import KernelEngine
+from trident.states.keyed import log_merge, snapshot
 from trident.states.keyed.compaction import SnapshotUnavailable
 from trident.states.keyed.compactor import Compactor
 from trident.states.keyed.reading import latest_txid, read_group, read_state
+
+NAN = float("nan")
+key_hash = log_merge._key_hash
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +122,43 @@ def test_a_frame_stays_what_it_was(merged):
         assert as_map(merged.bindings["counts"], keyed_frame) == merged.expected("counts", 6)
         assert append_frame.count() == 6
     assert counts(merged) == merged.expected("counts", 7)
+
+
+@pytest.mark.parametrize("aggregator", [Native("sum"), Native("max"), Concat()], ids=["sum", "max", "combiner"])
+def test_a_large_table_with_few_rows_on_top_reads_as_both_grouped(spark, engine, tmp_path, monkeypatch, aggregator):
+    """Whatever hashes the keys have: of two with the same hash one may have changed, or both, or none."""
+    keys = (
+        [None, 0.0, -0.0, 1.5, NAN, float("inf")],
+        [None, "", "a", "\U0010ffff"],
+        [None, [], [NAN], [-0.0], [0.0, None]],
+    )
+    kind = "string" if isinstance(aggregator, Concat) else "bigint"
+    schema = f"d double, s string, l array<double>, v {kind}, w {kind}"
+    group = Group(spark, engine, tmp_path, keyed("odd", schema, ("d", "s", "l"), aggregator))
+    every, none = list(itertools.product(*keys)), None if kind == "bigint" else ""
+    for txid in range(1, 6):
+        made = [n * txid % 7 if kind == "bigint" else f"{txid}.{n};" for n in range(len(every))]
+        rows = {
+            frozen(key): (*key, value, none) for n, (key, value) in enumerate(zip(every, made)) if n % 5 >= txid - 1
+        }
+        group.publish(txid, {"odd": list(rows.values())})
+        if txid == 3:
+            compactor_of(group, "odd").merge_once(3, force=True)
+
+    def found():
+        rows = [tuple(row) for row in read(group, "odd", aggregator=aggregator).collect()]
+        assert len({frozen(row[:3]) for row in rows}) == len(rows)
+        return {frozen(row[:3]): row[3:] for row in rows}
+
+    expected = found()
+    assert len(expected) > 80
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", 0)
+    tree = read(group, "odd", aggregator=aggregator)._jdf.queryExecution().executedPlan().toString()
+    assert "LeftAnti" in tree and "LeftSemi" in tree and "xxhash64" in tree
+    assert found() == expected
+    for few in (1, 3):
+        monkeypatch.setattr(log_merge, "_key_hash", lambda names, side=None, n=few: key_hash(names, side) % n)
+        assert found() == expected
 
 
 def test_before_the_first_transaction_everything_is_empty(spark, engine, tmp_path):

@@ -38,6 +38,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "trident/planning/drawing.py": (1, "a drawing, where the user wants it"),
     "trident/running/cluster_probe.py": (2, "runs on executors that may have no framework yet"),
     "trident/running/storage_failures.py": (5, _MACHINE),
+    "trident/spark/class_archive.py": (3, _SESSION),
+    "trident/spark/class_archive_maker.py": (3, _SESSION),
     "trident/spark/cluster_files.py": (9, _SESSION),
     "trident/spark/jars.py": (8, _SESSION),
     "trident/spark/kept_plans_jar.py": (1, _SESSION),

@@ -19,12 +19,17 @@ _NAN = float("nan")
 
 def python_values(array: Any) -> list[Any]:
     """None for null, datetimes in UTC for instants, dicts for structs and maps."""
-    kind = _in_utc(array.type)
-    values = array if kind is None else array.cast(kind)
+    values = in_utc(array)
     if not _is_nested(values.type):
         return values.to_pylist()  # with an argument it is twenty times slower
     # Strict: of a map with a key that comes twice one value would be lost without a word.
     return values.to_pylist(maps_as_pydicts="strict")
+
+
+def in_utc(array: Any) -> Any:
+    """The array with its instants in UTC, also those within others; itself where they are."""
+    kind = _kind_in_utc(array.type)
+    return array if kind is None else array.cast(kind)
 
 
 def frozen(value: Any) -> Any:
@@ -47,7 +52,7 @@ def frozen(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _in_utc(kind: "pa.DataType") -> "pa.DataType | None":
+def _kind_in_utc(kind: "pa.DataType") -> "pa.DataType | None":
     """The type with its instants in UTC; None when it is so already."""
     found = _converted(kind)
     return None if found == kind else found

@@ -16,7 +16,8 @@ from trident.planning.requests import DrpcPlan, drpc_plans
 from trident.planning.results import RESULT
 from trident.spark.rows import arrow_rows, to_dataframe
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.requests import ANSWERED, Answers, Asked, RequestId
+from trident.workers import meetings
+from trident.workers.requests import ALONE, ANSWERED, Answers, Asked, Outcome, RequestId
 
 # Two requests of one task: rows that must not meet those of the other, and a third one that has none.
 TEXTS = ["a b nan zero minus null a b c", "b b c nan null zero d", ""]
@@ -132,12 +133,16 @@ def planned(case: Callable[[Any, Any], Any]) -> DrpcPlan:
     return plan
 
 
-def together(plan: DrpcPlan, texts: list[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of each request, of one task."""
+def outcomes_of(plan: DrpcPlan, texts: list[str]) -> tuple[list[Outcome], list[pa.Table]]:
     pickled = CloudPickleSerializer().dumps(plan.together)  # type: ignore[no-untyped-call]
     rows = arrow_rows([(text,) for text in texts], plan.arguments)
     asked = Asked([f"id {text}" for text in texts], rows, BatchInfo(RequestId("")), {})
-    outcomes, answers = Answers(pickled, plan.function, RESULT).outcomes(asked)
+    return Answers(pickled, plan.function, RESULT).outcomes(asked)
+
+
+def together(plan: DrpcPlan, texts: list[str]) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of each request, of one task."""
+    outcomes, answers = outcomes_of(plan, texts)
     assert [one.kind for one in outcomes] == [ANSWERED] * len(texts), outcomes
     for answer in answers:
         assert answer.schema == answers[0].schema
@@ -164,3 +169,14 @@ def test_rows_meet_as_they_do_by_spark_for_each_request_alone(spark: Any, name: 
     first, *others = together(plan, TEXTS)
     assert shown(first) == shown(by_spark(spark, plan, TEXTS[0]))
     assert list(map(shown, others)) == [shown(rows) for text in TEXTS[1:] for rows in together(plan, [text])]
+
+
+@pytest.mark.parametrize("name", ["inner by k", "full by k", "all outer"])
+def test_a_join_of_very_many_rows_is_left_to_spark(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plan = planned(CASES[name])
+    (rows,) = together(plan, TEXTS[:1])
+    monkeypatch.setattr(meetings, "_PAIRS_MAX", len(rows))
+    assert [shown(again) for again in together(plan, TEXTS[:1])] == [shown(rows)]
+    monkeypatch.setattr(meetings, "_PAIRS_MAX", len(rows) - 1)
+    ((outcome,), _) = outcomes_of(plan, TEXTS[:1])
+    assert outcome.kind == ALONE and f"a join of {len(rows)} rows" in outcome.error

@@ -20,6 +20,7 @@ from pyspark.serializers import CloudPickleSerializer
 from tests.zk_fixtures import eventually
 from trident import Aggregator, Count, FilterNull, MapGet, Reducer, Split, StaticMap, Sum, TridentTopology
 from trident.drpc import together as module
+from trident.drpc.requests import DrpcRequests
 from trident.drpc.together import REQUESTS_MAX, Found, Job, Moved, Together, Waiting
 from trident.planning.requests import drpc_plans
 from trident.planning.results import RESULT
@@ -51,12 +52,15 @@ class Jobs:
     Attributes:
         begun: the values of the requests of each job.
         fails: says of a job's values what becomes of it: None: each is answered; an error; or outcomes.
+        deaf: the values of jobs that go on where they are cancelled, until ``let_go``.
     """
 
     def __init__(self) -> None:
         self.begun: list[list[Any]] = []
         self.alone: list[Any] = []
         self.cancelled: list[str] = []
+        self.deaf: list[list[Any]] = []
+        self.let_go = threading.Event()
         self.fails: Callable[[list[Any]], Exception | Sequence[Outcome] | None] = lambda values: None
         self.may_end = threading.Semaphore(0)
         self.ends = threading.Event()
@@ -70,7 +74,9 @@ class Jobs:
         values = [one.values[0] for one in job.waiting]
         stop = self._stops.setdefault(job.name, threading.Event())
         self.begun.append(values)
-        while not (self.ends.is_set() or self.may_end.acquire(timeout=0.01)):
+        if values in self.deaf:
+            assert self.let_go.wait(WAIT_SECS)
+        while not (values in self.deaf or self.ends.is_set() or self.may_end.acquire(timeout=0.01)):
             if stop.is_set():
                 raise RuntimeError("cancelled")
         result = self.fails(values)
@@ -209,7 +215,8 @@ def test_a_job_is_cancelled_with_the_last_of_its_callers(jobs: Jobs) -> None:
     for one in waiting:
         assert not jobs.cancelled
         jobs.together.leave(one)
-    assert jobs.cancelled == ["trident-drpc-f-1"] and not jobs.alone
+    (group,) = jobs.cancelled
+    assert re.fullmatch(r"trident-drpc-f-\d+", group) and not jobs.alone
 
 
 def test_requests_that_another_one_keeps_waiting_go_on_in_jobs_of_their_own(
@@ -224,13 +231,110 @@ def test_requests_that_another_one_keeps_waiting_go_on_in_jobs_of_their_own(
     monkeypatch.setattr(module, "SLOW_SECS", 0.0)
     jobs.together.look(waiting[0])
     jobs.together.look(waiting[1])
-    assert jobs.cancelled == ["trident-drpc-f-1"]
+    assert len(jobs.cancelled) == 1
     jobs.has_begun(8)  # side by side
     assert sorted(jobs.begun[3:]) == [[n] for n in range(5)]
     jobs.together.look(waiting[0])
     assert len(jobs.cancelled) == 1, "a request that runs alone has its time"
     jobs.ends.set()
     assert answers(waiting) == [[(n,)] for n in range(5)] and not jobs.alone
+
+
+def test_slow_requests_of_a_job_each_keep_no_other_one_from_its_turn(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, (waiting,) = jobs.fill(), jobs.ask("c")
+    jobs.together.look(waiting)
+    assert len(jobs.begun) == 2, "it has not waited long"
+    monkeypatch.setattr(module, "SLOW_SECS", 0.0)
+    jobs.together.look(waiting)
+    jobs.has_begun(3)
+    assert jobs.begun[2] == ["c"] and not jobs.cancelled
+    jobs.ends.set()
+    assert answers([*slow, waiting]) == [[("a",)], [("b",)], [("c",)]]
+
+
+@pytest.mark.parametrize("outcome", [LATER, MOVED, ALONE, ANSWERED, None])
+def test_requests_of_a_job_that_was_given_up_go_on_in_one_way(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, outcome: str | None
+) -> None:
+    first = jobs.fill()
+    jobs.deaf = [[1, 2]]
+    told_ = [Outcome(ANSWERED, 1), Outcome(outcome, int(outcome == ANSWERED))] if outcome else Moved()
+    jobs.fails = lambda values: told_ if values == [1, 2] else None
+    waiting = jobs.ask(1, 2)
+    jobs.may_end.release()
+    jobs.has_begun(3)
+    monkeypatch.setattr(module, "SLOW_SECS", 0.0)
+    jobs.together.look(waiting[0])
+    jobs.has_begun(5)
+    jobs.let_go.set()  # it ends, and was not cancelled in time
+    assert eventually(lambda: not any(len(job.waiting) == 2 for job in jobs.together._running), WAIT_SECS)
+    assert [one.answer.done() for one in waiting] == [outcome is not None, outcome == ANSWERED]
+    jobs.ends.set()
+    assert answers([*first, *waiting])[2:] == [[(1,)], [(2,)]]
+    assert len(jobs.begun) == 5 and not jobs.alone
+
+
+def test_a_request_whose_caller_has_gone_begins_no_job_of_its_own() -> None:
+    begun: list[Any] = []
+    requests: Any = SimpleNamespace(
+        _lock=threading.Lock(), _closed=False, _running={}, _threads=SimpleNamespace(submit=begun.append), _answer=None
+    )
+    waiting = Waiting("id", ("a",), time.monotonic() + WAIT_SECS)
+    waiting.answer.cancel()
+    plan: Any = SimpleNamespace(function="f")
+    DrpcRequests._alone(requests, plan, waiting)
+    assert not begun and not requests._running
+
+
+def test_what_cannot_be_settled_is_told_and_the_thread_goes_on(jobs: Jobs) -> None:
+    jobs.fill()
+    jobs.fails = lambda values: [Outcome(ANSWERED, 1)] if len(values) > 1 else None  # none for the second one
+    waiting = jobs.ask(1, 2)
+    jobs.ends.set()
+    assert answers(waiting[:1]) == [[(1,)]]
+    with pytest.raises(ValueError, match="shorter"):
+        waiting[1].answer.result(WAIT_SECS)
+    assert answers(jobs.ask(3)) == [[(3,)]]
+    assert eventually(lambda: jobs.together._threads == 0, WAIT_SECS)
+
+
+def test_a_caller_that_waits_begins_the_thread_that_could_not_be_begun(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(call: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    jobs.ends.set()
+    monkeypatch.setattr(jobs.together, "_submit", refused)
+    waiting = jobs.ask(1)
+    monkeypatch.undo()
+    assert not waiting[0].answer.done() and jobs.together._threads == 0
+    jobs.together.look(waiting[0])
+    assert answers(waiting) == [[(1,)]]
+
+
+def test_long_arguments_go_into_several_jobs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LENGTH_MAX", 10)
+    first = jobs.fill()
+    waiting = jobs.ask("aaaa", "bbbb", "cccc", "dddd", "e", "f")
+    jobs.ends.set()
+    answers([*first, *waiting])
+    assert jobs.begun[2:] == [["aaaa", "bbbb", "cccc"], ["dddd", "e", "f"]]
+
+
+def test_no_job_group_is_of_two_jobs_also_not_of_another_leadership(jobs: Jobs) -> None:
+    another, groups = Jobs(), []
+    for one in (jobs, another):
+        one.fill()
+        one.ask(1, 2)
+        one.may_end.release()
+        one.has_begun(3)
+        one.together.close()
+        groups.append({group for group in one.cancelled if "-f-" in group})
+    another._threads.shutdown()
+    assert list(map(len, groups)) == [1, 1] and groups[0] != groups[1]
 
 
 def test_at_the_end_each_caller_is_told(jobs: Jobs) -> None:

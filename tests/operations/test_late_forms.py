@@ -332,7 +332,7 @@ def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path:
 
 
 def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession, tmp_path: Path) -> None:
-    """Windows, dedup and aggregates in local copies, of rows that a hint has spread over three Spark partitions."""
+    """Windows, dedup, aggregates, best rows in local copies, of rows that a hint has spread over three partitions."""
     made = TridentTopology("late")
     rows = made.new_stream("rows", RowsSpout("k string, v bigint, at timestamp")).with_watermark("at", "0 seconds")
     kept = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), Count(), "n")
@@ -344,6 +344,8 @@ def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: S
     again = [spread.state_query(kept, "k", MapGet(), name) for name in ("older", "oldest")]
     again[0].aggregate(Count(), "n").partition_persist(DeltaAppend("all"))
     again[1].group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("sums"))
+    spread.first_n(2, "v", reverse=True).partition_persist(DeltaAppend("top"))
+    spread.max_by("v", scope="batch").partition_persist(DeltaAppend("greatest"))
     (group,) = plan(made.graph)
     # Each second a row; those of "a" are in several partitions.
     times = [dt.datetime(2026, 1, 1, second=n, tzinfo=UTC) for n in range(9)]
@@ -358,5 +360,6 @@ def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: S
     }
     oracle = shown(by_spark(spark, group, inputs, stored, None))
     assert len(oracle["fired"]) == 2 and len(oracle["first"]) == 3 and oracle["all"] == ["{'n': 10}"]
+    assert len(oracle["top"]) == 2 and len(oracle["greatest"]) == 1
     with copied(tmp_path, group, stored) as copies:
         assert shown(by_spark(spark, group, inputs, stored, copies)) == oracle

@@ -23,7 +23,10 @@ from trident.coordinators.errors import FailedException, FieldError, OutputTypeE
 from trident.streams.stream import Stream
 from trident.testing import run_batch
 from trident.udf.signatures import translate_failure
+from trident.workers.chain import Frame, Meter
+from trident.workers.failures import Label
 from trident.workers.lifecycle import OperationContext, owner_of
+from trident.workers.vectors import Call
 
 # --- prepare and cleanup -----------------------------------------------------------------
 
@@ -412,6 +415,26 @@ def test_values_of_every_type_come_through_unchanged(kind: str, values: list) ->
         assert run_pass(source.map(same, f"v {kind}"), rows) == rows
     no_nulls = [row for row in rows if row[0] is not None]
     assert run_pass(source.map(trident.pandas_function(lambda v: v), f"v {kind}"), no_nulls) == no_nulls
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("arrow", ""), ("arrow", "Table"), ("arrow", "RecordBatch"), ("pandas", ""), ("pandas", "DataFrame")],
+)
+def test_columns_of_instants_are_in_utc_whatever_zone_the_session_has(kind: str, table: str) -> None:
+    berlin = pa.timestamp("us", "Europe/Berlin")
+    moment = AT.replace(tzinfo=ZONE)
+    found = []
+
+    def look(*given: Any) -> None:
+        columns = given if not table else [given[0][name] for name in ("at", "all")]
+        (at,), (all_,) = map(list, columns)
+        # Within a list pandas has numpy's times, which have no zone.
+        found.extend([at.as_py(), *all_.as_py()] if kind == "arrow" else [at.to_pydatetime()])
+
+    arrays = {"at": pa.array([moment], berlin), "all": pa.array([[moment]], pa.list_(berlin))}
+    Call(Label("map", "here:1"), look, tuple(arrays), kind, table).on(Frame(arrays, 1, Meter()))
+    assert set(found) == {moment} and {one.utcoffset() for one in found} == {datetime.timedelta(0)}
 
 
 @pytest.mark.parametrize(

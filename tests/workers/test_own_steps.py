@@ -17,9 +17,11 @@ import trident.workers
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopiedRows, CopyAsOf, CopyMark, LocalCopy
 from trident.workers.arrow_plan import ArrowPlan, ArrowSegment, OwnPlan
+from trident.workers.best_row import BestOfBatch
 from trident.workers.chain import Chain, Frame, Keep, Meter, Step
 from trident.workers.failures import Label
 from trident.workers.look_up import LookUp
+from trident.workers.meetings import FirstRows
 from trident.workers.own_steps import Columns, SplitText
 from trident.workers.reports import LeftToSpark
 
@@ -53,6 +55,8 @@ OWN = {
 NEED_ALL = {
     "Aggregated",
     "AsTheyAre",
+    "BestOfBatch",
+    "FirstRows",
     "GatherFromCopy",
     "Gathered",
     "NewRows",
@@ -132,6 +136,21 @@ def test_a_value_that_arrow_cannot_read_is_left_to_spark_where_it_can_compute_th
         chain = Chain((Keep(Label("filter", "here:1"), bool, ("text",), ("text",)),), rows.schema, "", spark_too)
         with pytest.raises(error):
             list(chain(iter([rows])))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        FirstRows(pa.schema([("day", pa.date32())]), 1, "day", False),
+        BestOfBatch(Label("max", ""), ("day",), True, None, ("day",), ()),
+    ],
+    ids=["first rows", "best row"],
+)
+def test_a_date_beyond_those_of_python_is_left_to_spark_where_it_can_compute_the_same(step: Step) -> None:
+    days = pa.RecordBatch.from_arrays([pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())], names=["day"])
+    for spark_too, error in ((True, LeftToSpark), (False, (OverflowError, ValueError))):
+        with pytest.raises(error):
+            list(Chain((step,), days.schema, "", spark_too)(iter([days])))
 
 
 def test_a_stored_text_that_is_not_utf_8_is_left_to_spark(tmp_path: Path) -> None:

@@ -31,7 +31,12 @@ _TRIES = 10
 
 def is_long(values: Sequence[Any]) -> bool:
     """Tells whether a request's arguments may become more rows than should be held beside those of others."""
-    return sum(len(value) for value in values if isinstance(value, (str, bytes))) > _ARGUMENT_CHARS_MAX
+    return length(values) > _ARGUMENT_CHARS_MAX
+
+
+def length(values: Sequence[Any]) -> int:
+    """The characters and bytes of a request's arguments."""
+    return sum(len(value) for value in values if isinstance(value, (str, bytes)))
 
 
 class StatesAsOf:

@@ -162,13 +162,12 @@ class DrpcRequests:
                 raise not_leading(self._topology) from error
             raise
         finally:
+            if together is not None and not waiting.answer.done():  # too late, or the caller was interrupted
+                together.leave(waiting)  # first: from here on no job of its own begins
             with self._lock:
                 alone = self._running.pop(request.request_id, None)
-            if not waiting.answer.done():  # too late, or the caller was interrupted
-                if together is not None:
-                    together.leave(waiting)
-                if alone is not None:
-                    self._cancel(request.request_id, alone)
+            if alone is not None:
+                self._cancel(request.request_id, alone)
 
     def _wait(self, waiting: Waiting, together: Together | None) -> None:
         """Waits until a request is answered, or its time is over."""
@@ -210,7 +209,7 @@ class DrpcRequests:
         """Has a request answered by Spark jobs of its own."""
         request = RequestId(waiting.request_id)
         with self._lock:
-            if self._closed:
+            if self._closed or waiting.answer.done():
                 waiting.answer.cancel()
                 return
             answer = self._threads.submit(self._answer, plan, waiting.values, request, waiting.deadline)

@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
+from trident.drpc.in_driver import length
 from trident.planning.requests import DrpcPlan
 from trident.workers.requests import ALONE, ANSWERED, FAILED, LATER, MOVED, Outcome
 
@@ -29,10 +30,14 @@ _BATCH_SECS = 0.2
 REQUESTS_MAX = 64
 # While it is not known how long a request takes.
 _FIRST = 8
+# A job takes no further request where those that it has are so long together, in characters and bytes.
+_LENGTH_MAX = 1 << 20
 # Requests of a job that takes longer are asked again, each alone.
 SLOW_SECS = 1.0
 # One job is computed while the next is prepared; of requests that take a job each, more run side by side.
 _JOBS, _JOBS_ALONE = 2, 16
+# Of all functions and leaderships in this process: no job group is of two jobs.
+_NUMBERS = itertools.count(1)
 # How often states may move on between the look at their transaction and their look-up.
 _TRIES = 5
 # The weight of the last request in the mean time of one.
@@ -64,12 +69,14 @@ class Job:
     Attributes:
         name: its job group; of one request with the request's id.
         given_up: it was cancelled, and its requests are elsewhere.
+        ended: its thread settles its requests: it is given up no more.
     """
 
     name: str
     waiting: Sequence[Waiting]
     began: float
     given_up: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,6 @@ class Together:
         self._running: set[Job] = set()
         self._threads, self._secs = 0, 0.0
         self._closed = False
-        self._numbers = itertools.count(1)
 
     def put(self, waiting: Waiting) -> None:
         """Has a request answered, in its future."""
@@ -133,12 +139,15 @@ class Together:
         """A caller waits for long: its job may be one that another request keeps from ending."""
         with self._lock:
             job = waiting.job
-            slow = job is not None and len(job.waiting) > 1 and time.monotonic() - job.began > SLOW_SECS
-            if job is None or not slow or job.given_up or self._closed:
-                return
-            job.given_up = True
-            self._secs = max(self._secs, SLOW_SECS)  # requests go alone until they are seen to be quick
-            self._again(job.waiting)
+            if job is not None:
+                if len(job.waiting) == 1 or not _is_slow(job) or job.given_up or job.ended or self._closed:
+                    return
+                job.given_up = True
+                self._secs = max(self._secs, SLOW_SECS)  # requests go alone until they are seen to be quick
+                self._again(job.waiting)
+        if job is None:  # jobs of one request may hold all threads
+            self._begin()
+            return
         log.info("requests of function %s take long: each is asked in a job of its own", self._plan.function)
         self._cancel(job.name)
         self._begin()
@@ -148,7 +157,7 @@ class Together:
         waiting.answer.cancel()
         with self._lock:
             job = waiting.job
-            if job is None or job.given_up or not all(one.answer.done() for one in job.waiting):
+            if job is None or job.given_up or job.ended or not all(one.answer.done() for one in job.waiting):
                 return
             job.given_up = True
         self._cancel(job.name)
@@ -175,20 +184,28 @@ class Together:
     def _begin(self) -> None:
         """Begins one more thread of jobs, where one more job may run."""
         with self._lock:
-            at_once = _JOBS_ALONE if self._singles or self._limit() == 1 else _JOBS
+            # A job that takes long keeps no other request from its turn.
+            more = min(_JOBS + sum(map(_is_slow, self._running)), _JOBS_ALONE)
+            at_once = _JOBS_ALONE if self._singles or self._limit() == 1 else more
             if self._closed or self._threads >= at_once or not (self._waiting or self._singles):
                 return
             self._threads += 1
         try:
             self._submit(self._jobs)
-        except RuntimeError:  # no thread is begun any more
-            self.close()
+        except RuntimeError as error:  # none can be begun now: the next request, or a caller that waits, tries again
+            log.info("no thread for requests of function %s: %s", self._plan.function, error)
+            with self._lock:
+                self._threads -= 1
 
     def _jobs(self) -> None:
         while (job := self._take()) is not None:
             self._begin()
             try:
                 self._answer(job)
+            except Exception as error:  # not the job's, whose errors are answers too
+                log.exception("requests of function %s could not be settled", self._plan.function)
+                for one in job.waiting if not job.given_up else ():
+                    fail(one.answer, error)
             finally:
                 with self._lock:
                     self._running.discard(job)
@@ -197,17 +214,19 @@ class Together:
         """The requests of the next job; None where the thread is to end."""
         with self._lock:
             taken: list[Waiting] = []
+            size = 0
             from_ = self._singles if self._singles else self._waiting
             limit = 1 if self._singles else self._limit()
-            while from_ and len(taken) < limit and not self._closed:
+            while from_ and len(taken) < limit and size < _LENGTH_MAX and not self._closed:
                 one = from_.popleft()
                 if not one.answer.done():
                     taken.append(one)
+                    size += length(one.values)
             if not taken:
                 if not (self._waiting or self._singles) or self._closed:
                     self._threads -= 1
                     return None
-            name = taken[0].request_id if len(taken) == 1 else f"{self._plan.function}-{next(self._numbers)}"
+            name = taken[0].request_id if len(taken) == 1 else f"{self._plan.function}-{next(_NUMBERS)}"
             job = Job(f"trident-drpc-{name}", taken, time.monotonic())
             for one in taken:
                 one.job = job
@@ -225,18 +244,27 @@ class Together:
         try:
             found = self._run_job(self._plan, job)
         except Moved:
-            self._moved(job.waiting)
+            if not self._was_given_up(job):
+                self._moved(job.waiting)
         except Exception as error:
             self._failed(job, error)
         else:
-            if found is None:
+            elsewhere = self._was_given_up(job)
+            if found is not None:
+                self._settle(job, found, elsewhere)
+            elif not elsewhere:
                 self._go_alone(job.waiting)
-            else:
-                self._settle(job, found)
+
+    def _was_given_up(self, job: Job) -> bool:
+        """Tells whether a job that has ended was given up; from here on it is not."""
+        with self._lock:
+            job.ended = True
+            return job.given_up
 
     def _failed(self, job: Job, error: Exception) -> None:
         """The job failed as a whole: a worker died, or it was cancelled."""
         with self._lock:
+            job.ended = True
             if job.given_up or self._closed:
                 return
             several = len(job.waiting) > 1
@@ -246,7 +274,12 @@ class Together:
         if not several:
             self._go_alone(job.waiting)
 
-    def _settle(self, job: Job, found: Found) -> None:
+    def _settle(self, job: Job, found: Found, elsewhere: bool) -> None:
+        """Gives the requests their answers.
+
+        Args:
+            elsewhere: those without one have a job of their own already.
+        """
         later: list[Waiting] = []
         moved: list[Waiting] = []
         alone: list[Waiting] = []
@@ -266,6 +299,8 @@ class Together:
                     fail(one.answer, told)
             else:
                 {LATER: later, MOVED: moved, ALONE: alone}[outcome.kind].append(one)
+        if elsewhere:
+            return
         self._moved(moved)
         self._go_alone(alone)
         self._put_back(later)
@@ -293,6 +328,10 @@ class Together:
     def _learn(self, secs: float) -> None:
         with self._lock:
             self._secs = secs if not self._secs else (1 - _WEIGHT) * self._secs + _WEIGHT * secs
+
+
+def _is_slow(job: Job) -> bool:
+    return time.monotonic() - job.began > SLOW_SECS
 
 
 def settle(answer: Future[Any], result: Any) -> None:

@@ -21,7 +21,7 @@ from trident.states.core.copyable import why_not_copied
 from trident.states.core.names import backquoted
 from trident.udf.signatures import call_site, check_arity, check_for_workers, function_location
 from trident.udf.types import PLAIN
-from trident.workers.best_row import BestRow
+from trident.workers.best_row import BestOfBatch, BestRow
 from trident.workers.chain import Step
 from trident.workers.failures import Label
 from trident.workers.meetings import FirstRows
@@ -118,7 +118,7 @@ class ExtremeOp(Operation):
             return None
         names = names_of(self.fields)
         label = Label(self.describe(), "")
-        return _step(self.fields, BestRow(label, self.by, self.greatest, None, names, ()))
+        return _step(self.fields, BestOfBatch(label, self.by, self.greatest, None, names, ()))
 
     def describe(self) -> str:
         return f"the row with the {'greatest' if self.greatest else 'least'} {', '.join(self.by)}"

@@ -1,4 +1,4 @@
-"""The least or greatest row of a Spark partition, on a worker. Imported by workers: keep its imports light."""
+"""The least or greatest row of a Spark partition or a batch. Imported by workers: keep its imports light."""
 
 from __future__ import annotations
 
@@ -72,3 +72,10 @@ class BestRow(Step):
             return better or not (key < than if self.greatest else than < key)
         worse = key < than if self.greatest else than < key
         return not worse and order >= before
+
+
+@dataclass(frozen=True)
+class BestOfBatch(BestRow):
+    """The least or greatest row of the batch, whose rows are together."""
+
+    needs_all = True

@@ -315,7 +315,8 @@ class Chain:
                 if frame.length:
                     arrays = [_of_type(frame.array(field.name), field.type) for field in self.schema]
                     yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:  # to Spark a text is bytes, UTF-8 or not
+        # To Spark a text is bytes, UTF-8 or not, and a date may be beyond Python's. Users' errors are none of these.
+        except (pa.ArrowException, ValueError, ArithmeticError) as error:
             if self.spark_too:
                 raise left_to_spark(error) from error
             raise

@@ -14,6 +14,10 @@ import pyarrow as pa
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
 from trident.workers.order import Ordered
+from trident.workers.reports import left_to_spark
+
+# Joins that become more rows are Spark's: they are held as Python objects here.
+_PAIRS_MAX = 200_000
 
 
 @dataclass(frozen=True)
@@ -160,9 +164,12 @@ class Joined(Step):
                 there.setdefault(key, []).append(at)
             missing: list[int | None] = [None] if self.outer[side] else []
             before = {key for key, _ in joined}
+            new = [key for key in there if key not in before] if not inner else []
+            count = sum(len(there.get(key) or missing) for key, _ in joined) + sum(len(there[key]) for key in new)
+            if count > _PAIRS_MAX:
+                raise left_to_spark(f"a join of {count:,} rows")
             joined = [(key, _with(row, side, at)) for key, row in joined for at in there.get(key) or missing]
-            if not inner:
-                joined += [(key, _with(nothing, side, at)) for key in there if key not in before for at in there[key]]
+            joined += [(key, _with(nothing, side, at)) for key in new for at in there[key]]
         return [row for _, row in joined]
 
     def _keys(
@@ -195,6 +202,8 @@ class FirstRows(Step):
         by: the field that orders them, nulls last; None: the order in which they come. Of equal ones the earlier first.
         reverse: the greatest first.
     """
+
+    needs_all = True
 
     schema: pa.Schema
     n: int

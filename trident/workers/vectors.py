@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trident.states.core.plain_values import in_utc
 from trident.workers.chain import Frame, Step
 from trident.workers.failures import Label, fail
 from trident.workers.values import WrongValue, _type_text, cut_repr
@@ -47,7 +48,8 @@ class Call:
         fail(self.label, error, {}, place=f"for a piece of {frame.length} rows", **details)
 
     def _arguments(self, frame: Frame) -> list[Any]:
-        arrays = [frame.array(name) for name in self.inputs]
+        # Arrow's instants are in the session's zone, or in UTC in a request's job; functions see them in UTC.
+        arrays = [in_utc(frame.array(name)) for name in self.inputs]
         if self.kind == "pandas":
             series = [_to_pandas(array, name) for name, array in zip(self.inputs, arrays)]
             if not self.table:

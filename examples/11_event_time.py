@@ -43,7 +43,7 @@ views = [
 ]
 buys = [[(at(12), "ann", "b1")], [], [], [(at(121), "zoe", "b2")]]
 
-topology = TridentTopology("shop")
+topology = TridentTopology("shop-visits")
 viewed = (
     topology.new_stream("views", FixedBatchSpout("view string, viewed_at timestamp, user string, item string", views))
     .with_watermark("viewed_at", "2 minutes")

@@ -348,9 +348,10 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
     def late_on_copies(*_: Any) -> Any:
         if fails:
             raise StaleCopy(look_up.told("counts", ValueError("damaged")))
-        return "pass", {}
+        return {}
 
-    runner = SimpleNamespace(_copies=copies, _copies_for=lambda *_: {"counts": 1}, _late_by_spark=lambda *_: {})
+    runner = SimpleNamespace(_copies=copies, _host_copies=None, _workers_are_here=True)
+    runner._copies_for, runner._late_by_spark = lambda *_: ("pass", {"counts": 1}), lambda *_: {}
     runner._late_on_copies = late_on_copies
     form, _ = SparkBatchRunner._stage_late(runner, TransactionAttempt(3, 0), {}, {})
     assert (form, told) == (

@@ -145,8 +145,8 @@ class LocalStorage:
             if durable:
                 os.fsync(file.fileno())
 
-    def output(self, path: AnyPath) -> BinaryIO:
-        return _Output(open(local(path), "xb", buffering=0))
+    def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
+        return _Output(open(local(path), "xb", buffering=0)) if durable else open(local(path), "xb")
 
     @contextmanager
     def append(self, path: AnyPath) -> Iterator[Appending]:

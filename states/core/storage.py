@@ -106,8 +106,8 @@ class Storage(Protocol):
             FileExistsError: the name is taken.
         """
 
-    def output(self, path: AnyPath) -> BinaryIO:
-        """A new file that is written piece by piece; whole and durable once its ``close`` returns.
+    def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
+        """A new file that is written piece by piece; whole once its ``close`` returns, and durable unless told not.
 
         A process that dies before may leave a part of it: such a file is named nowhere.
         """
@@ -203,8 +203,8 @@ def create(path: AnyPath, data: bytes, durable: bool = True) -> None:
     storage_for(path).create(path, data, durable)
 
 
-def output(path: AnyPath) -> BinaryIO:
-    return storage_for(path).output(path)
+def output(path: AnyPath, durable: bool = True) -> BinaryIO:
+    return storage_for(path).output(path, durable)
 
 
 def append(path: AnyPath) -> AbstractContextManager[Appending]:

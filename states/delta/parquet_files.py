@@ -62,6 +62,7 @@ class FileTarget:
         codec: the Parquet codec.
         sorted_by: the columns by which a file's rows are in order; none: as they come.
         distinct: columns that hardly have a value twice: a dictionary of them would cost, and save nothing.
+        durable: whether its files outlive a power cut; no log entry may name one that does not.
     """
 
     name: str
@@ -72,6 +73,7 @@ class FileTarget:
     codec: str = "snappy"
     sorted_by: Sequence[str] = ()
     distinct: Sequence[str] = ()
+    durable: bool = True
 
 
 def writer_of(
@@ -197,7 +199,7 @@ class _OpenFile:
         if self._writer is None:
             root = self._target.root
             storage.make_folder(storage.join(root, self._target.folder), storage.anchor_of(root))
-            self._file = storage.output(self._full)
+            self._file = storage.output(self._full, self._target.durable)
             bounded = _with_statistics(table.schema)
             self._writer = pq.ParquetWriter(
                 self._file,

@@ -46,6 +46,7 @@ class StagingTarget:
         root: the table's folder.
         txid_column: a hidden bigint column that holds the txid, or None.
         sorted_by: the columns by which the rows of each file are in order.
+        durable: whether its files outlive a power cut; not so those that only this attempt reads, in its turn.
     """
 
     name: str
@@ -53,6 +54,7 @@ class StagingTarget:
     partition_columns: Sequence[str] = ()
     txid_column: str | None = None
     sorted_by: Sequence[str] = ()
+    durable: bool = True
 
 
 def attempt_folder(incarnation: str, attempt: TransactionAttempt) -> str:
@@ -70,7 +72,7 @@ def stage(
 ) -> dict[str, list[StagedFile]]:
     """Writes each target's rows with one Spark job and returns the files of committed tasks.
 
-    Every file and every folder above it is on disk (fsync) when this returns.
+    Every file of a durable target and every folder above it is on disk (fsync) when this returns.
     Nothing of it is visible: no Delta log names it.
 
     Args:
@@ -106,7 +108,14 @@ def stage_tables(
     def run(attempt_property: str) -> Iterator[Mapping[str, Any]]:
         for target in targets:
             columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-            file = FileTarget(target.name, str(target.root), partition_columns=columns, codec=codec, sorted_by=order)
+            file = FileTarget(
+                target.name,
+                str(target.root),
+                partition_columns=columns,
+                codec=codec,
+                sorted_by=order,
+                durable=target.durable,
+            )
             batches = tables[target.name].to_batches()
             yield from write_partition(of_attempt(file, target.txid_column, attempt_property), batches)
 
@@ -142,7 +151,7 @@ def stage_by(
         for target in targets:
             files = staged[target.name]
             files.sort(key=lambda file: file.path)
-            if files:
+            if files and target.durable:
                 fsync_folders(target.root, folder)
         return staged
 
@@ -158,7 +167,7 @@ def reports_of(frames: Mapping[str, "DataFrame"], targets: Sequence[StagingTarge
 def _written(frame: Any, target: StagingTarget, codec: str) -> "DataFrame":
     """``frame.mapInArrow(…)``, which looks its columns up by name and finds none with a dot in it."""
     columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-    table = _Table(target.name, str(target.root), columns, order, target.txid_column, codec)
+    table = _Table(target.name, str(target.root), columns, order, target.txid_column, codec, target.durable)
     udf = _writer(frame.sparkSession.sparkContext, table, tuple(frame.columns))
     return ClassicDataFrame(frame._jdf.mapInArrow(udf._jc, False, None), frame.sparkSession)
 
@@ -173,6 +182,7 @@ class _Table:
     sorted_by: tuple[str, ...]
     txid_column: str | None
     codec: str
+    durable: bool
 
 
 # Pickled once for each table, and not with every batch.
@@ -185,6 +195,7 @@ def _writer(context: Any, table: _Table, columns: tuple[str, ...]) -> Any:
         partition_columns=table.partition_columns,
         codec=table.codec,
         sorted_by=table.sorted_by,
+        durable=table.durable,
     )
     udf = make(
         writer_of(target, table.txid_column),

@@ -153,7 +153,7 @@ class Spill:
     def __init__(self, folder: str, root: str, schema: pa.Schema, parts: int) -> None:
         self._folder = folder
         storage.make_folder(folder, root)
-        self._files = [storage.output(self._path(part)) for part in range(parts)]
+        self._files = [storage.output(self._path(part), durable=False) for part in range(parts)]
         self._streams = [pa.ipc.new_stream(file, schema) for file in self._files]
 
     def _path(self, part: int) -> str:

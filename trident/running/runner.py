@@ -103,7 +103,7 @@ class SparkBatchRunner:
         self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
         self._batch_partitions = batch_partitions
         self._boundaries = [
-            StagingTarget(name, folder / "boundaries" / name) for name in plan.lowered.staged_boundaries
+            StagingTarget(name, folder / "boundaries" / name, durable=False) for name in plan.lowered.staged_boundaries
         ]
         beside = set(plan.message_tables.values())
         self._late = [target for target in targets if target.name in plan.late_states]

@@ -187,7 +187,7 @@ class WarmUp:
                 for binding in plan.bindings
                 if binding.name not in (*plan.late_states, *own) and not binding.state_kind.only_with_rows
             ]
-            boundaries = [StagingTarget(name, self._folder) for name in plan.lowered.staged_boundaries]
+            boundaries = [StagingTarget(name, self._folder, durable=False) for name in plan.lowered.staged_boundaries]
             stage(frames, [*map(self._target, names), *boundaries], "early", _REHEARSED, self._codec, STAGE)
 
     def _late(self, plan: GroupPlan) -> None:

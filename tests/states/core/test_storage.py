@@ -79,6 +79,10 @@ def test_what_a_task_writes_piece_by_piece_is_durable_once_it_is_closed(tmp_path
     assert flushed == [str(tmp_path / "a")] and storage.read(tmp_path / "a") == b"one two"
     with pytest.raises(FileExistsError):
         storage.output(tmp_path / "a")
+    flushed.clear()
+    with storage.output(tmp_path / "b", durable=False) as file:
+        file.write(b"for a moment")
+    assert flushed == [] and storage.read(tmp_path / "b") == b"for a moment"
 
 
 def test_one_appends_at_a_time_and_a_torn_end_can_be_cut_off(tmp_path: Path, flushed: list[str]) -> None:

@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "states/core/local_copy.py": (9, "a copy beside the workers, which is thrown away when it is doubted"),
     "states/keyed/copies.py": (3, "the folder of copies on a disk of this host, outside of the warehouse"),
     "states/core/sorted_runs.py": (1, "runs in the folder of such a copy, while it is filled"),
-    "states/core/local_storage.py": (37, _STORAGE),
+    "states/core/local_storage.py": (38, _STORAGE),
     "states/keyed/merge_worker.py": (1, "the pipe to its parent"),
     "states/maps/sqlite_file.py": (1, _SQLITE),
     "trident/commands/user_file.py": (4, _SESSION),

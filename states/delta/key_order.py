@@ -31,7 +31,8 @@ def positions_in_order(keys: Sequence[Any]) -> pa.Array:
     """The positions of rows in the order of one or more columns, ascending, nulls last; equal rows stay in order."""
     # By numbered names: Arrow would take a name that begins with "." or "[" for a path into a struct.
     rows = pa.table({f"k{n}": key for n, key in enumerate(keys)})
-    return pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_end") for name in rows.column_names])
+    # Pairs: Arrow puts nulls last by itself, and before its version 25 it takes no third part that says so.
+    return pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in rows.column_names])
 
 
 def rows_in_a_group(rows: int) -> int:

@@ -10,14 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trident.states.delta import parquet_files
+from trident.states.delta import key_order, parquet_files
 from trident.states.delta.parquet_files import FileTarget, write_partition
 
 UTC = datetime.timezone.utc
@@ -64,7 +66,7 @@ def test_no_rows_no_file(tmp_path: Path) -> None:
 _WORKER = """
 import gc, sys
 import pyarrow as pa
-from trident.states.delta import parquet_files
+from trident.states.delta import key_order, parquet_files
 parquet_files._attempt_of_job = lambda: '{"folder": "data/i/1-0-aa", "txid": 1}'
 write = parquet_files.writer_of(parquet_files.FileTarget("t", sys.argv[1]))
 list(write([pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], ["n"])]))
@@ -98,6 +100,18 @@ def test_a_sorted_file_has_its_rows_in_order_in_row_groups_of_one_range_each(tmp
     assert [row["word"] for row in rows] == [*sorted(keys[1:]), None]
     found = [file.metadata.row_group(n).column(1).statistics for n in range(file.num_row_groups)]
     assert len(found) == 3 and all(a.max < b.min for a, b in zip(found, found[1:]))
+
+
+def test_sort_keys_are_pairs_which_every_arrow_that_we_take_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its version 25 Arrow unpacks each into a name and an order."""
+    sort = pc.sort_indices
+
+    def older(rows: pa.Table, sort_keys: list[Any]) -> pa.Array:
+        return sort(rows, sort_keys=[(name, order) for name, order in sort_keys])
+
+    monkeypatch.setattr(pc, "sort_indices", older)
+    keys = [pa.array([2, None, 1, 1]), pa.array(["a", "b", None, "c"])]
+    assert key_order.positions_in_order(keys).to_pylist() == [3, 2, 0, 1]
 
 
 @pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, 1.0]])

@@ -3,33 +3,48 @@
 The Python workers of a host share its copies. One of them at a time, under the lock of the copy's folder, finds the
 copy and brings it on by the files of the state's log, or builds it; all others find it as of their transaction and
 read. The worker does this in a thread: a task waits for it a moment only, then it fails with a named error, and the
-leader reads the tables meanwhile. A file on the disk counts by its mark alone, and a mark by the state's log.
+leader reads the tables meanwhile. A worker ends with the task that fails, and its thread too, so it starts a process
+that outlives it and brings the copy up, however long that takes: one for each copy, which ends with the executor.
+
+A file on the disk counts by its mark alone, and a mark by the state's log.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trident.coordinators import faults
 from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
+from trident.states.core.import_path import import_path
 from trident.states.core.local_copy import CopyAsOf, CopyMark, StaleCopy, copies_in, look_up
+from trident.states.core.storage import LockHeld
 from trident.states.delta.log_tables import LogTables
 from trident.states.keyed.copies import copies_folder, own_folder
 from trident.states.keyed.copy_combine import arrow_schema
 from trident.states.keyed.sent_copy import SentCopy
-from trident.states.keyed.state_copy import StateCopy, digest_of
+from trident.states.keyed.state_copy import LogIsPast, NotNow, StateCopy, digest_of
 
 log = logging.getLogger(__name__)
 HOST = faults.register("copy.host", "taking the lock of a state's copies on an executor's host")
 
 # So long a task waits for its copy; the transaction waits for the task.
 WAIT_SECS = 1.0
+# So long the process waits for a worker that is at it, which ends with its task or has brought the copy up by then.
+_WORKER_SECS = 60.0
+_LOOK_SECS = 1.0
 _NO_LIMIT = 1 << 62
 _EXECUTORS = "executors"
+_PROCESS = "import sys; sys.path[:] = sys.argv[1:]; from trident.states.keyed.host_copy import main; main()"
 
 
 class NotReady(StaleCopy):
@@ -45,7 +60,7 @@ def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
         host, boot: the machine and its boot; a copy of another boot, or of processes with other pids, is another one.
 
     Raises:
-        NotReady: it is being brought up.
+        NotReady: it is being brought up, by a process that goes on when this one ends.
         StaleCopy: there is none here.
     """
     bringer = _bringer(sent, host, boot)
@@ -53,25 +68,45 @@ def bring(sent: SentCopy, host: str, boot: str) -> CopyAsOf:
     while (found := bringer.ready(sent)) is None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise NotReady(f"the copy of state {sent.state.name} on {host} is being brought up")
+            raise bringer.leave_to_a_process(sent)
         bringer.start(sent).join(left)
         bringer.check(sent)
     return found
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the copies of one state are on this host.
+
+    Attributes:
+        anchor: a folder that is there.
+        base: the folder of the copies.
+        host, boot: as :func:`bring`.
+    """
+
+    anchor: Path
+    base: Path
+    host: str
+    boot: str
+
+
 class _Bringer:
     """Brings the copies of one state on, in a thread at a time."""
 
-    def __init__(self, sent: SentCopy, anchor: Path, base: Path, host: str, boot: str) -> None:
+    def __init__(self, sent: SentCopy, place: _Place) -> None:
         self.key = sent.state, sent.repair, sent.bytes_max
-        self._anchor, self._base, self._host, self._state = anchor, base, host, sent.state
-        made_for = f"{boot} {sent.repair}"
+        self._place, self._base, self._state = place, place.base, sent.state
+        self._process_lock, self._failure = self._base / "process.lock", self._base / "process.failed"
+        made_for = f"{place.boot} {sent.repair}"
         self._digest = digest_of(sent.state, made_for)
         self._schema = arrow_schema(sent.state.schema)
         self._keys = RowCodec(self._schema, sent.state.keys).keys
-        self._copy = StateCopy(LogTables(), Path(sent.warehouse), sent.state, base, sent.bytes_max, _NO_LIMIT, made_for)
+        self._copy = StateCopy(
+            LogTables(), Path(sent.warehouse), sent.state, self._base, sent.bytes_max, _NO_LIMIT, made_for
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._process: "subprocess.Popen[bytes] | None" = None
         self._error: tuple[SentCopy, BaseException] | None = None
 
     def ready(self, sent: SentCopy) -> CopyAsOf | None:
@@ -98,21 +133,99 @@ class _Bringer:
         """Raises why the thread could not bring up this one."""
         failed, self._error = self._error, None
         if failed is not None and failed[0] == sent:
-            raise StaleCopy(f"there is no copy of {sent.state.name} on {self._host}", found=failed[1]) from failed[1]
+            raise StaleCopy(
+                f"there is no copy of {sent.state.name} on {self._place.host}", found=failed[1]
+            ) from failed[1]
+
+    def leave_to_a_process(self, sent: SentCopy) -> StaleCopy:
+        """Has a process bring the copy up, unless one does; the error of the task, which does not wait for it."""
+        with self._lock:
+            if not self._is_a_process_at_it():
+                self._process = _started(sent, self._place)
+        of = f"the copy of state {self._state.name} on {self._place.host}"
+        try:
+            failure = storage.read(self._failure).decode(errors="replace")
+        except OSError:
+            return NotReady(f"{of} is being brought up")
+        return StaleCopy(f"{of} could not be brought up, which is tried again", found=failure)
+
+    def go_on(self, sent: SentCopy) -> None:
+        """In the process: brings a copy up to the transaction, or to a later one; leaves a note where it cannot."""
+        with suppress(LockHeld), storage.lock(self._process_lock, self._place.anchor, timeout_secs=0):
+            try:
+                self._brought(sent, in_a_process=True)
+            except (LockHeld, NotNow):
+                pass  # another one is at it, or was faster: the next task sees
+            except Exception as error:
+                with suppress(OSError):
+                    storage.write(self._failure, str(error).encode(), durable=False)
+
+    def _is_a_process_at_it(self) -> bool:
+        if self._process is not None and self._process.poll() is None:
+            return True
+        try:
+            with storage.lock(self._process_lock, self._place.anchor, timeout_secs=0):
+                return False
+        except LockHeld:
+            return True
 
     def _bring(self, sent: SentCopy) -> None:
         try:
-            with faults.fault_point(HOST):
-                held = storage.lock(self._base / "host.lock", self._anchor)
-            with held:
-                if self.ready(sent) is None:
-                    try:
-                        self._copy.as_of(sent.txid, sent.commit)
-                    finally:
-                        self._copy.leave()
+            self._brought(sent)
         except Exception as error:
             log.info("the copy of state %s cannot be brought up on this host: %s", self._state.name, error)
             self._error = sent, error
+
+    def _brought(self, sent: SentCopy, in_a_process: bool = False) -> None:
+        with faults.fault_point(HOST):
+            held = storage.lock(
+                self._base / "host.lock", self._place.anchor, timeout_secs=_WORKER_SECS if in_a_process else None
+            )
+        with held:
+            if self.ready(sent) is not None:
+                return
+            try:
+                self._copy.as_of(sent.txid, sent.commit)
+            except LogIsPast:
+                if not in_a_process:
+                    raise
+                self._copy.as_of(None)  # the batches have gone on meanwhile: their next task will be behind that
+            finally:
+                self._copy.leave()
+            storage.try_delete(self._failure)
+
+
+def _started(sent: SentCopy, place: _Place) -> "subprocess.Popen[bytes]":
+    """The process that brings a copy up; it lives as long as that takes and the parent of this one, Spark's daemon."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, *import_path()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StaleCopy(f"no process can be started for the copy of {sent.state.name}", found=error) from error
+    assert process.stdin is not None
+    with suppress(OSError), process.stdin:  # where it has ended already, the next task has another started
+        process.stdin.write(pickle.dumps((sent, place, os.getppid())))
+    return process
+
+
+def main() -> None:
+    """The process that brings a copy up: reads from standard input which one."""
+    sent, place, daemon = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
+    _Bringer(sent, place).go_on(sent)
+
+
+def _end_with(process: int) -> None:
+    with suppress(OSError):
+        while True:
+            os.kill(process, 0)  # asks whether it is there
+            time.sleep(_LOOK_SECS)
+    os._exit(1)  # as a kill would: half a copy has no mark
 
 
 _bringers: dict[Path, _Bringer] = {}
@@ -127,5 +240,5 @@ def _bringer(sent: SentCopy, host: str, boot: str) -> _Bringer:
     with _lock:
         known = _bringers.get(base)
         if known is None or known.key != (sent.state, sent.repair, sent.bytes_max):
-            known = _bringers[base] = _Bringer(sent, own.parent, base, host, boot)
+            known = _bringers[base] = _Bringer(sent, _Place(own.parent, base, host, boot))
         return known

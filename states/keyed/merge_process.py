@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-import pyarrow as pa
-
+from trident.states.core.import_path import import_path
 from trident.states.keyed.merge_files import MergedFiles, MergeJob
 
 _LOOK_SECS = 0.1
@@ -94,7 +90,7 @@ class MergeProcess:
             return self._process
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, *_import_path()],
+                [sys.executable, "-c", _WORKER, *import_path()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -110,14 +106,6 @@ class MergeProcess:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-
-def _import_path() -> list[str]:
-    """Where the worker finds modules: where this process does, but the user's folders behind all that it needs."""
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    own += [os.path.join(folder, "lib-dynload") for folder in own]
-    own += [str(Path(pa.__file__).parents[1]), str(Path(__file__).parents[3])]
-    return list(dict.fromkeys([*own, *(folder for folder in sys.path if os.path.isabs(folder))]))
 
 
 def _kill_when(process: "subprocess.Popen[bytes]", is_cancelled: Callable[[], bool], answered: threading.Event) -> None:

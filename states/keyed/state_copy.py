@@ -48,11 +48,11 @@ _TRIES = 5
 _OFF_SECS_MAX = 60.0
 
 
-class _NotNow(StaleCopy):
+class NotNow(StaleCopy):
     """There is no copy as of the transaction that is asked for; what there is may be asked for again."""
 
 
-class LogIsPast(_NotNow):
+class LogIsPast(NotNow):
     """The log has a later transaction than the one that is asked for: it is decided, and about to advance."""
 
 
@@ -148,7 +148,7 @@ class StateCopy:
                     with faults.fault_point(OPEN):
                         self._copy = self._found()
                 mark = self._bring_to(txid, commit)
-            except _NotNow:
+            except NotNow:
                 raise
             except (NotFollowed, TableMissing, Uncombinable) as error:
                 self._drop(error)
@@ -241,8 +241,10 @@ class StateCopy:
             if held.txid == txid and commit in (None, held.commit):
                 return held  # also where the log has the next transaction already
             mark = self._mark(txid, self._log, commit)
-            if commit is None and held.commit == mark.commit and held.txid >= mark.txid:
-                return held  # the transactions in between have changed nothing
+            if held.commit == mark.commit and held.txid >= mark.txid:
+                if commit is None:
+                    return held  # the transactions in between have changed nothing
+                raise NotNow(f"the copy of state {self._state.name} is as of transaction {held.txid} already")
             if held.txid < mark.txid and self._follow(held, mark, self._log):
                 return mark
         self._drop()
@@ -250,7 +252,7 @@ class StateCopy:
         mark = self._mark(txid, logged, commit)
         size = sum(file.size for table in (plain, logged) if table is not None for file in table.files.values())
         if self._builder is None and time.monotonic() < self._off_until:
-            raise _NotNow(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
+            raise NotNow(f"the copy of state {self._state.name} is not tried for a while", found=self._reason)
         if size <= self._inline_bytes:
             with self._counted():
                 self._copy, self._log = self._build(mark, plain, logged, merged)
@@ -263,14 +265,14 @@ class StateCopy:
                 daemon=True,
             )
             self._builder.start()
-        raise _NotNow(f"the copy of state {self._state.name} is being built")
+        raise NotNow(f"the copy of state {self._state.name} is being built")
 
     def _mark(self, txid: int | None, logged: TableFiles, commit: str | None) -> CopyMark:
         """The mark of the state as of a transaction.
 
         Raises:
             LogIsPast: it is past the transaction.
-            _NotNow: the log does not end with the commit that it should.
+            NotNow: the log does not end with the commit that it should.
         """
         check_own(self._state, logged.path, logged.control)
         txid = logged.control.txid if txid is None else txid
@@ -278,9 +280,7 @@ class StateCopy:
             raise LogIsPast(f"the log of state {self._state.name} is past transaction {txid}")
         mark = CopyMark(self._state.incarnation, txid, self._digest, commit_of(logged.control))
         if commit not in (None, mark.commit):
-            raise _NotNow(
-                f"the log of state {self._state.name} ends otherwise here", found=mark.commit, expected=commit
-            )
+            raise NotNow(f"the log of state {self._state.name} ends otherwise here", found=mark.commit, expected=commit)
         return mark
 
     def _is_followed(self, held: CopyMark) -> bool:

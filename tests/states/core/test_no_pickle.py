@@ -53,6 +53,7 @@ FROM_ITS_OWN_DRIVER = "a task reads what its own driver sent it, with the task"
 FROM_ITS_OWN_TASK = "a driver reads what its own task answered, in the result of its job"
 BY_A_PIPE = "a process and its own child, over the child's standard input and output"
 ALLOWED = {
+    ("states/keyed/host_copy.py", "main"): BY_A_PIPE,
     ("states/keyed/merge_process.py", "MergeProcess._asked"): BY_A_PIPE,
     ("states/keyed/merge_worker.py", "serve"): BY_A_PIPE,
     ("trident/workers/chain.py", "SentChain.__call__"): FROM_ITS_OWN_DRIVER,

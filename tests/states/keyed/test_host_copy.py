@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ import pytest
 
 from tests.keyed_helpers import Group, keyed
 from trident.coordinators import faults
+from trident.states.core import storage
 from trident.states.core.copy_rows import RowCodec
 from trident.states.core.local_copy import CopyAsOf, StaleCopy, look_up
 from trident.states.delta.kernel import KernelEngine
@@ -33,10 +35,12 @@ ROOT = Path(__file__).resolve().parents[3]
 BYTES_MAX = 1 << 28
 # A worker of another process: prints the values of the words that it is given, or why it has none.
 WORKER = """
-import pickle, sys
+import os, pickle, sys
+from trident.coordinators import faults
 from trident.states.keyed import host_copy
 from tests.states.keyed.test_host_copy import values
-host_copy.WAIT_SECS = 60.0
+host_copy.WAIT_SECS = float(os.environ["WAIT_SECS"])
+faults.arm(os.environ["ARMED_HERE"])  # in this process, and in none that it starts
 for line in sys.stdin:
     sent, words = pickle.loads(bytes.fromhex(line))
     try:
@@ -81,15 +85,20 @@ def hosts(tmp_path, monkeypatch) -> Callable[[str], None]:
 
     move("one")
     yield move
+    for bringer in host_copy._bringers.values():
+        if bringer._process is not None:
+            bringer._process.kill()
+            bringer._process.wait(60)
     faults.disarm()
 
 
 class Worker:
     """A Python worker of a host, in a process of its own."""
 
-    def __init__(self, host: Path, armed: str = "") -> None:
+    def __init__(self, host: Path, armed: str = "", armed_here: str = "", wait_secs: float = 60.0) -> None:
         host.mkdir(exist_ok=True)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(host), "TRIDENT_FAULTS": armed}
+        environment |= {"ARMED_HERE": armed_here, "WAIT_SECS": str(wait_secs)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER],
             env=environment,
@@ -116,8 +125,8 @@ class Worker:
 def workers(tmp_path):
     made: list[Worker] = []
 
-    def start(host: str = "one", armed: str = "") -> Worker:
-        made.append(Worker(tmp_path / host, armed))
+    def start(host: str = "one", armed: str = "", armed_here: str = "", wait_secs: float = 60.0) -> Worker:
+        made.append(Worker(tmp_path / host, armed, armed_here, wait_secs))
         return made[-1]
 
     yield start
@@ -200,6 +209,18 @@ def test_a_task_of_a_deposed_leader_gets_none_and_takes_none_back(group, tmp_pat
     assert copies(tmp_path) == [folder]
 
 
+def test_a_task_behind_transactions_that_changed_nothing_costs_no_copy(group, tmp_path):
+    leader = told(group)
+    publish(group, 1, 2)
+    before, behind = leader.as_of(["counts"], 4)["counts"], leader.as_of(["counts"], 3)["counts"]
+    assert values(before, words(group)) == group.expected("counts", 2)
+    (folder,) = copies(tmp_path)
+    with pytest.raises(StaleCopy, match="as of transaction 4 already"):
+        bring(behind)
+    assert copies(tmp_path) == [folder]
+    assert values(before, words(group)) == group.expected("counts", 2)
+
+
 def test_a_repair_and_another_incarnation_are_other_copies(group, tmp_path):
     publish(group, 1)
     sent = told(group).as_of(["counts"], 1)["counts"]
@@ -275,6 +296,62 @@ def test_workers_of_one_host_share_a_copy_and_none_waits_for_one_that_hangs(grou
     hangs._process.kill()
     monkeypatch.setattr(host_copy, "WAIT_SECS", 60.0)
     assert values(sent, asked) == group.expected("counts", 2)
+
+
+def test_a_copy_that_takes_longer_than_a_task_waits_comes_up_behind_the_task(group, tmp_path, workers):
+    """Spark ends a Python worker whose task has failed, and with it the thread that fills the copy."""
+    leader = told(group)
+    publish(group, 1, 2)
+    worker = workers(armed_here="copy.build:hang", wait_secs=0.2)
+    worker.ask(leader.as_of(["counts"], 2)["counts"], words(group))
+    assert worker.answer().startswith("none: NotReady")
+    publish(group, 3)  # the leader has read the tables, and the batches go on
+    worker._process.kill()
+    worker._process.wait(60)
+    sent = leader.as_of(["counts"], 3)["counts"]
+    bringer, deadline = host_copy._bringer(sent, "a host", "a boot"), time.monotonic() + 60
+    while bringer.ready(sent) is None:
+        assert time.monotonic() < deadline, "it never comes up"
+        time.sleep(0.05)
+    assert values(sent, words(group)) == group.expected("counts", 3)
+    assert bringer._thread is None and len(copies(tmp_path)) == 1, "the next task finds it"
+
+
+def test_one_process_brings_a_copy_up_and_tells_why_it_cannot(group):
+    publish(group, 1)
+    whole = told(group).as_of(["counts"], 1)["counts"]
+    small = replace(whole, bytes_max=1 << 12)
+    bringer = host_copy._bringer(small, "a host", "a boot")
+    with storage.lock(bringer._process_lock, bringer._place.anchor):
+        assert isinstance(bringer.leave_to_a_process(small), host_copy.NotReady)
+        assert bringer._process is None, "there is one already"
+    assert isinstance(bringer.leave_to_a_process(small), host_copy.NotReady)
+    assert bringer._process.wait(60) == 0
+    told_why = bringer.leave_to_a_process(small)
+    assert not isinstance(told_why, host_copy.NotReady) and "MDB_MAP_FULL" in str(told_why)
+    assert bringer._process.wait(60) == 0
+    assert values(whole, words(group)) == group.expected("counts", 1)
+    assert not bringer._failure.exists()
+
+
+def test_the_process_that_brings_a_copy_up_ends_with_the_executor(group, monkeypatch):
+    publish(group, 1)
+    sent = told(group).as_of(["counts"], 1)["counts"]
+    bringer, daemon = host_copy._bringer(sent, "a host", "a boot"), subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(os, "getppid", lambda: daemon.pid)
+    with storage.lock(bringer._base / "host.lock", bringer._place.anchor):  # so that it is never done
+        bringer.leave_to_a_process(sent)
+        while not _opened(bringer._process.pid, bringer._process_lock):
+            time.sleep(0.01)
+        daemon.kill()
+        daemon.wait(60)
+        assert bringer._process.wait(30) == 1
+    assert values(sent, words(group)) == group.expected("counts", 1)
+
+
+def _opened(process: int, path: Path) -> bool:
+    folder = Path(f"/proc/{process}/fd")
+    return any(os.path.realpath(one) == str(path) for one in folder.iterdir())
 
 
 def _held(lock: Path) -> bool:

@@ -98,7 +98,8 @@ def test_heaps_with_wide_references() -> None:
 def test_a_user_who_decides_is_left_alone(cache: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     assert jvm_options({}, ())
     assert not jvm_options({SETTING: "false"}, ())
-    assert not jvm_options({"spark.driver.extraJavaOptions": "-Xshare:off"}, ())
+    for name in ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions"):
+        assert not jvm_options({name: "-Xshare:off"}, ())
     monkeypatch.setenv(variable, "-XX:SharedArchiveFile=/mine.jsa")
     assert not jvm_options({}, ())
 
@@ -123,8 +124,12 @@ def test_a_running_jvm_is_told_nothing(cache: Path, monkeypatch: pytest.MonkeyPa
     assert not jvm_options({}, ())
 
 
-def test_an_archive_is_made_once_by_two_processes_and_used(cache: Path) -> None:
+def test_an_archive_is_made_once_by_two_processes_and_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = named()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit(7)")  # the user's own, in the folder where the process runs
     first, second = job_of(archive), job_of(archive)
     makers = [in_a_process(first), in_a_process(second)]
     codes = sorted(maker.wait(60) for maker in makers)
@@ -207,14 +212,14 @@ def test_archives_do_not_pile_up(cache: Path) -> None:
     ]
 
 
-def test_a_session_starts_where_the_jvm_dies_of_the_archive(cache: Path, tmp_path: Path) -> None:
-    """In place of an archive that makes the JVM crash, a Java that ends when it is given one."""
+@pytest.mark.parametrize("dies_of", ["SharedArchiveFile", "spark.app.name=dies"])
+def test_a_session_starts_where_the_jvm_dies_of_the_archive(cache: Path, tmp_path: Path, dies_of: str) -> None:
+    """In place of an archive that makes the JVM crash, a Java that ends when it is given one; or in any case."""
     real = Path(find_java()[0])
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
-        f'#!/bin/sh\ncase "$*" in *SharedArchiveFile*) echo died >> {tmp_path}/died; exit 134;; esac\n'
-        f'exec "{real}" "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *{dies_of}*) echo died >> {tmp_path}/died; exit 134;; esac\nexec "{real}" "$@"\n'
     )
     java.chmod(0o700)
     script = """
@@ -228,14 +233,20 @@ archive.write_bytes(b"crashes")
 facts = class_archive.ArchiveFacts(7, class_archive.checksum(archive), "")
 class_archive.write_facts(archive, facts, durable=False)
 assert "SharedArchiveFile" in session_confs(given)["spark.driver.extraJavaOptions"]
-spark = make_session("dies", given)
-print(json.dumps([spark.version[:2], archive.exists(), class_archive.refusal_path(archive).exists()]))
+try:
+    version = make_session("dies", given).version[:2]
+except Exception as error:
+    version = type(error).__name__
+print(json.dumps([version, archive.exists(), class_archive.refusal_path(archive).exists()]))
 """
     environment = {**os.environ, "JAVA_HOME": str(tmp_path / "jdk"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == ["4.", False, True]
-    assert (tmp_path / "died").read_text() == "died\n"
+    found, times = json.loads(done.stdout.splitlines()[-1]), (tmp_path / "died").read_text().count("died")
+    if dies_of == "SharedArchiveFile":
+        assert (found, times) == (["4.", False, True], 1)
+    else:  # it was not the archive
+        assert (found, times) == (["PySparkRuntimeError", True, False], 2)
 
 
 def test_jobs_go_to_the_process_as_they_are(cache: Path) -> None:
@@ -244,3 +255,80 @@ def test_jobs_go_to_the_process_as_they_are(cache: Path) -> None:
     shutil.rmtree(cache)
     assert class_archive_maker_main(job) == 1  # the user has cleaned up: nothing is made anew
     assert not cache.exists()
+
+
+def test_an_archive_that_the_jvm_was_never_told_of_is_not_blamed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of the user's own, which took none of our options."""
+    archive = named()
+    archive.write_bytes(b"x")
+    arguments: list[str] = []
+    monkeypatch.setattr(class_archive, "_arguments", lambda spark: arguments)
+    monkeypatch.setattr(class_archive, "is_used", lambda spark: False)
+    monkeypatch.setattr(class_archive, "_recording", None)
+    for told in (False, True):
+        monkeypatch.setattr(class_archive, "_given", archive)
+        monkeypatch.setattr(class_archive, "_asked_to_make", False)
+        arguments[:] = [f"-XX:SharedArchiveFile={archive}"] if told else ["-Xmx1g"]
+        class_archive.make_later(None)  # type: ignore[arg-type]
+        assert archive.exists() is not told
+
+
+def test_lists_of_processes_that_were_killed_do_not_pile_up(cache: Path) -> None:
+    named()
+    old, new = cache / "old.classes", cache / "new.classes"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    named()
+    assert not old.exists() and new.exists()
+
+
+def test_what_is_not_this_users_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = named()
+    cache.chmod(0o777)
+    assert jvm_options({}, ()) and cache.stat().st_mode & 0o777 == 0o700
+    archive.write_bytes(b"x")
+    facts = class_archive.ArchiveFacts(1, class_archive.checksum(archive), "")
+    class_archive.write_facts(archive, facts, durable=False)
+    assert is_whole(archive)
+    archive.chmod(0o666)
+    assert not is_whole(archive)
+    archive.chmod(0o600)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert not is_whole(archive) and not jvm_options({}, ())
+
+
+def test_no_archive_is_made_where_the_memory_is_short(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cgroup(limit: object, used: int, inactive: int = 0) -> bool:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+        return class_archive.has_room()
+
+    monkeypatch.setattr(class_archive, "_CGROUP", tmp_path)
+    assert class_archive.has_room(), "there is no limit"
+    assert [cgroup("max", 1 << 40), cgroup(4 << 30, 1 << 30), cgroup(2 << 30, 3 << 29, 1 << 29)] == [True] * 3
+    assert not cgroup(2 << 30, 3 << 29)
+    job, started = job_of(cache / "one.jsa"), []
+    monkeypatch.setattr(class_archive, "start_maker", started.append)
+    class_archive._Once(job).and_wait()
+    assert not started and not Path(job.classes).exists()
+
+
+def test_the_process_that_has_made_an_archive_does_not_stay_defunct(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def start(job: MakerJob) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(["true"]))
+        return started[-1]
+
+    monkeypatch.setattr(class_archive, "start_maker", start)
+    monkeypatch.setattr(class_archive, "has_room", lambda: True)
+    once = class_archive._Once(job_of(cache / "one.jsa"))
+    once.and_wait()
+    once()
+    assert [process.returncode for process in started] == [0]

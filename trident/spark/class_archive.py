@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ from trident.coordinators.processes import boot_id
 from trident.coordinators.stored_json import Unreadable, as_record, parse_stored
 from trident.spark.jars import cache_folder
 from trident.states.core import storage
+from trident.states.core.import_path import import_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,11 +53,22 @@ MAKE_AFTER_SECS = 60.0
 _REFUSED_SECS = 7 * 86_400.0
 _SCHEMA = 1
 _VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
 # Options with which a user has decided about class-data sharing.
 _DECIDED = ("SharedArchiveFile", "SharedClassListFile", "DumpLoadedClassList", "ArchiveClassesAtExit", "-Xshare")
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 # From here on the JVM's references are wide, which an archive of others does not fit.
 _WIDE_HEAP_BYTES = 31 << 30
+# The JVM that makes an archive takes as much; a container that has less would have a process of its own killed.
+_ROOM_BYTES = 1 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+# A list of classes that is so old belongs to no process that will make an archive of it.
+_LIST_SECS = 86_400.0
+# By the path that it is given: Python's own would begin with the working folder, whose files are the user's.
+_MAKER = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from trident.spark.class_archive_maker import main; sys.exit(main(sys.argv[1]))"
+)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -109,7 +122,7 @@ def jvm_options(given: Mapping[str, str], jars: Iterable[str]) -> str:
         jars: what is put on its class path before Spark's own jars.
     """
     global _recording, _given
-    options = [given.get("spark.driver.extraJavaOptions", ""), *(os.environ.get(name, "") for name in _VARIABLES)]
+    options = [*(given.get(name, "") for name in _OPTIONS), *(os.environ.get(name, "") for name in _VARIABLES)]
     if (
         given.get(SETTING, "true").lower() != "true"
         or any(decided in text for text in options for decided in _DECIDED)
@@ -120,6 +133,11 @@ def jvm_options(given: Mapping[str, str], jars: Iterable[str]) -> str:
     try:
         folder = cache_folder() / "classes"
         storage.make_folder(folder, folder.parent)
+        if os.lstat(folder).st_uid == os.getuid() and not folder.is_symlink():
+            folder.chmod(0o700)  # what others have put there until now is not this user's
+        if not is_own(folder):
+            log.warning("Spark's classes are not archived: %s is not this user's folder", folder)
+            return ""
         archive = folder / f"{_key(given, options, jars)}.jsa"
         if set(str(archive)) & set(f'"{os.pathsep}%'):
             return ""  # these mean something else in the option
@@ -129,6 +147,7 @@ def jvm_options(given: Mapping[str, str], jars: Iterable[str]) -> str:
             return f'"-XX:SharedArchiveFile={archive}" {_QUIET}'
         if _is_refused(archive):
             return ""
+        _delete_old_lists(folder)
     except OSError as error:
         log.info("Spark's classes are not archived: %s", error)
         return ""
@@ -184,10 +203,16 @@ def checksum(path: Path) -> int:
     return found
 
 
+def is_own(path: Path) -> bool:
+    """Tells whether a file or folder, and not a link to one, is this user's, and no other one may write to it."""
+    found = os.lstat(path)
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
+
+
 def is_whole(archive: Path) -> bool:
     """Tells whether the archive is as it was made; reads it where this was not looked at since the machine's boot."""
     facts, found = read_facts(archive), storage.stat(archive)
-    if facts is None or found is None or found.size != facts.size:
+    if facts is None or found is None or found.size != facts.size or not is_own(archive):
         return False
     boot = boot_id().partition(" ")[0]
     if facts.boot != boot:
@@ -196,6 +221,14 @@ def is_whole(archive: Path) -> bool:
             return False
         write_facts(archive, replace(facts, boot=boot), durable=False)
     return True
+
+
+def _delete_old_lists(folder: Path) -> None:
+    """Deletes lists of processes that were killed before they had an archive made."""
+    for name in storage.list_names(folder):
+        found = storage.stat(folder / name) if name.endswith(".classes") else None
+        if found is not None and time.time() - found.mtime_ns / 1e9 > _LIST_SECS:
+            storage.try_delete(folder / name)
 
 
 def _is_refused(archive: Path) -> bool:
@@ -217,7 +250,7 @@ def make_later(spark: SparkSession) -> None:
             return
         _asked_to_make = True
     try:
-        if _given is not None and not is_used(spark):
+        if _given is not None and _is_told(spark, _given) and not is_used(spark):
             give_up(f"the JVM does not take {_given}")
         job = None if _recording is None else _job(spark, _recording)
     except Exception as error:  # py4j's: of a session that is being stopped, or of a JVM that is no HotSpot
@@ -226,31 +259,55 @@ def make_later(spark: SparkSession) -> None:
     if job is not None:
         once = _Once(job)
         atexit.register(once)
-        timer = threading.Timer(MAKE_AFTER_SECS, once)
+        timer = threading.Timer(MAKE_AFTER_SECS, once.and_wait)
         timer.daemon = True
         timer.start()
 
 
 class _Once:
-    """Starts the process that makes the archive, once, and does not wait for it."""
+    """Starts the process that makes the archive, once; does nothing where it has not the memory."""
 
     def __init__(self, job: MakerJob) -> None:
-        self._job, self._lock = job, threading.Lock()
+        self._job, self._lock, self._done = job, threading.Lock(), False
         self._process: "subprocess.Popen[bytes] | None" = None
 
     def __call__(self) -> None:
         with self._lock:
-            if self._process is None:
-                try:
-                    self._process = start_maker(self._job)
-                except OSError as error:
-                    log.info("Spark's classes are not archived: %s", error)
+            if self._done:
+                return
+            self._done = True
+            if not has_room():
+                log.info("Spark's classes are not archived: the container has less than 1 GB of memory left")
+                storage.try_delete(self._job.classes)
+                return
+            try:
+                self._process = start_maker(self._job)
+            except OSError as error:
+                log.info("Spark's classes are not archived: %s", error)
+
+    def and_wait(self) -> None:
+        """As a call, and takes note of the process's end: the system keeps it until then."""
+        self()
+        if self._process is not None:
+            self._process.wait()
+
+
+def has_room() -> bool:
+    """Tells whether the cgroup of this process, if it has a limit, has memory for the JVM that makes an archive."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        kept = [line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines()]
+        free_at_once = sum(int(size) for name, size in kept if name == "inactive_file")
+        return limit == "max" or int(limit) - used + free_at_once >= _ROOM_BYTES
+    except (OSError, ValueError):
+        return True  # no cgroup of version 2 with a limit
 
 
 def start_maker(job: MakerJob) -> "subprocess.Popen[bytes]":
     """The process that makes the archive; it goes on when this one ends, for a minute at the most."""
     return subprocess.Popen(
-        [sys.executable, "-m", "trident.spark.class_archive_maker", json.dumps(asdict(job))],
+        [sys.executable, "-c", _MAKER, json.dumps(asdict(job)), *import_path()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -275,7 +332,7 @@ def _job(spark: SparkSession, recording: Recording) -> MakerJob | None:
     """The job for the session's JVM; None where that is not the one that writes the list."""
     jvm: Any = spark._jvm
     runtime = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
-    arguments = list(runtime.getInputArguments())
+    arguments = _arguments(spark)
     if not any(argument.endswith(str(recording.classes)) for argument in arguments):
         return None
     kept = ("--", "-XX:+Use", "-XX:-Use", "-XX:+Ignore", "-XX:ObjectAlignment")
@@ -284,6 +341,16 @@ def _job(spark: SparkSession, recording: Recording) -> MakerJob | None:
         options.append("-XX:-UseCompressedOops")
     java = os.path.join(str(jvm.java.lang.System.getProperty("java.home")), "bin", "java")
     return MakerJob(str(recording.classes), str(recording.archive), java, options, str(runtime.getClassPath()))
+
+
+def _arguments(spark: SparkSession) -> list[str]:
+    jvm: Any = spark._jvm
+    return list(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+
+
+def _is_told(spark: SparkSession, archive: Path) -> bool:
+    """Tells whether the session's JVM was started with the archive: a session of the user's own may not have been."""
+    return f"-XX:SharedArchiveFile={archive}" in _arguments(spark)
 
 
 def is_used(spark: SparkSession) -> bool:
@@ -301,19 +368,19 @@ def _option(jvm: Any, name: str) -> str:
     return ""
 
 
-def give_up(reason: str) -> bool:
-    """Removes the archive that this process's JVM was told to use, so that later ones start without it for a week.
+def is_given() -> bool:
+    """Tells whether a JVM of this process was to use an archive."""
+    return _given is not None
 
-    Returns:
-        whether it was told to use one.
-    """
+
+def give_up(reason: str) -> None:
+    """Removes the archive that this process's JVM was told to use, so that later ones start without it for a week."""
     global _given
     archive, _given = _given, None
     if archive is None:
-        return False
+        return
     log.warning("the archive of Spark's classes is removed; the next starts take longer: %s", reason)
     with suppress(OSError):
         storage.write(refusal_path(archive), f"{reason}\n".encode(), durable=False)
     storage.try_delete(facts_path(archive))
     storage.try_delete(archive)
-    return True

@@ -1,6 +1,6 @@
 """Makes an archive of Spark's classes from a list: a process of its own, which has the lowest priority.
 
-    python -m trident.spark.class_archive_maker JOB
+``class_archive.start_maker`` starts it.
 
 Of two processes that make archives at once, one does nothing. An archive gets its name once it is whole, durable, and
 a JVM has started from it.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -124,7 +123,3 @@ def _prune(folder: Path, keep: Path) -> None:
         if number > _KEPT or age > _UNUSED_SECS:
             storage.try_delete(facts_path(path))
             storage.try_delete(path)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

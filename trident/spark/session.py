@@ -31,6 +31,7 @@ from trident.spark import class_archive, kept_plans_jar
 from trident.spark.cluster_files import send_framework
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.log4j import has_own_log4j, log4j_file
+from trident.spark.spark_defaults import spark_defaults
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
 from trident.spark.worker_sockets import socket_settings
 from trident.states.core.host_bound import is_local_master
@@ -42,6 +43,7 @@ DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LOCAL_FS = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 # Below about 350 the JVM of Spark 4.2 does not start; a batch opens more.
 _DESCRIPTORS_MIN = 512
+_ADDED_TO = ("spark.driver.extraJavaOptions", "spark.driver.extraClassPath", "spark.jars", "spark.sql.extensions")
 _asked_for: dict[str, str] = {}
 _DEFAULT_MASTER = ("spark.master", "local[*]")
 
@@ -104,6 +106,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
 
     Resolves the jars, and so may download them.
     """
+    given = {**_kept_defaults(), **given}
     cores = local_cores(given.get("spark.master"))
     jars = [*delta_jars({key: given[key] for key in RESOLVER_CONFS if key in given}), *kept_plans_jar.jars()]
     confs = {
@@ -145,11 +148,16 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     if "log4j" not in options and not has_own_log4j():
         quiet = f'"-Dlog4j2.configurationFile={log4j_file().as_uri()}"'
         confs["spark.driver.extraJavaOptions"] = f"{options} {quiet}".strip()
-    archive = class_archive.jvm_options(given, jars)
+    archive = class_archive.jvm_options({**spark_defaults(), **given}, jars)
     if archive:
         options = confs.get("spark.driver.extraJavaOptions", options)
         confs["spark.driver.extraJavaOptions"] = f"{options} {archive}".strip()
     return confs
+
+
+def _kept_defaults() -> dict[str, str]:
+    """Of spark-defaults.conf the settings to which our part is added: ours would come in their place."""
+    return {name: value for name, value in spark_defaults().items() if name in _ADDED_TO}
 
 
 def spark_settings(config: TridentConfig) -> dict[str, str]:
@@ -184,10 +192,12 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
     try:
         spark = _made(app_name, settings)
     except PySparkRuntimeError as error:
-        # No JVM has started: with a damaged archive of classes it may crash.
-        if SparkContext._gateway is not None or not class_archive.give_up(f"the JVM did not start with it: {error}"):
+        # No JVM has started: with a damaged archive of classes it may crash, but there are other reasons. It was the
+        # archive only where a JVM starts without it.
+        if SparkContext._gateway is not None or not class_archive.is_given():
             raise
-        spark = _made(app_name, settings)
+        spark = _made(app_name, {**settings, class_archive.SETTING: "false"})
+        class_archive.give_up(f"the JVM did not start with it: {error}")
     if made_before:
         _warn_of_what_came_too_late(spark, asked)
     return check_session(spark)

@@ -89,13 +89,18 @@ def writer_of(
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reports = list(write_partition(of_attempt(target, txid_column, _attempt_of_job()), batches))
-        made = pa.RecordBatch.from_pylist(reports, schema=_REPORT_ARROW)  # imports pandas, the first time
-        spare_collections()
-        if reports:
-            yield made
+        yield from report_batches(write_partition(of_attempt(target, txid_column, _attempt_of_job()), batches))
 
     return write
+
+
+def report_batches(reports: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """The reports of one task as a batch; none for no reports. The worker is spared then."""
+    found = list(reports)
+    made = pa.RecordBatch.from_pylist(found, schema=_REPORT_ARROW)  # imports pandas, the first time
+    spare_collections()
+    if found:
+        yield made
 
 
 def _attempt_of_job() -> str:

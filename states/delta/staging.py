@@ -107,19 +107,23 @@ def stage_tables(
 
     def run(attempt_property: str) -> Iterator[Mapping[str, Any]]:
         for target in targets:
-            columns, order = tuple(target.partition_columns), tuple(target.sorted_by)
-            file = FileTarget(
-                target.name,
-                str(target.root),
-                partition_columns=columns,
-                codec=codec,
-                sorted_by=order,
-                durable=target.durable,
-            )
+            file = file_target(target, codec)
             batches = tables[target.name].to_batches()
             yield from write_partition(of_attempt(file, target.txid_column, attempt_property), batches)
 
     return stage_by(run, targets, incarnation, attempt)
+
+
+def file_target(target: StagingTarget, codec: str) -> FileTarget:
+    """The target as a writer takes it, for whichever attempt."""
+    return FileTarget(
+        target.name,
+        str(target.root),
+        partition_columns=tuple(target.partition_columns),
+        codec=codec,
+        sorted_by=tuple(target.sorted_by),
+        durable=target.durable,
+    )
 
 
 def stage_by(

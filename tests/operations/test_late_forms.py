@@ -166,11 +166,12 @@ def by_spark(
         return {name: late[name].toArrow() for name in sorted(late)}
 
 
-def in_driver(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[str, CopyAsOf]) -> dict[str, pa.Table]:
-    assert group.late_in_driver is not None, "every operation here is the framework's own"
+def on_arrow(group: GroupPlan, inputs: Mapping[str, pa.Table], copies: Mapping[str, CopyAsOf]) -> dict[str, pa.Table]:
+    """As a Python worker runs it; where each operation is the framework's own, the driver too."""
+    assert group.late_on_arrow is not None, "every operation here has a form over Arrow"
     fields = {one.name: StructType(list(one.fields)) for one in group.lowered.boundaries.values()}
     cast = {name: table.cast(to_arrow_schema(fields[name], timezone="UTC")) for name, table in inputs.items()}
-    return group.late_in_driver.run(cast, BatchInfo(ATTEMPT), copies)
+    return group.late_on_arrow.run(cast, BatchInfo(ATTEMPT), copies)
 
 
 def shown(tables: Mapping[str, pa.Table]) -> dict[str, list[str]]:
@@ -231,13 +232,13 @@ def agree(spark: SparkSession, folder: Path, group: GroupPlan, rows: Any, pairs:
             assert find_report(error, SPARKS) is not None or not oracle
         else:
             assert one_pass == oracle
-        if driver:
-            try:
-                here = shown(in_driver(group, inputs, copies))
-            except LeftToSpark:
-                assert not oracle, "the driver left rows to Spark that Spark can compute"
-            else:
-                assert here == oracle
+        assert (group.late_in_driver is not None) == driver
+        try:
+            here = shown(on_arrow(group, inputs, copies))
+        except LeftToSpark:
+            assert not oracle, "rows are left to Spark that Spark can compute"
+        else:
+            assert here == oracle
     return bool(oracle)
 
 

@@ -30,7 +30,7 @@ from trident.spouts.rich import is_rich_spout
 from trident.states.core.binding import StateBinding
 from trident.states.publishing.dead_letters import dead_letter_binding, message_binding
 from trident.states.publishing.user_tasks import BatchInfo
-from trident.workers.arrow_plan import OwnPlan
+from trident.workers.arrow_plan import ArrowPlan, OwnPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,11 +100,15 @@ class GroupPlan(LoweredPlan):
     @cached_property
     def late_in_driver(self) -> OwnPlan | None:
         """The late part for few rows, in the coordinator's process; None where it calls code of the user's."""
+        return None if self.late_on_arrow is None else self.late_on_arrow.in_driver
+
+    @cached_property
+    def late_on_arrow(self) -> ArrowPlan | None:
+        """The late part over Arrow, with local copies of states; None where it is left to Spark."""
         if not self.lowered.copied_states:
             return None
         named = {node: boundary.name for node, boundary in self.lowered.boundaries.items()}
-        found = arrow_plan(self.lowered.late_segments, named)
-        return None if found is None else found.in_driver
+        return arrow_plan(self.lowered.late_segments, named)
 
     @property
     def spouts(self) -> dict[str, Any]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from trident.coordinators.transactions import TransactionAttempt
 from trident.planning.operation import Fields
-from trident.states.core import storage
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.staged import StagedFile
 from trident.states.delta.staging import StagingTarget, stage_tables
 from trident.states.delta.whole_files import require_whole
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import OwnPlan
+from trident.workers.late_pass import rows_of
 
 # More rows than this are worth a Spark job, whose Python runs beside the coordinator's threads (docs/decisions/0031).
 ROWS_MAX = 10_000
@@ -67,10 +65,6 @@ class LateInDriver:
 
 def _rows(root: Path, files: Sequence[StagedFile], fields: Fields) -> pa.Table:
     """The rows of staged files, in the order of the batch."""
-    schema = to_arrow_schema(StructType(list(fields)), timezone="UTC")
     require_whole("a batch between its two halves", str(root), files, "the batch is tried again; check the disk")
-    tables = [
-        pq.ParquetFile(io.BytesIO(storage.read(root / file.path))).read(schema.names, use_threads=False)
-        for file in files
-    ]
-    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables] or [schema.empty_table()])
+    schema = to_arrow_schema(StructType(list(fields)), timezone="UTC")
+    return rows_of([root / file.path for file in files], schema)

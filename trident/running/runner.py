@@ -27,6 +27,7 @@ from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
 from trident.running.kept_plans import KeptPlans
 from trident.running.late_in_driver import LateInDriver
+from trident.running.late_in_worker import LateInWorker
 from trident.spark.jobs import JobWatch, cancel_group
 from trident.spark.rows import held_rows, parquet_reader, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
@@ -131,6 +132,7 @@ class SparkBatchRunner:
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
         self._repeats = gives_again(self._spouts.values())
         self._in_driver = self._late_in_driver()
+        self._in_worker = self._late_in_worker() if keep_plans else None
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
 
@@ -321,9 +323,20 @@ class SparkBatchRunner:
         plan = self._plan.late_in_driver
         if plan is None or self._copies is None:
             return None
+        return LateInDriver(plan, self._staged_at, self._late, self._incarnation, self._codec)
+
+    def _late_in_worker(self) -> LateInWorker | None:
+        plan = self._plan.late_on_arrow
+        if plan is None or self._copies is None or not self._workers_are_here or self._tracked is not None:
+            return None
+        made = LateInWorker(self._spark, plan, self._staged_at, self._late, self._incarnation, self._codec)
+        return made if made.works else None
+
+    @property
+    def _staged_at(self) -> dict[str, tuple[Path, Any]]:
+        """Boundary name → the folder that its files' paths are relative to, and its fields."""
         roots = {target.name: target.root for target in self._early}
-        boundaries = {one.name: (roots[one.name], one.fields) for one in self._plan.lowered.boundaries.values()}
-        return LateInDriver(plan, boundaries, self._late, self._incarnation, self._codec)
+        return {one.name: (roots[one.name], one.fields) for one in self._plan.lowered.boundaries.values()}
 
     def _stage_late(
         self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], fields: Mapping[str, Any]
@@ -362,7 +375,10 @@ class SparkBatchRunner:
         copies: Mapping[str, Any],
     ) -> dict[str, list[Any]]:
         if form != "driver":
-            return self._late_by_spark(attempt, staged, fields, copies)
+            if self._in_worker is None:
+                return self._late_by_spark(attempt, staged, fields, copies)
+            with faults.fault_point(RESOLVE):
+                return self._in_worker.stage(attempt, staged, self._info(attempt), copies)
         assert self._in_driver is not None
         try:
             with faults.fault_point(RESOLVE):

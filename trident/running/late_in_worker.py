@@ -1,0 +1,122 @@
+"""The late part of a small batch as one pass of a Python worker, by a plan that is kept: with code of the user's."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.util import PythonEvalType
+
+from trident.coordinators.transactions import TransactionAttempt
+from trident.planning.operation import Fields
+from trident.spark.kept_plans_jar import kept_plan_class
+from trident.spark.slots import RowsSlot
+from trident.states.core.local_copy import CopyAsOf
+from trident.states.core.staged import StagedFile
+from trident.states.delta.parquet_files import REPORT_SCHEMA
+from trident.states.delta.staging import StagingTarget, file_target, stage_by
+from trident.states.delta.whole_files import require_whole
+from trident.states.publishing.user_tasks import BatchInfo
+from trident.workers.arrow_plan import ArrowPlan
+from trident.workers.late_pass import LateBatch, LatePass
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SENT = StructType([StructField("batch", BinaryType())])
+_PROPERTY = "trident.rows.0"
+
+
+class LateInWorker:
+    """How a group's late part runs in one pass whose plan is the same for each batch.
+
+    Args:
+        boundaries: name → (the folder that its files' paths are relative to, its fields).
+        targets: the states that it stages rows for.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        plan: ArrowPlan,
+        boundaries: Mapping[str, tuple[Path, Fields]],
+        targets: Sequence[StagingTarget],
+        incarnation: str,
+        codec: str,
+    ) -> None:
+        self._spark, self._targets, self._incarnation = spark, targets, incarnation
+        self._roots = {name: root for name, (root, _) in boundaries.items()}
+        schemas = {
+            name: to_arrow_schema(StructType(list(fields)), timezone="UTC") for name, (_, fields) in boundaries.items()
+        }
+        files = [(file_target(target, codec), target.txid_column) for target in targets]
+        self._pass = LatePass(plan, schemas, files)
+        # Between segments Spark gives times in the session's zone, which functions of the user's see.
+        between = [*schemas.values(), *(segment.chain.schema for segment in plan.segments)]
+        self._has_times = any("timestamp" in str(field.type) for schema in between for field in schema)
+        self._kept: Any = None if self._has_times or not targets else kept_plan_class(spark.sparkContext)
+        self._plan: Any = None
+        self._fields: Sequence[str] = ()
+        self._lock = threading.Lock()
+
+    @property
+    def works(self) -> bool:
+        """Tells whether it takes batches at all: not those with times, nor without the jar of kept plans."""
+        return self._kept is not None
+
+    def stage(
+        self,
+        attempt: TransactionAttempt,
+        staged: Mapping[str, Sequence[StagedFile]],
+        info: BatchInfo,
+        copies: Mapping[str, CopyAsOf],
+    ) -> dict[str, list[StagedFile]]:
+        """Stages the rows of late states, from those that were staged for the boundaries.
+
+        Raises:
+            TableError: a staged file is gone or not whole.
+        """
+        files = {name: [str(root / file.path) for file in staged[name]] for name, root in self._roots.items()}
+        for name, root in self._roots.items():
+            where = "a batch between its two halves"
+            require_whole(where, str(root), staged[name], "the batch is tried again; check the disk")
+
+        def run(attempt_property: str) -> Iterable[Mapping[str, Any]]:
+            sent = pickle.dumps(LateBatch(attempt_property, info, dict(copies), files))
+            slot = RowsSlot(self._spark, pa.table({"batch": pa.array([sent], pa.binary())}), _SENT)
+            properties = json.dumps({_PROPERTY: slot.rows})
+            while True:
+                plan, fields = self._planned(slot)
+                reports = plan.run(properties)
+                if reports is not None:
+                    break
+                with self._lock:  # the session is in another state than when the plan was made
+                    self._plan = None
+            return [dict(zip(fields, report)) for partition in json.loads(reports) for report in partition]
+
+        return stage_by(run, self._targets, self._incarnation, attempt)
+
+    def _planned(self, slot: RowsSlot) -> tuple[Any, Sequence[str]]:
+        with self._lock:
+            if self._plan is None:
+                spark: Any = self._spark
+                state = self._kept.stateOf(spark._jsparkSession)
+                make: Any = pandas_udf
+                udf = make(self._pass, returnType=REPORT_SCHEMA, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+                rows: Any = slot.over(self._kept, _PROPERTY)
+                made: Any = ClassicDataFrame(
+                    rows._jdf.mapInArrow(udf(F.col("batch"))._jc, False, None), rows.sparkSession
+                )
+                self._plan, self._fields = self._kept.of(made._jdf, state), made.columns
+                assert self._plan.refusal() is None, self._plan.refusal()
+            return self._plan, self._fields

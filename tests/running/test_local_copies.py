@@ -28,6 +28,7 @@ from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
 from trident.coordinators.transactions import TransactionAttempt
+from trident.running.late_in_worker import LateInWorker
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
 from trident.running.status import format_status, read_status
@@ -151,9 +152,13 @@ def test_they_are_used_for_every_batch_and_give_what_a_fold_gives(start, tmp_pat
     assert bool(read_tables) != local_copies
 
 
-@pytest.mark.parametrize(("rows_max", "form"), [(1000, "driver"), (0, "pass")])
-def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form):  # noqa: F811
+@pytest.mark.parametrize(
+    ("rows_max", "form", "keep_plans"), [(1000, "driver", True), (0, "pass", True), (0, "pass", False)]
+)
+def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypatch, rows_max, form, keep_plans):  # noqa: F811
     forms: list[set[str]] = []
+    kept, stage = [], LateInWorker.stage
+    monkeypatch.setattr(LateInWorker, "stage", lambda *args: (kept.append(True), stage(*args))[1])
     real, read = SparkBatchRunner.resolve, StateCopies.as_of
 
     def noted(self: SparkBatchRunner, *args: Any) -> Any:
@@ -171,9 +176,10 @@ def test_the_driver_gives_what_a_spark_job_gives(start, tmp_path, uses, monkeypa
     monkeypatch.setattr(StateCopies, "as_of", taken_away)
     monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
     faults.arm("stage.write:do_then_fail:4")  # an attempt that fails after it has staged
-    query = start(own_topology())
+    query = start(own_topology(), keep_plans=keep_plans)
     query.process_all_available(WAIT_SECS)
     assert not faults.unfired()
+    assert bool(kept) == (form == "pass" and keep_plans)
     want = {name: rows for name, rows in expected().items() if name != "lengths"}
     got = {"counts": Counter(tuple(row) for row in query.snapshot("counts").collect())}
     for name, columns in (("news", ("word", "n")), ("asked", ("word", "before"))):

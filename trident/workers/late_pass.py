@@ -6,15 +6,17 @@ import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trident.states.core import storage
-from trident.states.core.local_copy import CopyAsOf
 from trident.states.delta.parquet_files import FileTarget, of_attempt, report_batches, write_partition
 from trident.workers.arrow_plan import ArrowPlan
+
+if TYPE_CHECKING:
+    from trident.states.core.local_copy import CopyAsOf
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class LateBatch:
 
     attempt: str
     info: Any
-    copies: Mapping[str, CopyAsOf]
+    copies: Mapping[str, "CopyAsOf"]
     files: Mapping[str, Sequence[str]]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -299,6 +302,73 @@ def test_a_fast_spout_is_asked_until_a_batch_is_full_and_a_slow_one_for_a_short_
     assert executor.is_ready(1)
     least, most = given
     assert least <= executor.backlog().rows <= most
+
+
+def test_attempts_in_flight_do_not_wait_for_the_spout(make) -> None:
+    """While it is asked for the messages of the next batch: emitting, looking for failures, ending an attempt."""
+
+    class Waits(Messages):
+        done = True
+
+        def next_tuple(self) -> None:
+            if not self._waiting and asked.is_set():
+                is_inside.set()
+                self.done = go_on.wait(10)
+            super().next_tuple()
+
+    asked, is_inside, go_on = threading.Event(), threading.Event(), threading.Event()
+    spout = Waits("n int", {n: (n,) for n in range(3)}.items())
+    executor = make(spout)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    asked.set()
+    thread = threading.Thread(target=executor.is_ready, args=(2,))
+    thread.start()
+    assert is_inside.wait(10)
+    assert ids(executor, attempt) == [0, 1, 2] and executor.emit(attempt, frozenset(), anchors=True).data.num_rows == 3
+    root = executor.messages(attempt)[1].root
+    executor.suspect(attempt, {root: BROKEN})
+    assert executor.suspects(attempt) == {root: BROKEN}
+    assert len(executor.outcome(attempt, {root: BROKEN}).settled) == 2
+    executor.cancel(attempt)
+    go_on.set()
+    thread.join(10)
+    assert spout.done and not thread.is_alive(), "a call has waited for the spout"
+
+
+def test_a_success_is_told_between_two_looks_at_what_is_open(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast spout may be asked for a second."""
+
+    class Fast(Messages):
+        given = 0
+
+        def next_tuple(self) -> None:
+            if not asked.is_set():
+                super().next_tuple()
+                return
+            self.given += 1
+            self.collector.emit(self.given)
+            if self.given > 1_500 and not given:
+                is_inside.set()
+                time.sleep(0.0005)  # the other thread goes on
+
+        def ack(self, message_id: Any) -> None:
+            super().ack(message_id)
+            given.append(self.given)
+
+    asked, is_inside, given = threading.Event(), threading.Event(), list[int]()
+    monkeypatch.setattr("trident.messages.executor.time", SimpleNamespace(monotonic=lambda: 0.0))
+    executor = make(Fast("n int", {n: (n,) for n in range(3)}.items()), max_pending_messages=10_000)
+    executor.is_ready(1)
+    attempt = begin(executor, 1)
+    executor.outcome(attempt, {})
+    asked.set()
+    thread = threading.Thread(target=executor.is_ready, args=(2,))
+    thread.start()
+    assert is_inside.wait(10)
+    executor.success(attempt)
+    thread.join(60)
+    assert len(given) == 3 and max(given) < 9_000 < executor.backlog().rows
 
 
 def test_what_a_spout_gave_before_it_raised_is_taken(make) -> None:

@@ -18,7 +18,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,9 +115,12 @@ class MessageSpoutExecutor:
         self._roots = itertools.count(secrets.randbits(62))
         self._salt = secrets.randbits(64)
         self._lock = threading.RLock()  # the spout's calls come one at a time
+        # Those who want the lock while the spout is asked for messages, which may take long.
+        self._others: set[object] = set()
+        self._is_free = threading.Condition(self._lock)
         self._opened = False
         self._waiting: deque[TrackedMessage] = deque()  # handed out, in no batch
-        self._batches: dict[int, list[TrackedMessage]] = {}
+        self._batches: dict[int, list[TrackedMessage]] = {}  # lists are replaced, never changed
         self._outcomes: dict[TransactionAttempt, Outcome] = {}
         self._taken = self._recognised = 0
         self._out: set[str] = set()  # keys of what is handed out
@@ -157,7 +161,7 @@ class MessageSpoutExecutor:
             self._accept_all([message], request)
         self._requests.done()
         known, taken = self._recognised, self._taken
-        while (room := self._pending_max - self._open_messages()) > 0:
+        while (room := self._room()) > 0:
             more = (self._taken - taken) / _FAST_A_SEC if len(self._waiting) < self._share else 0.0
             if not self._ask(now + min(_POLL_SECS + more, _POLL_SECS_MAX), min(room, _AT_ONCE)):
                 break
@@ -180,8 +184,21 @@ class MessageSpoutExecutor:
             self._accept_all(self._collector.drain())
         return more and time.monotonic() < until
 
-    def _open_messages(self) -> int:
-        return max(len(self._out), len(self._waiting))
+    @contextmanager
+    def _between_looks(self) -> Iterator[None]:
+        """The lock; where the spout is asked for messages meanwhile, between two looks at what is open."""
+        this = object()
+        self._others.add(this)
+        with self._lock:
+            self._others.discard(this)
+            self._is_free.notify_all()
+            yield
+
+    def _room(self) -> int:
+        """How many messages may be taken, once those have had the lock who wait for it."""
+        if self._others:
+            self._is_free.wait(_POLL_SECS_MAX)
+        return self._pending_max - max(len(self._out), len(self._waiting))
 
     def _accept_all(self, messages: Sequence[Message], request: str = "") -> None:
         """Messages of the spout, or of a replay request."""
@@ -322,9 +339,8 @@ class MessageSpoutExecutor:
         return Emitted(table, partitions=1 if table.num_rows <= _SMALL_ROWS else None)
 
     def messages(self, attempt: TransactionAttempt) -> list[TrackedMessage]:
-        """Those of the attempt's transaction."""
-        with self._lock:
-            return list(self._batches.get(attempt.txid, ()))
+        """Those of the attempt's transaction. It waits for no call of the spout."""
+        return list(self._batches.get(attempt.txid, ()))
 
     def suspects(self, attempt: TransactionAttempt) -> dict[int, Failure]:
         """Messages of the transaction of which it is known that they fail."""
@@ -347,8 +363,7 @@ class MessageSpoutExecutor:
         acked = [one for one in acked if one.key and one.root not in failures]
         letters = [self._letter(one, failures[one.root]) for one in dead]
         outcome = Outcome([*acked, *dead], failed, _ends_of(acked, failed, dead), letters)
-        with self._lock:
-            self._outcomes[attempt] = outcome
+        self._outcomes[attempt] = outcome  # without the lock: it waits for no call of the spout
         return outcome
 
     def _letter(self, one: TrackedMessage, failure: Failure) -> dict[str, Any]:
@@ -385,11 +400,12 @@ class MessageSpoutExecutor:
 
     def success(self, attempt: TransactionAttempt) -> None:
         """The transaction is durable: the spout hears how its messages ended."""
-        with self._lock:
+        with self._between_looks():
             outcome = self._outcomes.pop(attempt, None)
             self._batches.pop(attempt.txid, None)
             self._tables.pop(attempt.txid, None)
-            self._outcomes = {other: kept for other, kept in self._outcomes.items() if other.txid > attempt.txid}
+            for other in [other for other in list(self._outcomes) if other.txid <= attempt.txid]:
+                self._outcomes.pop(other, None)
             for one in outcome.failed if outcome is not None else ():
                 self._fail_later(one)
             settled = outcome.settled if outcome is not None else []
@@ -435,8 +451,7 @@ class MessageSpoutExecutor:
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """The batch stays that of its transaction."""
-        with self._lock:
-            self._outcomes.pop(attempt, None)
+        self._outcomes.pop(attempt, None)
 
     def cancel_all(self) -> None:
         """Its jobs are those of the batch."""

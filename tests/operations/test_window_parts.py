@@ -191,9 +191,22 @@ def test_windows_without_a_name_have_states_of_their_own() -> None:
     windowed = [stream.session_window("1 hour"), stream.session_window("2 hours"), stream.tumbling_window("1 hour")]
     windowed.append(stream.session_window("3 hours", "named"))
     windowed.append(stream.tumbling_window(5))
-    assert [one.name for one in windowed] == [*(f"test_window{n}" for n in (1, 2, 3)), "named", "test_window5"]
+    assert [one.name for one in windowed] == [*(f"test_window{n}" for n in (1, 2, 3)), "named", "test_window4"]
     for n, one in enumerate(windowed):
         one.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend(f"out{n}"))
+
+
+def test_windows_without_a_name_have_the_numbers_that_they_always_had() -> None:
+    """Stored states are found by them: each window that is used at its call counts, with or without a name."""
+    stream = marked()
+    visits = stream.session_window("1 hour", "visits")
+    names = [stream.tumbling_window("1 hour").name]
+    visits.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend("out"))
+    unnamed = stream.session_window("2 hours")
+    stream.tumbling_window("2 hours", "named")
+    unnamed.group_by("word").aggregate(Count(), "rows").partition_persist(DeltaAppend("others"))
+    names += [unnamed.name, stream.tumbling_window(5).name]
+    assert names == ["test_window1", "test_window3", "test_window5"]
 
 
 def test_windows_of_rows_and_of_processing_time_keep_rows() -> None:

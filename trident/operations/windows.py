@@ -188,5 +188,12 @@ def windows_with_rows(warehouse: Path, names: Iterable[str]) -> set[str]:
 
 
 def default_name(graph: TopologyGraph) -> str:
-    """The topology's name, since several may share a warehouse, and which of its windows this is."""
-    return f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window{graph.windows + 1}"
+    """The topology's name, since several may share a warehouse, and which of its windows this is.
+
+    Stored states are found by it: sessions that are not used yet count only where their name would be given twice.
+    """
+    start = f"{re.sub('[-_]+', '_', graph.name)[:80].rstrip('_')}_window"
+    number = 1 + sum(isinstance(node, WindowNode) for node in graph.nodes)
+    while f"{start}{number}" in graph.window_names:
+        number += 1
+    return f"{start}{number}"

@@ -22,7 +22,7 @@ class TopologyGraph:
         origins: node → the DRPC source above it; None: its rows are those of batches.
         open_chains: chained aggregation without its ``chain_end()`` → "file:line" of the call that began it.
         kept_rows: windows whose state is there already, and has rows: it goes on as it is.
-        windows: how many calls have made windows; those of sessions have no node before their keys are known.
+        window_names: of the windows that calls have made; those of sessions have no node before their keys are known.
     """
 
     name: str
@@ -33,7 +33,7 @@ class TopologyGraph:
     origins: dict[Node, DrpcNode | None] = field(default_factory=dict)
     open_chains: dict[Any, str] = field(default_factory=dict)
     kept_rows: set[str] = field(default_factory=set)
-    windows: int = 0
+    window_names: set[str] = field(default_factory=set)
 
     def add(self, node: Node) -> None:
         """Adds a node, behind those of its parents that are new; one that is there stays where it is.

@@ -231,7 +231,7 @@ class Stream(StreamOperations, _Ends):
         """
         name = windows.default_name(self._graph) if name is None else name
         windows.read_gap(gap)
-        self._graph.windows += 1
+        self._graph.window_names.add(name)
         return SessionStream(self, gap, name)
 
     def _window(
@@ -240,7 +240,7 @@ class Stream(StreamOperations, _Ends):
         name = windows.default_name(self._graph) if name is None else name
         node = windows.window(self._graph, self._node, what, length, slide, name, clock)
         add_sink(self._graph, node)
-        self._graph.windows += 1
+        self._graph.window_names.add(name)
         return WindowedStream(self, node)
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from pyspark import TaskContext
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -331,6 +332,36 @@ def test_a_class_below_a_built_in_aggregator_is_run_by_spark(
 def test_a_sum_that_does_not_fit_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     group = topology("int", "bigint", Sum())
     assert not agree(spark, tmp_path, group, [(1, 1)], [(1, 2**63 - 1)], driver=True)
+
+
+def task_of(value: Any) -> int:
+    context: Any = TaskContext.get()
+    return context.partitionId()
+
+
+def test_users_code_stays_parallel_before_a_step_that_needs_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """A hint has spread the rows; the step is in the same segment, or in another one, behind a merge."""
+    made = TridentTopology("late")
+    rows = made.new_stream("rows", RowsSpout("k string, v bigint, at timestamp")).with_watermark("at", "0 seconds")
+    kept = rows.group_by("k").persistent_aggregate(DeltaMapState("kept"), Count(), "n")
+    asked = rows.state_query(kept, "k", MapGet(), "old").project("v", "at")
+    tasks = [asked.partition_by("v").parallelism_hint(4).each("v", task_of, "task int") for _ in range(2)]
+    tasks.append(tasks[1].merge(asked.each("v", task_of, "task int")).with_watermark("at", "0 seconds"))
+    for n, stream in enumerate((tasks[0], tasks[2])):
+        seen = stream.drop_duplicates("task", within="1 hour", name=f"seen{n}")
+        seen.project("task").partition_persist(DeltaAppend(f"tasks{n}"))
+    (group,) = plan(made.graph)
+    at = dt.datetime(2026, 1, 1, tzinfo=UTC)
+    inputs = early(spark, group, [("a", n, at) for n in range(40)])
+    stored = {
+        one.name: to_arrow_schema(one.schema, timezone="UTC").empty_table()
+        for one in group.bindings
+        if one.name in group.lowered.copied_states
+    }
+    assert {"seen0", "seen1"} <= stored.keys()
+    with copied(tmp_path, group, stored) as copies:
+        found = by_spark(spark, group, inputs, stored, copies)
+    assert found["tasks0"].num_rows == 4 and found["tasks1"].num_rows >= 4
 
 
 def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: SparkSession, tmp_path: Path) -> None:

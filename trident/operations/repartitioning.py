@@ -11,14 +11,14 @@ from pyspark.sql.types import LongType, StructField
 
 from trident.coordinators.errors import TopologyError
 from trident.operations.aggregates import check_groupable
+from trident.planning.basic_operations import GatherOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
-from trident.planning.operation import MARKER, MARKER_FIELD, Operation, PyOp, arrow_op, names_of
+from trident.planning.operation import MARKER, MARKER_FIELD, Operation
 from trident.planning.session_frames import Batch, SessionFrames, Transform, column, column_list, rows_max
 from trident.udf.signatures import UserFunction, call_site, check_arity, check_for_workers, describe
 from trident.workers.chain import Rows
 from trident.workers.failures import Label
-from trident.workers.own_steps import AsTheyAre
 from trident.workers.user_objects import Targets
 
 _TARGET = "__trident_target"
@@ -111,23 +111,6 @@ class RepartitionNode(Node):
 
 
 # --- operations --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GatherOp(Operation):
-    """All rows in one partition; the operations above stay parallel."""
-
-    shuffles = True
-
-    def transform(self, frames: SessionFrames) -> Transform:
-        return lambda frame, _: frame.repartition(1)
-
-    @property
-    def on_arrow(self) -> PyOp | None:
-        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
-
-    def describe(self) -> str:
-        return "into one partition"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, IntegerType, StructField, StructType, Ti
 
 from trident.coordinators.errors import FieldError, OutputTypeError, TopologyError
 from trident.operations.aggregators import is_ordered
-from trident.operations.repartitioning import GatherOp
+from trident.planning.basic_operations import GatherOp
 from trident.planning.builder import SegmentBuilder
 from trident.planning.nodes import Node, require_fields
 from trident.planning.operation import Fields, Operation, PyOp, arrow_types, names_of

@@ -181,6 +181,23 @@ class CoalesceOp(Operation):
 
 
 @dataclass(frozen=True)
+class GatherOp(Operation):
+    """All rows in one partition; the operations above stay parallel."""
+
+    shuffles = True
+
+    def transform(self, frames: SessionFrames) -> Transform:
+        return lambda frame, _: frame.repartition(1)
+
+    @property
+    def on_arrow(self) -> PyOp | None:
+        return arrow_op(self.fields, AsTheyAre(), names_of(self.fields))
+
+    def describe(self) -> str:
+        return "into one partition"
+
+
+@dataclass(frozen=True)
 class Branch:
     """Marks one of the branches that want anchors: each has other ids, which XOR to those of the rows."""
 

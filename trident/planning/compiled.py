@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.planning.basic_operations import CoalesceOp
+from trident.planning.basic_operations import CoalesceOp, GatherOp
 from trident.planning.nodes import Node, SourceNode, is_source
 from trident.planning.operation import MultiInputOp, Operation, PyOp, arrow_types, names_of
 from trident.planning.segments import Lowered, Segment
@@ -146,13 +146,16 @@ class CompiledGroup:
         compiled = []
         # Nodes whose rows certainly are in one Spark partition.
         alone = dict.fromkeys(alone_too, True)
+        # Nodes whose rows code of the user's makes in several Spark partitions.
+        parallel: dict[Node, bool] = {}
         for segment in segments:
             join, ops = None, segment.ops
             together = single and self._stays_single(segment.anchors[0], alone)
             if ops and isinstance(ops[0], MultiInputOp):
                 join, ops, together = ops[0].join(self._frames), ops[1:], False
-            kept, together = laid_out(ops, together)
+            kept, together, users = laid_out(ops, together, any(parallel.get(one) for one in segment.anchors))
             alone[segment.target] = together
+            parallel[segment.target] = users and segment.target not in self._lowered.checkpointed
             compiled.append(_Compiled(segment, join, list(self._transforms(kept, spark_too))))
         return compiled
 
@@ -177,25 +180,31 @@ class CompiledGroup:
         return self._frames.map_in_arrow(chain, sorted(ops[0].takes), StructType(list(fields)), per_batch)
 
 
-def laid_out(ops: Sequence[Operation], together: bool) -> tuple[list[Operation], bool]:
+def laid_out(ops: Sequence[Operation], together: bool, parallel: bool = False) -> tuple[list[Operation], bool, bool]:
     """The operations without those that need not be done, and rows gathered for those that need them all.
+
+    They are gathered by a shuffle only where code of the user's would else run in one task.
 
     Args:
         together: whether all rows certainly are in one Spark partition.
+        parallel: whether code of the user's makes them in several, with no shuffle behind it.
 
     Returns:
-        The operations; whether the rows certainly are in one Spark partition behind them.
+        The operations; together and parallel, as they are behind them.
     """
     kept: list[Operation] = []
     for op in ops:
         if together and op.no_op_on_one_partition:
             continue
         if not together and isinstance(op, PyOp) and op.step.needs_all:
-            kept.append(CoalesceOp(kept[-1].fields if kept else (), 1))
+            fields = kept[-1].fields if kept else ()
+            kept.append(GatherOp(fields) if parallel else CoalesceOp(fields, 1))
             together = True
         kept.append(op)
         together = (together and not op.spreads_rows) or op.gathers_rows
-    return kept, together
+        is_users = isinstance(op, PyOp) and not op.step.own
+        parallel = not together and (is_users or (parallel and not op.shuffles))
+    return kept, together, parallel
 
 
 def passes(ops: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -255,10 +255,15 @@ class LocalCopy:
         return _look_up(self._opened, self.folder, keys, mark)
 
     def in_order(
-        self, mark: CopyMark, first: int | None = None, below: int | None = None, limit: int | None = None
+        self,
+        mark: CopyMark,
+        first: int | None = None,
+        below: int | None = None,
+        limit: int | None = None,
+        bytes_max: int | None = None,
     ) -> list[Placed]:
         """As :func:`in_order`, in the process that writes."""
-        return _in_order(self._opened, self.folder, mark, (first, below, limit))
+        return _in_order(self._opened, self.folder, mark, (first, below, limit, bytes_max))
 
     def close(self) -> None:
         """Leaves the copy to the next process on this host."""
@@ -287,7 +292,12 @@ def _look_up(opened: _Opened, folder: Path, keys: Sequence[bytes], mark: CopyMar
 
 
 def in_order(
-    folder: Path, mark: CopyMark, first: int | None = None, below: int | None = None, limit: int | None = None
+    folder: Path,
+    mark: CopyMark,
+    first: int | None = None,
+    below: int | None = None,
+    limit: int | None = None,
+    bytes_max: int | None = None,
 ) -> list[Placed]:
     """The rows with first <= position < below as of a mark, least first, from any process of the host.
 
@@ -297,22 +307,23 @@ def in_order(
     Args:
         first, below: None: from the least one, to the greatest one.
         limit: the number of rows at most.
+        bytes_max: the row with which the values are of more bytes is the last one that is read.
 
     Raises:
         StaleCopy: the copy is not there, not that of the mark, or damaged.
     """
-    return _in_order(_opened(folder, None), folder, mark, (first, below, limit))
+    return _in_order(_opened(folder, None), folder, mark, (first, below, limit, bytes_max))
 
 
 def _in_order(
-    opened: _Opened, folder: Path, mark: CopyMark, asked: tuple[int | None, int | None, int | None]
+    opened: _Opened, folder: Path, mark: CopyMark, asked: tuple[int | None, int | None, int | None, int | None]
 ) -> list[Placed]:
-    (first, below, limit), found = asked, list[Placed]()
+    (first, below, limit, bytes_max), found, size = asked, list[Placed](), 0
     with _refused(folder), opened as env, env.begin() as txn, txn.cursor() as cursor:
         _require(txn, mark, folder, opened.file)
         end = None if below is None else _placed(below)
         more = cursor.set_range(_INDEX if first is None else _placed(first))
-        while more and (limit is None or len(found) < limit):
+        while more and (limit is None or len(found) < limit) and (bytes_max is None or size <= bytes_max):
             name = cursor.key()
             if name[:1] != _INDEX or (end is not None and name >= end):
                 break
@@ -321,7 +332,9 @@ def _in_order(
             if entry is None or cursor.value() != _check(name):
                 raise StaleCopy(f"the copy in {folder} is damaged")
             position = int.from_bytes(name[len(_INDEX) : start], "big") - _HALF
-            found.append((position, *_pair(folder, name[start:], entry)))
+            key, value = _pair(folder, name[start:], entry)
+            found.append((position, key, value))
+            size += len(value)
             more = cursor.next()
     return found
 

@@ -13,11 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests.operations.test_late_forms import by_spark, copied, early, in_driver, shown
+from tests.operations.test_late_forms import MARK, by_spark, copied, early, in_driver, shown
 from tests.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
+from trident.states.core import local_copy
+from trident.states.core.local_copy import CopiedRows, CopyAsOf, LocalCopy
 from trident.streams.stream import Stream
+from trident.workers.look_up import due_entries, entries_of
 from trident.workers.open_windows import AT, LATE_ROWS, NEWEST, NEXT, PANE, POSITION, ROWS
 from trident.workers.reports import LeftToSpark
 from trident.workers.timed import DUE, PART
@@ -96,6 +99,43 @@ def test_what_is_due_in_masses_is_left_to_spark(kind: Any, tmp_path: Path, monke
         monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 20)
         with pytest.raises(LeftToSpark, match="of state open are looked at"):
             rows()
+
+
+@pytest.mark.parametrize("look", ["range", "keys"])
+def test_no_more_is_read_than_the_leaders_process_should_work_on(
+    look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even before it is refused: of large values, 32 MB are few of all that may be due."""
+    copy = LocalCopy(tmp_path / "copy", 1 << 24, lambda keys, values: [int(key) for key in keys])
+    rows = [(b"%04d" % n, b"x" * 100) for n in range(5_000)]
+    keys, values = (pa.array(column, pa.large_binary()) for column in zip(*rows))
+    copy.fill([CopiedRows(keys, values)], MARK)
+    given = CopyAsOf(copy.folder, MARK, pa.schema([]), (), "at")
+    counts: list[int] = []
+
+    def counted(read: Any) -> Any:
+        def reads(*arguments: Any) -> Any:
+            found = read(*arguments)
+            counts.append(len(found))
+            return found
+
+        return reads
+
+    for name in ("in_order", "look_up"):
+        monkeypatch.setattr(local_copy, name, counted(getattr(local_copy, name)))
+
+    def looked_at() -> list[Any]:
+        if look == "range":
+            return [value for *_, value in due_entries(given, "open", None, None)]
+        return entries_of(given, "open", [key for key, _ in rows])
+
+    assert looked_at() == [value for _, value in rows] and sum(counts) == 5_000
+    counts.clear()
+    monkeypatch.setattr("trident.workers.look_up._BYTES_MAX", 150_000)
+    with pytest.raises(LeftToSpark, match="of state open are looked at"):
+        looked_at()
+    assert sum(counts) == (1_501 if look == "range" else 2_000)
+    copy.close()
 
 
 def test_times_at_the_ends_of_64_bits_are_right_or_as_far_as_positions_go(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,11 +23,24 @@ import pytest
 from tests.running.test_query import WAIT_SECS, no_faults, start  # noqa: F401
 from tests.sweep.oracle import Table
 from tests.zk_fixtures import eventually
-from trident import Count, DeltaAppend, DeltaMapState, FixedBatchSpout, MapGet, Split, TridentConfig, TridentTopology
+from trident import (
+    Count,
+    DeltaAppend,
+    DeltaMapState,
+    FixedBatchSpout,
+    MapGet,
+    Max,
+    Split,
+    SpoutContext,
+    SpoutKind,
+    TridentConfig,
+    TridentTopology,
+)
 from trident.coordinators import faults
 from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
 from trident.coordinators.transactions import TransactionAttempt
+from trident.running.large_looks import LargeLooks
 from trident.running.late_in_worker import LateInWorker
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
@@ -356,13 +369,87 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
             raise StaleCopy(look_up.told("counts", ValueError("damaged")))
         return {}
 
-    runner = SimpleNamespace(_copies=copies, _host_copies=None, _workers_are_here=True)
+    runner: Any = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks())
     runner._copies_for, runner._late_by_spark = lambda *_: ("pass", {"counts": 1}), lambda *_: {}
     runner._late_on_copies = late_on_copies
     form, _ = SparkBatchRunner._stage_late(runner, TransactionAttempt(3, 0), {}, {})
     assert (form, told) == (
         ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
+
+
+class Texts:
+    """Gives words of bytes, each in a transaction of its own, as Spark has them: to it a text is any bytes."""
+
+    output_schema = "word string"
+    kind = SpoutKind.TRANSACTIONAL
+
+    def __init__(self, words: list[bytes]) -> None:
+        self._words = words
+
+    def open(self, context: SpoutContext) -> None:
+        self._spark = context.spark
+
+    def is_ready(self, txid: int) -> bool:
+        return txid <= len(self._words)
+
+    def emit_batch(self, txid: int) -> Any:
+        words = [f"('{word.hex()}')" for word in self._words[txid - 1].split()]
+        return self._spark.sql(f"select cast(unhex(h) as string) as word from values {', '.join(words)} as t(h)")
+
+    def ack(self, txid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("rows_max", [1000, 0], ids=["driver", "pass"])
+def test_texts_that_are_not_utf_8_are_left_to_spark(start, tmp_path, monkeypatch, rows_max):  # noqa: F811
+    """Arrow and Python would not read them: in the driver, on workers, in a copy."""
+    monkeypatch.setattr("trident.running.late_in_driver.ROWS_MAX", rows_max)
+    batches = [b"a b", b"a tw\xffo", b"tw\xffo \xc3", b"a b"]
+    made = TridentTopology("bytes")
+    words = made.new_stream("words", Texts(batches))
+    best = words.group_by("word").persistent_aggregate(DeltaMapState("best"), "word", Max(), "greatest")
+    words.state_query(best, "word", MapGet(), "before").partition_persist(DeltaAppend("asked"))
+    query = start(made)
+    query.process_all_available(WAIT_SECS)
+    asked = query.snapshot("asked").selectExpr("hex(word)", "hex(before)").collect()
+    found, known, expected = Counter(map(tuple, asked)), set[bytes](), Counter[tuple]()
+    for batch in batches:
+        expected.update((word.hex().upper(), word.hex().upper() if word in known else None) for word in batch.split())
+        known.update(batch.split())
+    assert found == expected
+    assert {row[0] for row in query.snapshot("best").selectExpr("hex(word)").collect()} == {
+        word.hex().upper() for word in known
+    }
+
+
+def test_transactions_that_look_at_too_much_again_and_again_read_the_tables_at_once() -> None:
+    """Each of them would else read what it then throws away, in the leader's process."""
+    tried: list[int] = []
+
+    def late_on_copies(form: str, attempt: TransactionAttempt, *_: Any) -> Any:
+        tried.append(attempt.txid)
+        if attempt.txid not in fits:
+            look_up.check_due("counts", 1 << 20)
+        return {}
+
+    copies = SimpleNamespace(served=lambda states: None, failed=lambda *why: pytest.fail("the copy is as it should be"))
+    runner: Any = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks())
+    runner._copies_for, runner._late_by_spark = lambda *_: ("pass", {"counts": 1, "others": 1}), lambda *_: {}
+    runner._late_on_copies = late_on_copies
+
+    def form_of(txid: int) -> str:
+        return SparkBatchRunner._stage_late(runner, TransactionAttempt(txid, 0), {}, {})[0]
+
+    fits: set[int] = set()
+    for txid in range(1, 42):
+        assert form_of(txid) == form_of(txid) == "tables", "another attempt does not try again"
+    assert tried == [1, 2, 4, 8, 16, 27, 38]
+    # One that fits ends that: the next one that does not is the first again.
+    fits, tried[:] = {49, 50}, []
+    assert [form_of(txid) for txid in (49, 50, 51, 52, 53, 54)] == ["pass", "pass", *["tables"] * 4]
+    assert tried == [49, 50, 51, 52, 54]
 
 
 @pytest.mark.parametrize("in_driver", [None, object()])

@@ -26,6 +26,7 @@ from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
 from trident.running.kept_plans import KeptPlans
+from trident.running.large_looks import LargeLooks
 from trident.running.late_in_driver import LateInDriver
 from trident.running.late_in_worker import LateInWorker
 from trident.spark.jobs import JobWatch, cancel_group
@@ -131,7 +132,7 @@ class SparkBatchRunner:
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
         self._repeats = gives_again(self._spouts.values())
-        self._in_driver = self._late_in_driver()
+        self._in_driver, self._large_looks = self._late_in_driver(), LargeLooks()
         self._in_worker = self._late_in_worker() if keep_plans else None
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
@@ -343,7 +344,7 @@ class SparkBatchRunner:
     ) -> tuple[str, dict[str, list[Any]]]:
         """The first form of the late part that can take this batch, and what it has staged."""
         found = self._copies_for(attempt, staged, fields)
-        if found is not None:
+        if found is not None and not self._large_looks.rests(found[1], attempt.txid):
             form, copies = found
             on_hosts = self._host_copies if form == "pass" and not self._workers_are_here else None
             try:
@@ -357,7 +358,10 @@ class SparkBatchRunner:
                 elif report["kind"] == STALE:
                     assert self._copies is not None
                     self._copies.failed(report["state"], report["error"])
+                elif report.get("large"):
+                    self._large_looks.found(report["large"], attempt.txid)
             else:
+                self._large_looks.fitted(copies)
                 if on_hosts is not None:
                     on_hosts.used(copies, attempt.txid - 1)
                 else:

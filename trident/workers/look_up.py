@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,13 +12,15 @@ from trident.coordinators.errors import TridentError
 from trident.coordinators.processes import UNKNOWN, boot_id, host_name
 from trident.states.keyed.sent_copy import SentCopy
 from trident.workers.chain import Frame, Step
-from trident.workers.reports import STALE, left_to_spark, marked
+from trident.workers.reports import STALE, LeftToSpark, left_to_spark, marked
 
 if TYPE_CHECKING:
     from trident.states.core.local_copy import CopyAsOf, Placed
 
 # More entries than these, or more bytes of them, are worth a Spark job over the tables.
 _DUE_MAX, _BYTES_MAX = 50_000, 32 << 20
+# Between two looks at how many bytes there are so far.
+_KEYS_AT_ONCE = 1_000
 
 
 # A copy as of the transaction before, as a batch gives it to its tasks: of this host, or to be found on theirs.
@@ -87,26 +89,49 @@ def due_entries(copy: CopyAsOf, state: str, first: int | None, below: int | None
 
     Raises:
         StaleCopy: the copy is not that of its mark.
-        LeftToSpark: they are many.
+        LeftToSpark: they are many; not all were read then.
     """
     from trident.states.core.local_copy import in_order  # hosts of a cluster have no LMDB
 
-    found = in_order(copy.folder, copy.mark, first, below, _DUE_MAX + 1)
+    found = in_order(copy.folder, copy.mark, first, below, _DUE_MAX + 1, _BYTES_MAX)
     check_due(state, len(found))
     check_bytes(state, (value for *_, value in found))
+    return found
+
+
+def entries_of(copy: CopyAsOf, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
+    """The values of some keys in a copy; None for a key that the state has not.
+
+    Raises:
+        StaleCopy: the copy is not that of its mark.
+        LeftToSpark: they are of many bytes; not all were read then.
+    """
+    from trident.states.core.local_copy import look_up  # hosts of a cluster have no LMDB
+
+    found, size = list[bytes | None](), 0
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        some = look_up(copy.folder, keys[start : start + _KEYS_AT_ONCE], copy.mark)
+        size += sum(len(value) for value in some if value is not None)
+        if size > _BYTES_MAX:
+            raise _too_large(state)
+        found += some
     return found
 
 
 def check_due(state: str, count: int) -> None:
     """Raises LeftToSpark for more due entries, or more that they become, than this process should work on."""
     if count > _DUE_MAX:
-        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due")
+        raise left_to_spark(f"more than {_DUE_MAX:,} entries of state {state} are due", state)
 
 
-def check_bytes(state: str, values: Iterable[bytes | None]) -> None:
+def check_bytes(state: str, values: Iterable[bytes]) -> None:
     """Raises LeftToSpark for entries of more bytes than this process should work on."""
-    if sum(len(value) for value in values if value is not None) > _BYTES_MAX:
-        raise left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at")
+    if sum(map(len, values)) > _BYTES_MAX:
+        raise _too_large(state)
+
+
+def _too_large(state: str) -> LeftToSpark:
+    return left_to_spark(f"more than {_BYTES_MAX >> 20} MB of state {state} are looked at", state)
 
 
 def copy_here(state: str, copy: CopyOfState | None) -> CopyAsOf:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import check_bytes, check_due, copy_here, due_entries, told
+from trident.workers.look_up import check_due, copy_here, due_entries, entries_of, told
 from trident.workers.reports import left_to_spark
 
 if TYPE_CHECKING:
@@ -328,10 +328,7 @@ class _Copied:
         self._state, self._copy, self._codec = state, copy, codec
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
-        from trident.states.core.local_copy import look_up  # hosts of a cluster may have no LMDB
-
-        rows = look_up(self._copy.folder, keys, self._copy.mark)
-        check_bytes(self._state, rows)
+        rows = entries_of(self._copy, self._state, keys)
         there = iter(self._codec.plain_values([row for row in rows if row is not None]))
         return [None if row is None else next(there) for row in rows]
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trident.workers.arrow_plan import SIDE
 from trident.workers.chain import Frame, Meter, Step
-from trident.workers.look_up import check_bytes, copy_here, due_entries, told
+from trident.workers.look_up import check_bytes, copy_here, due_entries, entries_of, told
 from trident.workers.timed import (
     AT,
     BEFORE,
@@ -133,7 +133,6 @@ class GatherFromCopy(Step):
     def _gathered(self, columns: dict[str, pa.Array], length: int, copy: CopyAsOf) -> Frame:
         # Hosts of a cluster may have no LMDB, and then no copies.
         from trident.states.core.copy_rows import RowCodec
-        from trident.states.core.local_copy import look_up
 
         assert copy.ordered_by == DUE, "the batch has given no copy in the order of what is due"
         codec, sides = RowCodec(copy.schema, copy.keys), len(self.delays)
@@ -141,7 +140,7 @@ class GatherFromCopy(Step):
         new = [place for place, kind in enumerate(kinds) if kind >= 0]
         asked = self._asked(columns, new, copy)
         keys = codec.encode_keys(asked)
-        values = look_up(copy.folder, keys, copy.mark)
+        values = entries_of(copy, self.state, keys)
         marks = [None if value is None else codec.plain_values([value])[0][0] for value in values[:sides]]
         greatest = list(marks)
         for kind, at in zip(kinds, positions):

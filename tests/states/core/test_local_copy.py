@@ -355,6 +355,16 @@ def test_a_range_gives_what_a_sorted_list_gives(tmp_path_factory, first, changes
     copy.delete()
 
 
+@pytest.mark.parametrize(("bytes_max", "count"), [(None, 9), (900, 9), (899, 9), (300, 4), (299, 3), (0, 1)])
+def test_a_range_ends_with_the_value_that_is_too_much(tmp_path, bytes_max, count):
+    copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
+    copy.fill([arrays([(b"%d" % n, b"%d ".ljust(101, b"x") % n) for n in range(9)])], mark(1))
+    found = in_order(copy.folder, mark(1), bytes_max=bytes_max)
+    assert found == copy.in_order(mark(1), bytes_max=bytes_max) and [row[0] for row in found] == list(range(count))
+    assert {len(value) for *_, value in found} == {100}
+    copy.close()
+
+
 def test_a_part_that_moves_its_key_moves_it_in_the_order(tmp_path):
     copy = LocalCopy(tmp_path / "copy", BYTES_MAX, by_first_word)
     copy.fill([arrays([(b"a", b"5 x"), (b"b", b"7 x")])], mark(1))

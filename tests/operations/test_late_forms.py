@@ -374,11 +374,11 @@ def test_steps_that_need_all_rows_of_a_batch_have_them_behind_a_shuffle(spark: S
     windowed.group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("fired"))
     windowed.late_rows().partition_persist(DeltaAppend("late"))
     spread.drop_duplicates("k", within="1 minute", name="seen").partition_persist(DeltaAppend("first"))
-    again = [spread.state_query(kept, "k", MapGet(), name) for name in ("older", "oldest")]
+    again = [spread.state_query(kept, "k", MapGet(), name) for name in ("older", "oldest", "third", "fourth")]
     again[0].aggregate(Count(), "n").partition_persist(DeltaAppend("all"))
     again[1].group_by("k").aggregate("v", Sum(), "s").partition_persist(DeltaAppend("sums"))
-    spread.first_n(2, "v", reverse=True).partition_persist(DeltaAppend("top"))
-    spread.max_by("v", scope="batch").partition_persist(DeltaAppend("greatest"))
+    again[2].first_n(2, "v", reverse=True).partition_persist(DeltaAppend("top"))
+    again[3].max_by("v", scope="batch").partition_persist(DeltaAppend("greatest"))
     (group,) = plan(made.graph)
     # Each second a row; those of "a" are in several partitions.
     times = [dt.datetime(2026, 1, 1, second=n, tzinfo=UTC) for n in range(9)]

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests.operations.test_late_forms import MARK, by_spark, copied, early, in_driver, shown
+from tests.operations.test_late_forms import MARK, by_spark, copied, early, on_arrow, shown
 from tests.stream_helpers import RowsSpout
 from trident import Count, DeltaAppend, Max, TridentTopology, expr
 from trident.planning.groups import GroupPlan, plan
@@ -82,7 +82,7 @@ def test_what_is_due_in_masses_is_left_to_spark(kind: Any, tmp_path: Path, monke
     with copied(tmp_path, group, {"open": rows_like(binding.schema, held)}) as copies:
 
         def rows() -> int:
-            return in_driver(group, inputs, copies)["out"].num_rows
+            return on_arrow(group, inputs, copies)["out"].num_rows
 
         given = rows()
         assert given == {panes: 4, sessions: 3, keys_seen: 1}[kind]
@@ -153,7 +153,7 @@ def test_times_at_the_ends_of_64_bits_are_right_or_as_far_as_positions_go(spark:
     inputs = early(spark, group, rows)
     stored = {one.name: rows_like(one.schema, []) for one in group.bindings if one.name in group.lowered.copied_states}
     with copied(tmp_path, group, stored) as copies:
-        here = shown(in_driver(group, inputs, copies))
+        here = shown(on_arrow(group, inputs, copies))
     assert shown(by_spark(spark, group, inputs, stored, None)) == here
     # -2^62 and 0 are in two windows each, or one; the watermark has passed them, and not the last hour.
     assert {text for text in here["counts"] if "zero" in text} == {"{'k': 'zero', 'c': 1}"}

@@ -600,9 +600,6 @@ PLANTED: dict[str, Caught] = {
     "137-kept-plan-calls-the-functions-of-before": spark(
         "assert", "kept_plans.py::test_a_plan_follows_functions_that_are_registered_again"
     ),
-    "142-reports-of-the-first-partition-only": spark(
-        "assert ", "kept_plans.py::test_streams_that_meet_each_have_a_slot"
-    ),
     "120-nulls-are-skipped-by-bounds": Caught(
         "assert ",
         (located("key_reads.py::test_of_files_of_every_writer_exactly_the_rows_of_the_keys_are_read"),),

@@ -41,6 +41,7 @@ from trident.coordinators.errors import TopologyError
 from trident.coordinators.processes import UNKNOWN
 from trident.coordinators.transactions import TransactionAttempt
 from trident.running.large_looks import LargeLooks
+from trident.running.late_forms import LateForms
 from trident.running.late_in_worker import LateInWorker
 from trident.running.runner import SparkBatchRunner
 from trident.running.site import SparkSite
@@ -50,6 +51,7 @@ from trident.states.keyed import state_copy
 from trident.states.keyed.copies import StateCopies, copies_folder, own_folder
 from trident.states.keyed.host_copies import HostCopies
 from trident.states.keyed.key_reads import KeyReader
+from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers import look_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,6 +359,17 @@ def test_threads_that_ask_at_once_share_the_copies_of_a_group() -> None:
     assert found == set(made) and len(made) == 1
 
 
+INFO = BatchInfo(TransactionAttempt(3, 0))
+
+
+def _late_part(copies: Any, states: list[str], on_copies: Callable[..., Any]) -> Any:
+    """A late part for which there are copies of some states: without Spark."""
+    made = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks(), _on_copies=on_copies)
+    made._is_empty, made._by_spark = lambda staged: False, lambda *_: {}
+    made._copies_for = lambda *_: ("pass", dict.fromkeys(states, 1))
+    return made
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
     told: list[tuple] = []
@@ -369,10 +382,7 @@ def test_copies_are_told_when_a_batch_could_use_them(fails: bool) -> None:
             raise StaleCopy(look_up.told("counts", ValueError("damaged")))
         return {}
 
-    runner: Any = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks())
-    runner._copies_for, runner._late_by_spark = lambda *_: ("pass", {"counts": 1}), lambda *_: {}
-    runner._late_on_copies = late_on_copies
-    form, _ = SparkBatchRunner._stage_late(runner, TransactionAttempt(3, 0), {}, {})
+    form, _ = LateForms.stage(_late_part(copies, ["counts"], late_on_copies), TransactionAttempt(3, 0), {}, INFO)
     assert (form, told) == (
         ("tables", [("failed", "counts", "damaged")]) if fails else ("pass", [("served", "counts")])
     )
@@ -435,12 +445,10 @@ def test_transactions_that_look_at_too_much_again_and_again_read_the_tables_at_o
         return {}
 
     copies = SimpleNamespace(served=lambda states: None, failed=lambda *why: pytest.fail("the copy is as it should be"))
-    runner: Any = SimpleNamespace(_copies=copies, _workers_are_here=True, _large_looks=LargeLooks())
-    runner._copies_for, runner._late_by_spark = lambda *_: ("pass", {"counts": 1, "others": 1}), lambda *_: {}
-    runner._late_on_copies = late_on_copies
+    late = _late_part(copies, ["counts", "others"], late_on_copies)
 
     def form_of(txid: int) -> str:
-        return SparkBatchRunner._stage_late(runner, TransactionAttempt(txid, 0), {}, {})[0]
+        return LateForms.stage(late, TransactionAttempt(txid, 0), {}, INFO)[0]
 
     fits: set[int] = set()
     for txid in range(1, 42):
@@ -483,7 +491,8 @@ def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_
         return SimpleNamespace(as_of=lambda states, txid: {"counts": (whose, txid)})
 
     plan = SimpleNamespace(lowered=SimpleNamespace(copied_states=["counts"]))
-    runner = SimpleNamespace(
+    late: Any = SimpleNamespace(
+        _boundaries=[],
         _copies=copies_of("the driver's"),
         _host_copies=copies_of("the hosts'"),
         _workers_are_here=workers_are_here,
@@ -491,16 +500,16 @@ def test_tasks_on_other_hosts_are_told_of_the_copies_there(workers_are_here, in_
         _plan=plan,
     )
     form, whose = given
-    found = SparkBatchRunner._copies_for(runner, TransactionAttempt(3, 0), {}, [])
+    found = LateForms._copies_for(late, TransactionAttempt(3, 0), {})
     assert found == (form, {"counts": (whose, 2)})
-    runner._copies = runner._host_copies = None
-    assert SparkBatchRunner._copies_for(runner, TransactionAttempt(3, 0), {}, []) is None
+    late._copies = late._host_copies = None
+    assert LateForms._copies_for(late, TransactionAttempt(3, 0), {}) is None
 
 
 @pytest.mark.parametrize("fails", [None, "a log that is not mounted there"])
 def test_tasks_bring_up_the_copies_of_their_own_hosts_or_the_tables_are_read(start, tmp_path, monkeypatch, fails):  # noqa: F811
     """As on a cluster: the master is local, and the batches are told that it is not."""
-    for module in ("runner", "site"):
+    for module in ("late_forms", "site"):
         monkeypatch.setattr(f"trident.running.{module}.is_local_master", lambda master: False)
     if fails:
         monkeypatch.setattr(HostCopies, "as_of", _elsewhere(HostCopies.as_of, fails))

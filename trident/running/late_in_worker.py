@@ -6,26 +6,23 @@ import json
 import pickle
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 from pyspark.util import PythonEvalType
 
 from trident.coordinators.transactions import TransactionAttempt
-from trident.planning.operation import Fields
+from trident.running.boundaries import Staged, StagedBoundary
 from trident.spark.kept_plans_jar import kept_plan_class
 from trident.spark.slots import RowsSlot
 from trident.states.core.local_copy import CopyAsOf
 from trident.states.core.staged import StagedFile
 from trident.states.delta.parquet_files import REPORT_SCHEMA
 from trident.states.delta.staging import StagingTarget, file_target, stage_by
-from trident.states.delta.whole_files import require_whole
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.workers.arrow_plan import ArrowPlan
 from trident.workers.late_pass import LateBatch, LatePass
@@ -41,7 +38,6 @@ class LateInWorker:
     """How a group's late part runs in one pass whose plan is the same for each batch.
 
     Args:
-        boundaries: name → (the folder that its files' paths are relative to, its fields).
         targets: the states that it stages rows for.
     """
 
@@ -49,16 +45,13 @@ class LateInWorker:
         self,
         spark: "SparkSession",
         plan: ArrowPlan,
-        boundaries: Mapping[str, tuple[Path, Fields]],
+        boundaries: Sequence[StagedBoundary],
         targets: Sequence[StagingTarget],
         incarnation: str,
         codec: str,
     ) -> None:
-        self._spark, self._targets, self._incarnation = spark, targets, incarnation
-        self._roots = {name: root for name, (root, _) in boundaries.items()}
-        schemas = {
-            name: to_arrow_schema(StructType(list(fields)), timezone="UTC") for name, (_, fields) in boundaries.items()
-        }
+        self._spark, self._boundaries, self._targets, self._incarnation = spark, boundaries, targets, incarnation
+        schemas = {one.name: one.schema for one in boundaries}
         files = [(file_target(target, codec), target.txid_column) for target in targets]
         self._pass = LatePass(plan, schemas, files)
         # Between segments Spark gives times in the session's zone, which functions of the user's see.
@@ -75,21 +68,14 @@ class LateInWorker:
         return self._kept is not None
 
     def stage(
-        self,
-        attempt: TransactionAttempt,
-        staged: Mapping[str, Sequence[StagedFile]],
-        info: BatchInfo,
-        copies: Mapping[str, CopyAsOf],
+        self, attempt: TransactionAttempt, staged: Staged, info: BatchInfo, copies: Mapping[str, CopyAsOf]
     ) -> dict[str, list[StagedFile]]:
         """Stages the rows of late states, from those that were staged for the boundaries.
 
         Raises:
             TableError: a staged file is gone or not whole.
         """
-        files = {name: [str(root / file.path) for file in staged[name]] for name, root in self._roots.items()}
-        for name, root in self._roots.items():
-            where = "a batch between its two halves"
-            require_whole(where, str(root), staged[name], "the batch is tried again; check the disk")
+        files = {one.name: one.paths(staged[one.name]) for one in self._boundaries}
 
         def run(attempt_property: str) -> Iterable[Mapping[str, Any]]:
             sent = pickle.dumps(LateBatch(attempt_property, info, dict(copies), files))

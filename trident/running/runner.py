@@ -8,46 +8,39 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from trident.coordinators import faults
-from trident.coordinators.errors import BatchError, BatchTimeout, SourceError, TridentError
+from trident.coordinators.errors import BatchError, BatchTimeout, SourceError
 from trident.coordinators.ports import ProcessedBatch
 from trident.coordinators.transactions import TransactionAttempt
 from trident.messages.batches import TrackedBatches
-from trident.operations.window_spec import Unit
 from trident.planning.compiled import BuiltBatch
 from trident.planning.operation import ANCHORS_FIELD
 from trident.planning.session_frames import KEEP
+from trident.running.boundaries import StagedBoundary
 from trident.running.kept_plans import KeptPlans
-from trident.running.large_looks import LargeLooks
-from trident.running.late_in_driver import LateInDriver
-from trident.running.late_in_worker import LateInWorker
+from trident.running.late_forms import LateForms
 from trident.spark.jobs import JobWatch, cancel_group
-from trident.spark.rows import held_rows, parquet_reader, to_dataframe
+from trident.spark.rows import held_rows, to_dataframe
 from trident.spark.slots import ROWS_BYTES_MAX, FilesSlot, RowsSlot, Slot
 from trident.spouts.contracts import Emitted, Json, SpoutKind
 from trident.spouts.executors import spout_kind
 from trident.spouts.files.reading import source_failure
 from trident.spouts.host import TridentSpoutHost
 from trident.states.core import storage
-from trident.states.core.host_bound import is_local_master
 from trident.states.delta.staging import StagingTarget, stage
-from trident.states.delta.whole_files import require_whole
 from trident.states.keyed.copies import StateCopies
 from trident.states.keyed.host_copies import HostCopies
 from trident.states.publishing.user_tasks import BatchInfo
 from trident.udf.expression_failures import expression_failure
 from trident.udf.schemas import spout_schema
 from trident.udf.signatures import translate_failure
-from trident.workers.look_up import CopyOfState
-from trident.workers.reports import SPARKS, STALE, find_report, left_to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,9 +49,6 @@ if TYPE_CHECKING:
     from trident.planning.groups import GroupPlan
 
 log = logging.getLogger("trident.runner")
-RESOLVE = faults.register("resolve.stage", "the Spark job that reads states and stages what depends on them")
-# Rows in so few bytes are worth one Spark partition.
-_SMALL_BYTES = 8 << 20
 
 
 class _Running(JobWatch):
@@ -99,16 +89,13 @@ class SparkBatchRunner:
         keep_plans: bool = True,
         host_copies: HostCopies | None = None,
     ) -> None:
-        self._copies, self._host_copies, self._has_told = copies, host_copies, False
-        self._workers_are_here = is_local_master(spark.sparkContext.master)
         self._spark, self._topology, self._plan, self._host = spark, topology, plan, host
-        self._reader, self._incarnation, self._epoch = reader, incarnation, epoch
+        self._incarnation, self._epoch = incarnation, epoch
         self._batch_partitions = batch_partitions
         self._boundaries = [
             StagingTarget(name, folder / "boundaries" / name, durable=False) for name in plan.lowered.staged_boundaries
         ]
         beside = set(plan.message_tables.values())
-        self._late = [target for target in targets if target.name in plan.late_states]
         self._early = [
             target for target in targets if target.name not in plan.late_states and target.name not in beside
         ] + self._boundaries
@@ -132,8 +119,19 @@ class SparkBatchRunner:
         self._spouts = plan.spouts
         self._schemas = {tx_id: spout_schema(spout) for tx_id, spout in self._spouts.items()}  # text is read once
         self._repeats = gives_again(self._spouts.values())
-        self._in_driver, self._large_looks = self._late_in_driver(), LargeLooks()
-        self._in_worker = self._late_in_worker() if keep_plans else None
+        roots = {target.name: target.root for target in self._early}
+        self._late = LateForms(
+            spark,
+            plan,
+            [StagedBoundary(one.name, roots[one.name], one.fields) for one in plan.lowered.boundaries.values()],
+            [target for target in targets if target.name in plan.late_states],
+            incarnation,
+            self._codec,
+            reader,
+            copies,
+            host_copies,
+            keep_plans,
+        )
         self._running: dict[TransactionAttempt, _Running] = {}
         self._lock = threading.Lock()
 
@@ -291,153 +289,13 @@ class SparkBatchRunner:
     def _resolve(self, attempt: TransactionAttempt, processed: ProcessedBatch) -> ProcessedBatch:
         started = time.monotonic()
         staged = dict(processed.staged)
-        fields = {boundary.name: boundary.fields for boundary in self._plan.lowered.boundaries.values()}
-        if self._is_empty(staged, fields):
-            late: dict[str, list[Any]] = {target.name: [] for target in self._late}
-            form = "nothing"
-        else:
-            form, late = self._stage_late(attempt, staged, fields)
+        form, late = self._late.stage(attempt, staged, self._info(attempt))
         for boundary in self._boundaries:
             for file in staged.pop(boundary.name):
                 storage.delete(boundary.root / file.path)
         took = (time.monotonic() - started) * 1000
         duration = {"resolve": took, f"resolve_by_{form}": took}
         return replace(processed, staged={**staged, **late}, duration_ms={**processed.duration_ms, **duration})
-
-    def _copies_for(
-        self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], boundaries: Iterable[str]
-    ) -> tuple[str, Mapping[str, Any]] | None:
-        """The form in which the late part can look up in copies, and these: as of the transaction before.
-
-        For few rows; else it reads the tables.
-        """
-        states, before = self._plan.lowered.copied_states, attempt.txid - 1
-        if not states or any(_bytes(staged[name]) > _SMALL_BYTES for name in boundaries):
-            return None
-        form, copies = "pass", self._copies if self._workers_are_here else self._host_copies
-        if self._in_driver is not None and self._in_driver.takes(staged):
-            form, copies = "driver", self._copies
-        found = None if copies is None else copies.as_of(states, before)
-        return None if found is None else (form, found)
-
-    def _late_in_driver(self) -> LateInDriver | None:
-        plan = self._plan.late_in_driver
-        if plan is None or self._copies is None:
-            return None
-        return LateInDriver(plan, self._staged_at, self._late, self._incarnation, self._codec)
-
-    def _late_in_worker(self) -> LateInWorker | None:
-        plan = self._plan.late_on_arrow
-        if plan is None or self._copies is None or not self._workers_are_here or self._tracked is not None:
-            return None
-        made = LateInWorker(self._spark, plan, self._staged_at, self._late, self._incarnation, self._codec)
-        return made if made.works else None
-
-    @property
-    def _staged_at(self) -> dict[str, tuple[Path, Any]]:
-        """Boundary name → the folder that its files' paths are relative to, and its fields."""
-        roots = {target.name: target.root for target in self._early}
-        return {one.name: (roots[one.name], one.fields) for one in self._plan.lowered.boundaries.values()}
-
-    def _stage_late(
-        self, attempt: TransactionAttempt, staged: Mapping[str, Sequence[Any]], fields: Mapping[str, Any]
-    ) -> tuple[str, dict[str, list[Any]]]:
-        """The first form of the late part that can take this batch, and what it has staged."""
-        found = self._copies_for(attempt, staged, fields)
-        if found is not None and not self._large_looks.rests(found[1], attempt.txid):
-            form, copies = found
-            on_hosts = self._host_copies if form == "pass" and not self._workers_are_here else None
-            try:
-                late = self._late_on_copies(form, attempt, staged, fields, copies)
-            except Exception as error:
-                report = find_report(error, STALE, SPARKS)
-                if report is None:
-                    raise
-                if report["kind"] == STALE and on_hosts is not None:
-                    on_hosts.failed(report["state"], report["error"], bool(report.get("building")))
-                elif report["kind"] == STALE:
-                    assert self._copies is not None
-                    self._copies.failed(report["state"], report["error"])
-                elif report.get("large"):
-                    self._large_looks.found(report["large"], attempt.txid)
-            else:
-                self._large_looks.fitted(copies)
-                if on_hosts is not None:
-                    on_hosts.used(copies, attempt.txid - 1)
-                else:
-                    assert self._copies is not None
-                    self._copies.served(copies)
-                return form, late
-        return "tables", self._late_by_spark(attempt, staged, fields, None)
-
-    def _late_on_copies(
-        self,
-        form: str,
-        attempt: TransactionAttempt,
-        staged: Mapping[str, Sequence[Any]],
-        fields: Mapping[str, Any],
-        copies: Mapping[str, Any],
-    ) -> dict[str, list[Any]]:
-        if form != "driver":
-            if self._in_worker is None:
-                return self._late_by_spark(attempt, staged, fields, copies)
-            with faults.fault_point(RESOLVE):
-                return self._in_worker.stage(attempt, staged, self._info(attempt), copies)
-        assert self._in_driver is not None
-        try:
-            with faults.fault_point(RESOLVE):
-                return self._in_driver.stage(attempt, staged, self._info(attempt), copies)
-        except TridentError:
-            raise
-        except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
-            if not self._has_told:  # no code of the user's has run: Spark, on the tables, has the last word
-                log.warning("batches of group %s for which Spark reads the tables: %s", self._plan.name, error)
-                self._has_told = True
-            raise left_to_spark(error) from error
-
-    def _late_by_spark(
-        self,
-        attempt: TransactionAttempt,
-        staged: Mapping[str, Sequence[Any]],
-        fields: Mapping[str, Any],
-        copies: Mapping[str, CopyOfState] | None,
-    ) -> dict[str, list[Any]]:
-        roots = {target.name: target.root for target in self._early}
-        inputs = {name: self._staged_frame(roots[name], staged[name], fields[name]) for name in fields}
-        stored = partial(self._reader, txid=attempt.txid - 1)
-        with (
-            self._plan.build_late(inputs, self._info(attempt), stored, copies) as frames,
-            faults.fault_point(RESOLVE),
-        ):
-            return stage(frames, self._late, self._incarnation, attempt, self._codec)
-
-    def _is_empty(self, staged: Mapping[str, Sequence[Any]], boundaries: Mapping[str, Any]) -> bool:
-        """Tells whether late segments would have nothing to do: an aggregate without groups always has."""
-        if any(staged[name] for name in boundaries) or self._plan.lowered.late_gives_rows_for_none:
-            return False
-        if any(getattr(binding.aggregator, "unit", None) is Unit.PROCESSING_TIME for binding in self._plan.bindings):
-            return False  # windows may be due
-        return not any(
-            binding.name in self._plan.late_states
-            and not binding.keys
-            and binding.aggregator is not None
-            and not hasattr(binding.aggregator, "update_state")
-            for binding in self._plan.bindings
-        )
-
-    def _staged_frame(self, root: Path, files: Sequence[Any], fields: Sequence[Any]) -> "DataFrame":
-        schema = StructType(list(fields))
-        if not files:
-            return self._spark.createDataFrame([], schema)
-        reader = parquet_reader(self._spark, schema)
-        require_whole("a batch between its two halves", str(root), files, "the batch is tried again; check the disk")
-        paths = [str(root / file.path) for file in files]
-        if self._plan.lowered.late_order and len(paths) > 1:
-            # Spark would sort the files by size; their order is that of the batch.
-            frame = reduce(lambda a, b: a.union(b), [reader.parquet(path).coalesce(1) for path in paths])
-        else:
-            frame = reader.parquet(*paths)
-        return frame.coalesce(1) if _bytes(files) <= _SMALL_BYTES else frame
 
     def _tracked_input(self, tx_id: str, emitted: Emitted, anchors: bool) -> "DataFrame | Slot":
         schema = self._schemas[tx_id]
@@ -480,16 +338,11 @@ class SparkBatchRunner:
             attempts = list(self._running)
         for attempt in attempts:
             self.cancel(attempt)
-        if self._copies is not None:
-            self._copies.close()
+        self._late.close()
 
 
 def _frame_of(one: "DataFrame | Slot") -> "DataFrame":
     return one if isinstance(one, DataFrame) else one.frame().coalesce(1)
-
-
-def _bytes(files: Iterable[Any]) -> int:
-    return sum(file.size for file in files)
 
 
 def gives_again(spouts: Iterable[Any]) -> bool:

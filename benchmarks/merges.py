@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import words
-from benchmarks.bench import Bench, Recorder, rounds, steady_ms
+from benchmarks.bench import Bench, rounds, steady_ms
 from benchmarks.keys import GatedKeys
 from benchmarks.report import Goal, Report
+from benchmarks.sustained import NEVER, counted
 
 TITLE = "a keyed state's MERGEs: native, by Delta, and none"
 
-_NEVER = {"merge_every_txids": 1_000_000, "merge_interval_secs": 1e9}
 _NATIVE, _DELTA, _NONE = "native MERGEs", "Delta's MERGEs", "no MERGE"
 
 
@@ -47,21 +47,16 @@ def _sustained(bench: Bench, files: Path, which: str, merges: dict[str, list[flo
         from trident import DeltaMapState
 
         lines = bench.size(words.LINES, 200)
-        settings: dict[str, Any] = dict(_NEVER) if which == _NONE else {}
+        settings: dict[str, Any] = dict(NEVER) if which == _NONE else {}
         if bench.quick and which != _NONE:
             settings["merge_every_txids"] = 1
         warehouse = bench.fresh("ours")
         topology = words.topology("words", files, DeltaMapState("counts", **settings), lines)
         with _by_delta(which == _DELTA), bench.running(topology, warehouse, 4, merge_at_stop_secs=0) as query:
-            with Recorder(query) as recorder:
-                query.process_all_available()
-            found = query.snapshot("counts").groupBy().sum("count").first()[0]
-            expected = len(list(files.glob("*.txt"))) * lines * words.WORDS_PER_LINE
-            if found != expected:
-                raise AssertionError(f"{found} words were counted, there were {expected}")
+            records = counted(query, files, lines)
         commits = len(list((warehouse / "counts" / "_delta_log").glob("*.json"))) - 1
         merges.setdefault(which, []).append(commits)
-        return steady_ms(recorder.records, 8 if not bench.quick else 1)
+        return steady_ms(records, 8 if not bench.quick else 1)
 
     return once
 
@@ -112,7 +107,7 @@ def _filled(bench: Bench, keys: int, changed: int, count: int) -> Path:
         spout = GatedKeys(changed, keys, load=True)
         topology = TridentTopology("sized")
         topology.new_stream("keys", spout).group_by("key").persistent_aggregate(
-            DeltaMapState("counts", **_NEVER), "n", Sum(), "count"
+            DeltaMapState("counts", **NEVER), "n", Sum(), "count"
         )
         settings = {"message_timeout_secs": None, "merge_at_stop_secs": 0}
         with bench.running(topology, warehouse, 1, **settings) as query:

@@ -6,7 +6,6 @@ import datetime as dt
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import TimestampType
 
+from tests.drpc.plain_types import TYPES, VALUES
 from tests.topology_helpers import WAIT_SECS, starter
 from trident import (
     Count,
@@ -38,11 +38,6 @@ from trident.states.publishing.user_tasks import BatchInfo
 
 BATCHES = 8
 BATCH = [("a", 1), ("a", 2), ("b", 3)]
-TYPES = "a long, b int, c double, d string, e binary, f boolean, g date, h timestamp, i decimal(9,2), j float"
-VALUES = [
-    (1, 2, 0.5, "ä", b"\x00\xff", True, dt.date(2026, 3, 29), dt.datetime(2026, 3, 29, 2, 30), Decimal("1.50"), 1.5),
-    (None,) * 10,
-]
 
 
 def shout(word: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drpc.plain_types import TYPES, VALUES
 from tests.topology_helpers import WAIT_SECS, Starter, starter
 from tests.zk_fixtures import eventually
 from trident import (
@@ -39,11 +38,6 @@ BATCHES = 6
 # Word w0 comes once in each batch, w1 twice, and so on.
 BATCH = [(f"w{n}",) for n in range(9) for _ in range(n + 1)]
 CALLERS = 50
-TYPES = "a long, b int, c double, d string, e binary, f boolean, g date, h timestamp, i decimal(9,2), j float"
-VALUES = [
-    (1, 2, 0.5, "ä", b"\x00\xff", True, dt.date(2026, 3, 29), dt.datetime(2026, 3, 29, 2, 30), Decimal("1.50"), 1.5),
-    (None,) * 10,
-]
 
 
 def shout(word: str) -> str:

@@ -30,24 +30,19 @@ class Stat(NamedTuple):
         size: bytes.
         mtime_ns: of its last change, nanoseconds since the epoch.
         is_file, is_folder: neither holds of a FIFO, a socket or a device.
-        identity: tells a file from another that was put in its place; 0 where the storage has none.
+        signature: tells the file from one that was put in its place, or was changed; only to be compared.
     """
 
     size: int
     mtime_ns: int
     is_file: bool
     is_folder: bool
-    identity: int
+    signature: Signature
 
     @property
     def described(self) -> str:
         """Returns what is there, for an error."""
         return f"{self.size} bytes" if self.is_file else "something that is not a file"
-
-    @property
-    def signature(self) -> Signature:
-        """Tells the file from one that was put in its place, or was changed; only to be compared."""
-        return self.identity, self.mtime_ns, self.size
 
 
 class NotAllDeleted(OSError):
@@ -206,6 +201,9 @@ class LocalStorage:
     def flush(self, path: AnyPath) -> None:
         _fsync(local(path))
 
+    def draft(self, folder: AnyPath, name: str) -> str:
+        return os.path.join(local(folder), name)
+
     def hold(self, folder: AnyPath) -> LocalFolder:
         return LocalFolder(local(folder))
 
@@ -294,7 +292,8 @@ def local(path: AnyPath) -> str:
 
 def _stat(found: os.stat_result) -> Stat:
     is_file, is_folder = modes.S_ISREG(found.st_mode), modes.S_ISDIR(found.st_mode)
-    return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, found.st_ino)
+    signature = found.st_ino, found.st_mtime_ns, found.st_size
+    return Stat(found.st_size, found.st_mtime_ns, is_file, is_folder, signature)
 
 
 def _flock(file: BinaryIO, kind: int, timeout_secs: float | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -148,6 +149,9 @@ class Storage(Protocol):
     def flush(self, path: AnyPath) -> None:
         """Makes a file's bytes, or the names in a folder, outlive a power cut."""
 
+    def draft(self, folder: AnyPath, name: str) -> str:
+        """The place of a draft that is going to claim a name in a folder: there, or on this host's disk."""
+
     def hold(self, folder: AnyPath) -> Folder:
         """Holds a folder, until the end of a ``with``, to look and to write where no other folder can be meant.
 
@@ -180,11 +184,64 @@ def storage_for(path: AnyPath) -> Storage:
     """The storage that a path or URL is in.
 
     Raises:
-        TableError: it is on a file system that this framework cannot use.
+        TableError: it is on a file system that this framework cannot use, or whose library is not installed.
     """
-    if "://" in (text := os.fspath(path)) and not text.startswith("file:"):
-        raise TableError(f"{text} is not on this machine's file system", expected="a path, or a file: URI")
-    return LOCAL
+    text = os.fspath(path)
+    if "://" not in text or text.startswith("file:"):
+        return LOCAL
+    scheme, _, rest = text.partition("://")
+    root = f"{scheme}://{rest.partition('/')[0]}"
+    found = _shared.get(root)
+    if found is None:
+        found = _shared.setdefault(root, _opened(root, scheme))
+    return found
+
+
+def configure(root: str, settings: Mapping[str, str]) -> None:
+    """Says how a shared store is reached, in this process; what is not said comes from the store's own chain.
+
+    Args:
+        root: the store: scheme and bucket, or name service.
+        settings: Hadoop's, such as ``fs.s3a.endpoint``.
+    """
+    if _settings.get(root, {}) != dict(settings):
+        _settings[root] = dict(settings)
+        _shared.pop(root, None)
+
+
+def settings_of(root: str) -> Mapping[str, str]:
+    return _settings.get(root, {})
+
+
+# Scheme and bucket, or name service → its storage, and what `configure` was told.
+_shared: dict[str, Storage] = {}
+_settings: dict[str, dict[str, str]] = {}
+
+
+def _opened(root: str, scheme: str) -> Storage:
+    if scheme in ("s3a", "s3"):
+        try:
+            from trident.states.core.object_storage import ObjectStorage, store_settings  # an optional dependency
+        except ImportError as error:
+            raise _not_installed(root, "s3", error) from error
+        return ObjectStorage(root, store_settings(settings_of(root)))
+    if scheme == "hdfs":
+        try:
+            from trident.states.core.hdfs_storage import HdfsStorage  # an optional dependency
+        except ImportError as error:
+            raise _not_installed(root, "hdfs", error) from error
+        return HdfsStorage(root, settings_of(root))
+    raise TableError(
+        f"the framework cannot keep files on {root}", found=f"{scheme}:", expected="a path, file:, hdfs: or s3a:"
+    )
+
+
+def _not_installed(root: str, extra: str, error: ImportError) -> TableError:
+    return TableError(
+        f"the library that reads and writes {root} is not installed",
+        found=error,
+        action=f"pip install 'trident-spark[{extra}]'",
+    )
 
 
 def read(path: AnyPath, start: int = 0) -> bytes:
@@ -229,6 +286,10 @@ def make_folder(folder: AnyPath, anchor: AnyPath) -> None:
 
 def flush(path: AnyPath) -> None:
     storage_for(path).flush(path)
+
+
+def draft(folder: AnyPath, name: str) -> str:
+    return storage_for(folder).draft(folder, name)
 
 
 def hold(folder: AnyPath) -> Folder:

@@ -1,0 +1,269 @@
+"""HDFS as a storage, by hdfs-native: no JVM, so that the driver and Python tasks read and write in the same way.
+
+Of two that create or rename to the same name the name node lets one win. A file is durable when it is closed behind an
+``hsync``. Settings and credentials are Hadoop's own: ``HADOOP_CONF_DIR``, Kerberos tickets, delegation tokens.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, BinaryIO, cast
+
+from hdfs_native import Client, WriteOptions
+
+from trident.states.core.appended_parts import AppendedParts
+from trident.states.core.local_storage import AnyPath, Signature, Stat
+
+_READ_BYTES = 4 << 20
+
+
+class HdfsStorage:
+    """Implements ``Storage`` on one name service.
+
+    Args:
+        root: hdfs://HOST:PORT, or hdfs://NAME of a name service with several name nodes.
+        settings: Hadoop's, over those of ``HADOOP_CONF_DIR``.
+    """
+
+    def __init__(self, root: str, settings: Mapping[str, str]) -> None:
+        self._root = root
+        with _told(root):
+            self._client = Client(root, dict(settings))
+
+    def read(self, path: AnyPath, start: int = 0) -> bytes:
+        with _told(path):
+            file = self._client.read(self._at(path))
+            return bytes(file.read_range(start, max(0, len(file) - start)))
+
+    def input(self, path: AnyPath) -> BinaryIO:
+        with _told(path):
+            return cast("BinaryIO", io.BufferedReader(_Reader(self._client.read(self._at(path)), path), _READ_BYTES))
+
+    def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        at = self._at(path)
+        folder, name = posixpath.split(at)
+        draft = f"{folder}/.{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        with _told(path):
+            try:
+                self._create(draft, data, durable)
+                self._client.rename(draft, at, overwrite=True)
+            except BaseException:
+                with suppress(Exception):
+                    self._client.delete(draft)
+                raise
+
+    def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        with _told(path):
+            self._create(self._at(path), data, durable)
+
+    def _create(self, at: str, data: bytes, durable: bool) -> None:
+        # The folder must be there: one that was deleted is not made again.
+        with self._client.create(at, WriteOptions(overwrite=False, create_parent=False)) as file:
+            file.write(data)
+            if durable and data:
+                file.hsync()
+
+    def output(self, path: AnyPath) -> BinaryIO:
+        with _told(path):
+            file = self._client.create(self._at(path), WriteOptions(overwrite=False, create_parent=False))
+        return cast("BinaryIO", _Writer(file, path))
+
+    @contextmanager
+    def append(self, path: AnyPath) -> Iterator[AppendedParts]:
+        with suppress(FileExistsError):
+            self.make_folder(path, posixpath.dirname(os.fspath(path)))
+        yield AppendedParts(self, path)
+
+    def move(self, path: AnyPath, other: AnyPath) -> None:
+        """Gives a file another name, which is free.
+
+        Raises:
+            FileExistsError: it is not.
+        """
+        with _told(other):
+            self._client.rename(self._at(path), self._at(other), overwrite=False)
+
+    def list(self, folder: AnyPath) -> list[str]:
+        try:
+            with _told(folder):
+                return [posixpath.basename(each.path) for each in self._client.list_status(self._at(folder))]
+        except FileNotFoundError:
+            return []
+
+    def stat(self, path: AnyPath) -> Stat | None:
+        try:
+            with _told(path):
+                return _stat(self._client.get_file_info(self._at(path)))
+        except FileNotFoundError:
+            return None
+
+    def delete(self, path: AnyPath) -> bool:
+        with _told(path):
+            return bool(self._client.delete(self._at(path), recursive=True))
+
+    def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
+        at, above = self._at(folder), self._at(anchor)
+        with _told(anchor):
+            if at == above or above == "/":
+                self._client.mkdirs(at, create_parent=True)
+                return
+            self._client.get_file_info(above)
+            below, made = posixpath.relpath(at, above), above
+            for part in below.split("/"):
+                made = f"{made}/{part}"
+                self._client.mkdirs(made, create_parent=False)
+
+    def flush(self, path: AnyPath) -> None:
+        """Nothing: the name node's journal has the names, and files were flushed when they were written."""
+
+    def draft(self, folder: AnyPath, name: str) -> str:
+        return f"{os.fspath(folder)}/{name}"
+
+    def hold(self, folder: AnyPath) -> HdfsFolder:
+        return HdfsFolder(self, os.fspath(folder))
+
+    def lock(self, path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None) -> Any:
+        """Nothing: machines share the store."""
+        return nullcontext()
+
+    def _at(self, path: AnyPath) -> str:
+        text = os.fspath(path)
+        if text != self._root and not text.startswith(f"{self._root}/"):
+            raise ValueError(f"{text} is not in {self._root}")
+        return text[len(self._root) :].rstrip("/") or "/"
+
+
+class HdfsFolder:
+    """Implements ``Folder``; there is no handle: a folder that was deleted and made again is the same one."""
+
+    def __init__(self, storage: HdfsStorage, path: str) -> None:
+        self._storage, self._path = storage, path.rstrip("/")
+        if (found := storage.stat(path)) is None or not found.is_folder:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+
+    def __enter__(self) -> HdfsFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def names(self) -> list[str]:
+        return self._storage.list(self._path)
+
+    def stat(self, name: str) -> Stat | None:
+        return self._storage.stat(f"{self._path}/{name}")
+
+    def claim(self, draft: AnyPath, name: str) -> Signature:
+        """By a rename, which fails where the name is taken: the draft's own name is gone."""
+        own = self._storage.stat(draft)
+        if own is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", os.fspath(draft))
+        try:
+            self._storage.move(draft, f"{self._path}/{name}")
+        except OSError:
+            # A name node that was left may have done it; then the draft is gone, and the name has its time and size.
+            there = self.stat(name)
+            if there is None or there.signature != own.signature or self._storage.stat(draft) is not None:
+                raise
+        return own.signature
+
+    def rename(self, name: str, other: str) -> None:
+        self._storage.move(f"{self._path}/{name}", f"{self._path}/{other}")
+
+    def delete(self, name: str) -> bool:
+        return self._storage.delete(f"{self._path}/{name}")
+
+    def flush(self) -> None: ...
+
+
+class _Reader(io.RawIOBase):
+    """A file that is read in parts."""
+
+    def __init__(self, file: Any, path: AnyPath) -> None:
+        self._file, self._path, self._at, self._size = file, path, 0, len(file)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        if count:
+            with _told(self._path):
+                buffer[:count] = self._file.read_range(self._at, count)
+            self._at += count
+        return count
+
+
+class _Writer(io.RawIOBase):
+    """A new file, whole and durable once it is closed without an error."""
+
+    def __init__(self, file: Any, path: AnyPath) -> None:
+        self._file, self._path, self._size = file, path, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        with _told(self._path):
+            self._file.write(bytes(data))
+        self._size += count
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            with _told(self._path):
+                if self._size:
+                    self._file.hsync()
+                self._file.close()
+        finally:
+            super().close()
+
+
+def _stat(found: Any) -> Stat:
+    # The name node's times are milliseconds; a rename keeps them.
+    signature = found.modification_time, found.length
+    return Stat(found.length, found.modification_time * 1_000_000, not found.isdir, found.isdir, signature)
+
+
+@contextmanager
+def _told(path: AnyPath) -> Iterator[None]:
+    """Raises the ``OSError`` that fits what the library raises; a name node's answer is one line without Java's stack."""
+    text = os.fspath(path)
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file", text) from error
+    except FileExistsError as error:
+        raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, _first_line(error), text) from error
+    except RuntimeError as error:
+        said = _first_line(error)
+        kind = PermissionError if "AccessControlException" in said else OSError
+        code = errno.EACCES if kind is PermissionError else errno.EROFS if "SafeMode" in said else errno.EIO
+        raise kind(code, said, text) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().replace("\\n", "\n").partition("\n")[0][:500]

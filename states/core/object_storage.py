@@ -1,0 +1,375 @@
+"""An object store as a storage: S3, and what speaks its protocol, by obstore; one PUT makes a file, whole and durable.
+
+There are no folders, renames, locks or flushes here. Two writers are told from each other by a conditional PUT
+(``If-None-Match: *``), which the store must honour: ``exclusive`` looks whether it does.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import IO, Any, BinaryIO, cast
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store
+
+from trident.states.core.appended_parts import AppendedParts
+from trident.states.core.local_storage import AnyPath, LocalStorage, NotAllDeleted, NotExclusive, Signature, Stat
+
+# A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
+_SPOOL_BYTES = 64 << 20
+# Parts of a file are fetched in pieces of this size.
+_PIECE_BYTES = 4 << 20
+_WRITER = "trident-writer"
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """How a bucket is reached. What is None comes from the SDK's own chain: environment, web identity, instance.
+
+    Attributes:
+        options: obstore's names of settings, such as ``endpoint``; secrets are not shown.
+        timeout_secs: of one request.
+        retry_secs: for so long requests that may be repeated are.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    timeout_secs: float = 30.0
+    retry_secs: float = 20.0
+
+
+def store_settings(hadoop: Mapping[str, str]) -> StoreSettings:
+    """What Hadoop's settings say of a store, for obstore: so that Spark and the framework's tasks reach the same one."""
+    named = {
+        "fs.s3a.endpoint": "endpoint",
+        "fs.s3a.endpoint.region": "region",
+        "fs.s3a.access.key": "access_key_id",
+        "fs.s3a.secret.key": "secret_access_key",
+        "fs.s3a.session.token": "session_token",
+    }
+    options: dict[str, Any] = {ours: hadoop[theirs] for theirs, ours in named.items() if hadoop.get(theirs)}
+    if (endpoint := options.get("endpoint", "")) and "://" not in endpoint:
+        secure = hadoop.get("fs.s3a.connection.ssl.enabled", "true") != "false"
+        options["endpoint"] = f"{'https' if secure else 'http'}://{endpoint}"
+    if hadoop.get("fs.s3a.path.style.access", "false") == "false" and not endpoint:
+        options["virtual_hosted_style_request"] = True
+    return StoreSettings(options)
+
+
+class ObjectStorage:
+    """Implements ``Storage`` on one bucket.
+
+    Args:
+        root: scheme and bucket, such as ``s3a://lake``.
+        settings: how it is reached.
+    """
+
+    def __init__(self, root: str, settings: StoreSettings) -> None:
+        self._root, bucket = root, root.partition("://")[2]
+        options = dict(settings.options)
+        client: Any = {"timeout": timedelta(seconds=settings.timeout_secs)}
+        if str(options.get("endpoint", "")).startswith("http:"):
+            client["allow_http"] = True
+
+        def store(retries: int) -> S3Store:
+            retry: Any = {"max_retries": retries, "retry_timeout": timedelta(seconds=settings.retry_secs)}
+            return S3Store(bucket, client_options=client, retry_config=retry, **options)
+
+        self._store = store(5)
+        # A PUT that takes a name must not be sent again by the library: the second would meet the first.
+        self._once = store(0)
+
+    # --- whole files --------------------------------------------------------------------------
+
+    def read(self, path: AnyPath, start: int = 0) -> bytes:
+        key = self._key(path)
+        with _told(path):
+            if not start:
+                return bytes(obstore.get(self._store, key).bytes())
+            size = obstore.head(self._store, key)["size"]
+            if start >= size:
+                return b""
+            return bytes(obstore.get_range(self._store, key, start=start, end=size))
+
+    def input(self, path: AnyPath) -> BinaryIO:
+        key = self._key(path)
+        with _told(path):
+            return cast("BinaryIO", io.BufferedReader(_Pieces(self._store, key, path), _PIECE_BYTES))
+
+    def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        with _told(path):
+            obstore.put(self._store, self._key(path), data, use_multipart=False)
+
+    def create(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
+        self._claim(path, data)
+
+    def _claim(self, path: AnyPath, data: bytes) -> Signature:
+        """One conditional PUT; where its outcome is not known, it is looked who has the name."""
+        key, writer = self._key(path), uuid.uuid4().hex
+        try:
+            with _told(path):
+                done = obstore.put(
+                    self._once, key, data, mode="create", attributes={_WRITER: writer}, use_multipart=False
+                )
+                return _signature(done["e_tag"], len(data))
+        except (FileNotFoundError, NotExclusive):
+            raise
+        except OSError:
+            # Taken; or the server did it, and its answer was lost, or is that to a second sending of the request.
+            with _told(path):
+                found = self._written_by(key)
+            if found is not None and found[0] == writer:
+                return found[1]
+            raise
+
+    def _written_by(self, key: str) -> tuple[object, Signature] | None:
+        try:
+            got = obstore.get(self._store, key, options={"head": True})
+        except FileNotFoundError:
+            return None
+        return got.attributes.get(_WRITER), _signature(got.meta["e_tag"], got.meta["size"])
+
+    def output(self, path: AnyPath) -> BinaryIO:
+        return cast("BinaryIO", _Output(self, path))
+
+    def send(self, path: AnyPath, file: IO[bytes], size: int) -> None:
+        """Sends a whole file that is on this host, in parts where it is large."""
+        with _told(path):
+            obstore.put(self._store, self._key(path), file, use_multipart=size > _SPOOL_BYTES)
+
+    @contextmanager
+    def append(self, path: AnyPath) -> Iterator[AppendedParts]:
+        yield AppendedParts(self, path)
+
+    # --- names --------------------------------------------------------------------------------
+
+    def list(self, folder: AnyPath) -> list[str]:
+        key = self._key(folder)
+        with _told(folder):
+            found = obstore.list_with_delimiter(self._store, key or None)
+        below = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
+        return [each.rpartition("/")[2] for each in below]
+
+    def objects(self, folder: AnyPath) -> list[tuple[str, int]]:
+        """(name below the folder, size) of each object below it, however deep, in the order of their names."""
+        key = self._key(folder)
+        with _told(folder):
+            found = obstore.list(self._store, key or None).collect()
+        return sorted((each["path"][len(key) + 1 if key else 0 :], each["size"]) for each in found)
+
+    def stat(self, path: AnyPath) -> Stat | None:
+        key = self._key(path)
+        try:
+            with _told(path):
+                found = obstore.head(self._store, key)
+            return _stat(found)
+        except FileNotFoundError:
+            pass
+        with _told(path):
+            below = next(iter(obstore.list(self._store, key or None, chunk_size=50)), [])
+        return Stat(0, 0, False, True, ()) if below else None
+
+    def delete(self, path: AnyPath) -> bool:
+        key = self._key(path)
+        there = self.stat(path)
+        if there is None:
+            return False
+        keys = [key] if there.is_file else [f"{key}/{name}" for name, _ in self.objects(path)]
+        with _told(path):
+            for at in range(0, len(keys), 1000):
+                obstore.delete(self._store, keys[at : at + 1000])
+        if there.is_folder and (left := self.objects(path)):
+            raise NotAllDeleted([OSError(errno.ENOTEMPTY, "another process writes to it", f"{path}/{left[0][0]}")])
+        return True
+
+    def make_folder(self, folder: AnyPath, anchor: AnyPath) -> None:
+        """Nothing: a folder is there when something lies in it."""
+
+    def flush(self, path: AnyPath) -> None:
+        """Nothing: what a PUT has answered is durable."""
+
+    def draft(self, folder: AnyPath, name: str) -> str:
+        return os.path.join(tempfile.gettempdir(), f"trident-{uuid.uuid4().hex}{name}")
+
+    def hold(self, folder: AnyPath) -> ObjectFolder:
+        return ObjectFolder(self, os.fspath(folder))
+
+    def lock(self, path: AnyPath, anchor: AnyPath, shared: bool = False, timeout_secs: float | None = None) -> Any:
+        """Nothing: machines share the store."""
+        return nullcontext()
+
+    def exclusive(self, folder: AnyPath, writers: int = 4) -> bool:
+        """Whether one of several writers that make the same file at once gets it, and no other; a look at this store.
+
+        Args:
+            folder: where two files are made, and deleted.
+        """
+        for number in range(2):
+            path = f"{os.fspath(folder)}/exclusive-{uuid.uuid4().hex}-{number}"
+            won: list[int] = []
+            barrier = threading.Barrier(writers)
+
+            def claim(writer: int, path: str = path, won: list[int] = won, barrier: Any = barrier) -> None:
+                barrier.wait()
+                try:
+                    self._claim(path, str(writer).encode())
+                    won.append(writer)
+                except FileExistsError:
+                    pass
+
+            threads = [threading.Thread(target=claim, args=(each,), daemon=True) for each in range(writers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found = self.read(path)
+            self.delete(path)
+            if [str(each).encode() for each in won] != [found]:
+                return False
+        return True
+
+    def _key(self, path: AnyPath) -> str:
+        text = os.fspath(path)
+        if text != self._root and not text.startswith(f"{self._root}/"):
+            raise ValueError(f"{text} is not in {self._root}")
+        return text[len(self._root) + 1 :].rstrip("/")
+
+
+class ObjectFolder:
+    """Implements ``Folder``; there is no handle: a folder that was deleted and made again is the same one."""
+
+    def __init__(self, storage: ObjectStorage, path: str) -> None:
+        self._storage, self._path = storage, path.rstrip("/")
+
+    def __enter__(self) -> ObjectFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def names(self) -> list[str]:
+        return self._storage.list(self._path)
+
+    def stat(self, name: str) -> Stat | None:
+        with _told(self._path):
+            try:
+                return _stat(obstore.head(self._storage._store, self._storage._key(f"{self._path}/{name}")))
+            except FileNotFoundError:
+                return None
+
+    def claim(self, draft: AnyPath, name: str) -> Signature:
+        return self._storage._claim(f"{self._path}/{name}", LocalStorage().read(draft))
+
+    def rename(self, name: str, other: str) -> None:
+        data = self._storage.read(f"{self._path}/{name}")
+        self._storage.create(f"{self._path}/{other}", data)
+        self.delete(name)
+
+    def delete(self, name: str) -> bool:
+        return self._storage.delete(f"{self._path}/{name}")
+
+    def flush(self) -> None: ...
+
+
+class _Pieces(io.RawIOBase):
+    """A file in a store, read in pieces."""
+
+    def __init__(self, store: S3Store, key: str, path: AnyPath) -> None:
+        self._store, self._key, self._path, self._at = store, key, path, 0
+        self._size = obstore.head(store, key)["size"]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        with _told(self._path):
+            data = obstore.get_range(self._store, self._key, start=self._at, end=end)
+        count = len(data)
+        buffer[:count] = data
+        self._at += count
+        return count
+
+
+class _Output(io.RawIOBase):
+    """A new file: it is in the store once it is closed without an error, and not before."""
+
+    def __init__(self, storage: ObjectStorage, path: AnyPath) -> None:
+        self._storage, self._path = storage, path
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self._spool.write(data)
+        self._size += count
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self._spool.seek(0)
+            self._storage.send(self._path, cast("IO[bytes]", self._spool), self._size)
+        finally:
+            self._spool.close()
+            super().close()
+
+
+def _signature(e_tag: str | None, size: int) -> Signature:
+    return e_tag or "", size
+
+
+def _stat(found: Mapping[str, Any]) -> Stat:
+    changed = int(found["last_modified"].timestamp() * 1000) * 1_000_000
+    return Stat(found["size"], changed, True, False, _signature(found["e_tag"], found["size"]))
+
+
+@contextmanager
+def _told(path: AnyPath) -> Iterator[None]:
+    """Raises the ``OSError`` that fits what the library raises."""
+    text = os.fspath(path)
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise OSError(errno.ENODEV, "the bucket does not exist", text) from error
+        raise FileNotFoundError(errno.ENOENT, "no such object", text) from error
+    except exceptions.AlreadyExistsError as error:
+        raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise PermissionError(errno.EACCES, _first_line(error), text) from error
+    except exceptions.NotSupportedError as error:
+        raise NotExclusive(errno.EOPNOTSUPP, _first_line(error), text) from error
+    except exceptions.BaseError as error:
+        raise OSError(errno.EIO, _first_line(error), text) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:500]

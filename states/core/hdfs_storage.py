@@ -39,7 +39,8 @@ class HdfsStorage:
     def read(self, path: AnyPath, start: int = 0) -> bytes:
         with _told(path):
             file = self._client.read(self._at(path))
-            return bytes(file.read_range(start, max(0, len(file) - start)))
+            size = len(file)
+            return bytes(file.read_range(start, size - start)) if start < size else b""
 
     def input(self, path: AnyPath) -> BinaryIO:
         with _told(path):

@@ -23,7 +23,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     base = store_servers.running(request.param)
     folder = f"{base}/{uuid.uuid4().hex[:8]}"
-    storage.make_folder(folder, base)
+    storage.make_folder(folder, base.rpartition("/")[0])
     yield folder
     storage.delete(folder)
 

@@ -1,0 +1,139 @@
+"""Where something is stored: a path of this machine, or a URL of a store that machines share."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping
+from functools import total_ordering
+from urllib.parse import unquote, urlsplit
+
+from trident.coordinators.errors import ConfigError
+from trident.states.core import storage
+
+
+@total_ordering
+class Place:
+    """A file or folder, by its absolute path or by ``SCHEME://HOST-OR-BUCKET/PATH``; a value, like a ``PurePath``.
+
+    ``os.fspath`` and ``str`` give its text, which is what the storage module, Spark and Delta are given. A place that
+    is sent to another process takes the settings of its store with it.
+
+    Args:
+        place: an absolute path, a ``file:`` URL, or a URL of a store; a place.
+
+    Raises:
+        ValueError: it is relative.
+    """
+
+    __slots__ = ("_path", "_root")
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        text = os.fspath(place)
+        if text.startswith("file:"):
+            text = unquote(urlsplit(text).path)
+        scheme, colon, rest = text.partition("://")
+        self._root = f"{scheme}://{rest.partition('/')[0]}" if colon else ""
+        path = text[len(self._root) :] or "/"
+        if not path.startswith("/"):
+            raise ValueError(f"{text!r} is not absolute")
+        path = posixpath.normpath(path)
+        self._path = path[1:] if path.startswith("//") else path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's file system, as far as its name tells."""
+        return not self._root
+
+    @property
+    def root(self) -> str:
+        """Scheme and bucket, or name service; empty for a path of this machine."""
+        return self._root
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self._path)
+
+    @property
+    def parent(self) -> Place:
+        return Place(self._root + posixpath.dirname(self._path))
+
+    @property
+    def parents(self) -> tuple[Place, ...]:
+        """Those above it, the nearest first."""
+        found = [self]
+        while found[-1].parent != found[-1]:
+            found.append(found[-1].parent)
+        return tuple(found[1:])
+
+    def __truediv__(self, below: str | os.PathLike[str]) -> Place:
+        text = os.fspath(below)
+        if text.startswith("/") or "://" in text:
+            raise ValueError(f"{text!r} is not below {self}")
+        return Place(f"{self._root}{posixpath.join(self._path, text)}")
+
+    def relative_to(self, above: str | os.PathLike[str]) -> str:
+        """The path from a place above it.
+
+        Raises:
+            ValueError: it is not below that place.
+        """
+        other = Place(above)
+        if self == other:
+            return "."
+        inside = other._path.rstrip("/") + "/"
+        if self._root != other._root or not self._path.startswith(inside):
+            raise ValueError(f"{self} is not below {other}")
+        return self._path[len(inside) :]
+
+    def __fspath__(self) -> str:
+        return self._root + self._path if not self._root or self._path != "/" else self._root
+
+    __str__ = __fspath__
+
+    def __repr__(self) -> str:
+        return f"Place({os.fspath(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and os.fspath(self) == os.fspath(other)
+
+    def __lt__(self, other: Place) -> bool:
+        return os.fspath(self) < os.fspath(other)
+
+    def __hash__(self) -> int:
+        return hash(os.fspath(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _arrived, (os.fspath(self), dict(storage.settings_of(self._root)) if self._root else {})
+
+
+def _arrived(text: str, settings: Mapping[str, str]) -> Place:
+    place = Place(text)
+    if settings:
+        storage.configure(place.root, settings)
+    return place
+
+
+def warehouse_place(warehouse: str | os.PathLike[str]) -> Place:
+    """The place that a setting or an argument names; a relative path is taken from the working folder.
+
+    Raises:
+        ConfigError: it is a URL of a kind that the framework cannot keep files in.
+    """
+    text = os.fspath(warehouse)
+    scheme, colon, rest = text.partition("://")
+    if not colon and not text.startswith("file:"):
+        return Place(os.path.realpath(text))
+    if text.startswith("file:"):
+        return Place(os.path.realpath(unquote(urlsplit(text).path)))
+    if scheme not in SCHEMES or not rest.partition("/")[0]:
+        raise ConfigError(
+            f"{text!r} is no place for a warehouse",
+            found=f"scheme {scheme!r}" if scheme not in SCHEMES else "no host and no bucket",
+            expected="a path, file:///PATH, hdfs://HOST:PORT/PATH, or s3a://BUCKET/PREFIX",
+            action="set `warehouse`",
+        )
+    return Place(text)
+
+
+SCHEMES = ("hdfs", "s3a")

@@ -11,6 +11,7 @@
 # make failover  an ensemble of three ZooKeeper servers, standbys, zombies, partitions; and how long a failover takes
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
+# make stores  what each store promises, on HDFS too: a name node and a data node are started
 # make cluster a Spark cluster whose hosts have neither the framework nor the user's modules; a program from the wheel
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
@@ -42,7 +43,7 @@ endif
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage cluster planted soak races types jar rooms venv \
+.PHONY: check test demo bench matrix random kills sweep simulate failover repair storage stores cluster planted soak races types jar rooms venv \
 	clean check-python check-java
 
 test: check-java check $(CLASSES)
@@ -87,6 +88,9 @@ repair: check-java $(STAMP) $(CLASSES)
 storage: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORAGE=all $(BIN)/python -m pytest tests/whole/test_storage_faults.py tests/whole/test_memory_faults.py \
 		tests/running/test_embedded_keeper.py $(PYTEST_ARGS)
+
+stores: check-java $(STAMP) $(CLASSES)
+	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/spark/test_cluster.py tests/whole/test_wheel.py \

@@ -53,7 +53,10 @@ FUNCTIONS = {
     "folder.delete",
     "folder.flush",
 }
-IMPLEMENTATION = ("states/core/storage.py", "states/core/local_storage.py")
+IMPLEMENTATION = tuple(
+    f"states/core/{name}.py"
+    for name in ("storage", "local_storage", "object_storage", "hdfs_storage", "appended_parts")
+)
 METHODS = {
     # files
     "write_text",

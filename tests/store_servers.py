@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import http.client
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
+from contextlib import ExitStack
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import pyspark
+import pytest
+
+from trident.coordinators.errors import EnvironmentProblem
+from trident.spark.jars import resolved_jars
 from trident.states.core import storage
 
 
@@ -20,9 +32,7 @@ def running(kind: str) -> str:
 
 
 def _s3() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -32,26 +42,199 @@ def _s3() -> str:
     endpoint = f"http://127.0.0.1:{port}"
     while True:
         try:
-            made = urllib.request.Request(f"{endpoint}/lake", method="PUT", headers={"Authorization": "AWS a/b"})
-            urllib.request.urlopen(made, timeout=5)
+            make_bucket(endpoint, "lake")
             break
         except OSError:
             if server.poll() is not None:
                 raise
             time.sleep(0.1)
-    storage.configure(
-        "s3a://lake",
-        {
-            "fs.s3a.endpoint": endpoint,
-            "fs.s3a.endpoint.region": "us-east-1",
-            "fs.s3a.access.key": "a",
-            "fs.s3a.secret.key": "b",
-            "fs.s3a.path.style.access": "true",
-        },
-    )
+    storage.configure("s3a://lake", s3_settings(endpoint))
     return "s3a://lake/tests"
 
 
+def s3_settings(endpoint: str) -> dict[str, str]:
+    """How a server of the tests is reached, in Hadoop's words."""
+    return {
+        "fs.s3a.endpoint": endpoint,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.access.key": "a",
+        "fs.s3a.secret.key": "b",
+        "fs.s3a.path.style.access": "true",
+    }
+
+
+class Proxy:
+    """Stands before an S3 server: counts requests, and lets happen what a network or another server may do.
+
+    Attributes:
+        endpoint: where it listens.
+        requests: (method, path) of each.
+        delay_secs: of each answer.
+        ignores_conditions: as a server that does not know ``If-None-Match``.
+        loses_answers: of so many PUTs from now on the server does what is asked, and the connection ends.
+        answers: what is answered in place of the server, by method: status, and the error's code.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.delay_secs = 0.0
+        self.ignores_conditions = False
+        self.loses_answers = 0
+        self.answers: dict[str, tuple[int, str]] = {}
+        proxy, host = self, server.partition("://")[2]
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.requests.append((self.command, self.path))
+                time.sleep(proxy.delay_secs)
+                if refused := proxy.answers.get(self.command):
+                    self.answer(refused[0], {}, f"<Error><Code>{refused[1]}</Code></Error>".encode())
+                    return
+                dropped = {"host", "connection"} | ({"if-none-match"} if proxy.ignores_conditions else set())
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+                connection = http.client.HTTPConnection(host, timeout=30)
+                connection.request(self.command, self.path, body, headers)
+                got = connection.getresponse()
+                content = got.read()
+                connection.close()
+                if self.command == "PUT" and proxy.loses_answers > 0:
+                    proxy.loses_answers -= 1
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self.answer(got.status, dict(got.getheaders()), content)
+
+            do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
+
+            def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+                self.send_response_only(status)
+                length = headers.get("Content-Length") if self.command == "HEAD" else None
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.send_header("Content-Length", length or str(len(content)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def is_local(root: str) -> bool:
+    return "://" not in root
+
+
+def s3_endpoint() -> str:
+    """Where the S3 server of this process is."""
+    running("s3")
+    return storage.settings_of("s3a://lake")["fs.s3a.endpoint"]
+
+
+def make_bucket(endpoint: str, name: str) -> None:
+    made = urllib.request.Request(f"{endpoint}/{name}", method="PUT", headers={"Authorization": "AWS a/b"})
+    urllib.request.urlopen(made, timeout=5)
+
+
 def _hdfs() -> str:
-    storage.configure("hdfs://127.0.0.1:9820", {})
-    return "hdfs://127.0.0.1:9820/tests"
+    """A name node and a data node on ports of the loopback interface.
+
+    Their jars come from Spark's resolver; a machine on which it finds none skips the tests of HDFS.
+    """
+    try:
+        jars = resolved_jars("HDFS", ["org.apache.hadoop:hadoop-client-minicluster:3.5.0"], _HDFS_GROUPS, {})
+    except EnvironmentProblem as problem:
+        pytest.skip(f"HDFS cannot be had here: {problem}")
+    cluster = HdfsCluster(jars)
+    atexit.register(cluster.end)
+    storage.configure(cluster.url, {})
+    return f"{cluster.url}/tests"
+
+
+_HDFS_GROUPS = ("org.apache.hadoop_", "commons-logging_", "com.google.code.findbugs_jsr305")
+
+
+class HdfsCluster:
+    """One name node and one data node, as processes of this machine."""
+
+    def __init__(self, jars: list[str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="trident-hdfs-"))
+        (self.folder / "conf").mkdir()
+        names = ["rpc", "name-http", "data", "data-http", "data-ipc"]
+        ports = dict(zip(names, free_ports(len(names))))
+        self.url = f"hdfs://127.0.0.1:{ports['rpc']}"
+        settings = {
+            "fs.defaultFS": self.url,
+            "dfs.namenode.name.dir": f"file://{self.folder}/name",
+            "dfs.datanode.data.dir": f"file://{self.folder}/data",
+            "dfs.replication": "1",
+            "dfs.permissions.enabled": "true",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.rpc-address": f"127.0.0.1:{ports['rpc']}",
+            "dfs.namenode.http-address": f"127.0.0.1:{ports['name-http']}",
+            "dfs.datanode.address": f"127.0.0.1:{ports['data']}",
+            "dfs.datanode.http.address": f"127.0.0.1:{ports['data-http']}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{ports['data-ipc']}",
+        }
+        rows = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+        text = f"<configuration>{''.join(rows)}</configuration>"
+        for name in ("core-site.xml", "hdfs-site.xml"):
+            (self.folder / "conf" / name).write_text(text)
+        spark = Path(pyspark.__file__).parent / "jars"
+        of_spark = ("hadoop-client-", "log4j-", "slf4j-", "jcl-", "snappy-java-")
+        found = sorted(str(each) for each in spark.iterdir() if each.name.startswith(of_spark))
+        self._class_path = ":".join([str(self.folder / "conf"), *jars, *found])
+        self._node("namenode.NameNode", "-format", "-nonInteractive").wait(120)
+        self.name_node = self._node("namenode.NameNode")
+        self.data_node = self._node("datanode.DataNode")
+        self._wait()
+
+    def _node(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        main = f"org.apache.hadoop.hdfs.server.{name}"
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                ["java", *small, "-cp", self._class_path, main, *arguments], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def _wait(self) -> None:
+        """Until a file can be written: there is a name node out of its safe mode, and a data node that it knows."""
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                storage.write(f"{self.url}/ready", b"1")
+                return
+            except OSError:
+                if (
+                    time.monotonic() > deadline
+                    or self.name_node.poll() is not None
+                    or self.data_node.poll() is not None
+                ):
+                    raise
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        for node in (self.data_node, self.name_node):
+            node.kill()
+            node.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from hdfs_native import Client, WriteOptions
 
 from trident.states.core.appended_parts import AppendedParts
-from trident.states.core.local_storage import AnyPath, Signature, Stat
+from trident.states.core.local_storage import AnyPath, OutcomeUnknown, Signature, Stat
 
 _READ_BYTES = 4 << 20
 
@@ -49,7 +49,7 @@ class HdfsStorage:
     def write(self, path: AnyPath, data: bytes, durable: bool = True) -> None:
         at = self._at(path)
         folder, name = posixpath.split(at)
-        draft = f"{folder}/.{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        draft = posixpath.join(folder, f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
         with _told(path):
             try:
                 self._create(draft, data, durable)
@@ -70,7 +70,7 @@ class HdfsStorage:
             if durable and data:
                 file.hsync()
 
-    def output(self, path: AnyPath) -> BinaryIO:
+    def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
         with _told(path):
             file = self._client.create(self._at(path), WriteOptions(overwrite=False, create_parent=False))
         return cast("BinaryIO", _Writer(file, path))
@@ -166,12 +166,28 @@ class HdfsFolder:
             raise FileNotFoundError(errno.ENOENT, "no such file", os.fspath(draft))
         try:
             self._storage.move(draft, f"{self._path}/{name}")
-        except OSError:
-            # A name node that was left may have done it; then the draft is gone, and the name has its time and size.
-            there = self.stat(name)
-            if there is None or there.signature != own.signature or self._storage.stat(draft) is not None:
+        except FileExistsError:
+            # A name node that was asked before may have done it: then the draft is gone.
+            if not self._is(name, own.signature) or self._storage.stat(draft) is not None:
+                raise
+        except FileNotFoundError:
+            if not self._is(name, own.signature):
+                raise
+        except OSError as error:
+            # Once the draft is deleted, a request that is still under way finds nothing to rename.
+            try:
+                undone = self._storage.delete(draft)
+                done = not undone and self._is(name, own.signature)
+            except OSError as second:
+                text = f"{error.strerror}; then {second.strerror}"
+                raise OutcomeUnknown(errno.EIO, text, f"{self._path}/{name}") from error
+            if not done:
                 raise
         return own.signature
+
+    def _is(self, name: str, signature: Signature) -> bool:
+        there = self.stat(name)
+        return there is not None and there.signature == signature
 
     def rename(self, name: str, other: str) -> None:
         self._storage.move(f"{self._path}/{name}", f"{self._path}/{other}")
@@ -249,7 +265,7 @@ def _stat(found: Any) -> Stat:
 
 @contextmanager
 def _told(path: AnyPath) -> Iterator[None]:
-    """Raises the ``OSError`` that fits what the library raises; a name node's answer is one line without Java's stack."""
+    """Raises the ``OSError`` that fits what the library raises, with the first line of a name node's answer."""
     text = os.fspath(path)
     try:
         yield

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trident.coordinators.stored_json import read_stored
@@ -62,6 +62,10 @@ class NotExclusive(OSError):
     """The storage cannot give a name to one of two alone."""
 
 
+class OutcomeUnknown(OSError):
+    """The storage did not answer, and whether the name is ours could not be found out, or may yet change."""
+
+
 class LockHeld(OSError):
     """Others hold a lock.
 
@@ -74,8 +78,25 @@ class LockHeld(OSError):
         self.holder = holder
 
 
-class Appending:
-    """A file that this process alone appends to: see ``append``."""
+class Appending(Protocol):
+    """A file that is appended to: see ``append``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def read(self, start: int) -> bytes:
+        """All from this byte on."""
+
+    def cut(self, size: int) -> None:
+        """Takes away all behind this byte."""
+
+    def write(self, data: bytes) -> None:
+        """Appends; durable when this returns, the file's name too."""
+
+
+class LocalAppending:
+    """Implements ``Appending`` on a file that this process alone appends to."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file, self._path = file, path
@@ -85,16 +106,13 @@ class Appending:
         return os.fstat(self._file.fileno()).st_size
 
     def read(self, start: int) -> bytes:
-        """All from this byte on."""
         self._file.seek(start)
         return self._file.read()
 
     def cut(self, size: int) -> None:
-        """Takes away all behind this byte."""
         self._file.truncate(size)
 
     def write(self, data: bytes) -> None:
-        """Appends; durable when this returns, the file's name too."""
         is_new = self.size == 0
         self._file.write(data)
         self._file.flush()
@@ -144,12 +162,12 @@ class LocalStorage:
         return _Output(open(local(path), "xb", buffering=0)) if durable else open(local(path), "xb")
 
     @contextmanager
-    def append(self, path: AnyPath) -> Iterator[Appending]:
+    def append(self, path: AnyPath) -> Iterator[LocalAppending]:
         path = local(path)
         with open(path, "a+b") as file:
             # Closing the file gives the lock back, also when this process is killed.
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-            yield Appending(file, path)
+            yield LocalAppending(file, path)
 
     def list(self, folder: AnyPath) -> list[str]:
         try:

@@ -23,7 +23,15 @@ from obstore import exceptions
 from obstore.store import S3Store
 
 from trident.states.core.appended_parts import AppendedParts
-from trident.states.core.local_storage import AnyPath, LocalStorage, NotAllDeleted, NotExclusive, Signature, Stat
+from trident.states.core.local_storage import (
+    AnyPath,
+    LocalStorage,
+    NotAllDeleted,
+    NotExclusive,
+    OutcomeUnknown,
+    Signature,
+    Stat,
+)
 
 # A file up to this size is sent from memory; a larger one waits on the host's disk until it is whole.
 _SPOOL_BYTES = 64 << 20
@@ -48,7 +56,7 @@ class StoreSettings:
 
 
 def store_settings(hadoop: Mapping[str, str]) -> StoreSettings:
-    """What Hadoop's settings say of a store, for obstore: so that Spark and the framework's tasks reach the same one."""
+    """Hadoop's settings of a store in obstore's words: so that Spark and the framework's tasks reach the same one."""
     named = {
         "fs.s3a.endpoint": "endpoint",
         "fs.s3a.endpoint.region": "region",
@@ -121,15 +129,21 @@ class ObjectStorage:
                     self._once, key, data, mode="create", attributes={_WRITER: writer}, use_multipart=False
                 )
                 return _signature(done["e_tag"], len(data))
-        except (FileNotFoundError, NotExclusive):
+        except (FileNotFoundError, PermissionError, NotExclusive):
             raise
-        except OSError:
+        except OSError as error:
             # Taken; or the server did it, and its answer was lost, or is that to a second sending of the request.
-            with _told(path):
-                found = self._written_by(key)
-            if found is not None and found[0] == writer:
+            text = os.fspath(path)
+            try:
+                with _told(path):
+                    found = self._written_by(key)
+            except OSError as second:
+                raise OutcomeUnknown(errno.EIO, f"{error.strerror}; then {second.strerror}", text) from error
+            if found is None:
+                raise OutcomeUnknown(error.errno, error.strerror, text) from error
+            if found[0] == writer:
                 return found[1]
-            raise
+            raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
 
     def _written_by(self, key: str) -> tuple[object, Signature] | None:
         try:
@@ -138,7 +152,7 @@ class ObjectStorage:
             return None
         return got.attributes.get(_WRITER), _signature(got.meta["e_tag"], got.meta["size"])
 
-    def output(self, path: AnyPath) -> BinaryIO:
+    def output(self, path: AnyPath, durable: bool = True) -> BinaryIO:
         return cast("BinaryIO", _Output(self, path))
 
     def send(self, path: AnyPath, file: IO[bytes], size: int) -> None:
@@ -152,19 +166,19 @@ class ObjectStorage:
 
     # --- names --------------------------------------------------------------------------------
 
-    def list(self, folder: AnyPath) -> list[str]:
-        key = self._key(folder)
-        with _told(folder):
-            found = obstore.list_with_delimiter(self._store, key or None)
-        below = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
-        return [each.rpartition("/")[2] for each in below]
-
     def objects(self, folder: AnyPath) -> list[tuple[str, int]]:
         """(name below the folder, size) of each object below it, however deep, in the order of their names."""
         key = self._key(folder)
         with _told(folder):
             found = obstore.list(self._store, key or None).collect()
         return sorted((each["path"][len(key) + 1 if key else 0 :], each["size"]) for each in found)
+
+    def list(self, folder: AnyPath) -> list[str]:
+        key = self._key(folder)
+        with _told(folder):
+            found: Any = obstore.list_with_delimiter(self._store, key or None)
+        paths: list[str] = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
+        return [each.rpartition("/")[2] for each in paths]
 
     def stat(self, path: AnyPath) -> Stat | None:
         key = self._key(path)
@@ -175,7 +189,7 @@ class ObjectStorage:
         except FileNotFoundError:
             pass
         with _told(path):
-            below = next(iter(obstore.list(self._store, key or None, chunk_size=50)), [])
+            below: list[Any] = list(next(iter(obstore.list(self._store, key or None, chunk_size=50)), []))
         return Stat(0, 0, False, True, ()) if below else None
 
     def delete(self, path: AnyPath) -> bool:
@@ -359,7 +373,7 @@ def _told(path: AnyPath) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
-            raise OSError(errno.ENODEV, "the bucket does not exist", text) from error
+            raise _no_bucket(text) from error
         raise FileNotFoundError(errno.ENOENT, "no such object", text) from error
     except exceptions.AlreadyExistsError as error:
         raise FileExistsError(errno.EEXIST, "the name is taken", text) from error
@@ -368,7 +382,13 @@ def _told(path: AnyPath) -> Iterator[None]:
     except exceptions.NotSupportedError as error:
         raise NotExclusive(errno.EOPNOTSUPP, _first_line(error), text) from error
     except exceptions.BaseError as error:
+        if "NoSuchBucket" in str(error):
+            raise _no_bucket(text) from error
         raise OSError(errno.EIO, _first_line(error), text) from error
+
+
+def _no_bucket(path: str) -> OSError:
+    return OSError(errno.ENODEV, "the bucket does not exist", path)
 
 
 def _first_line(error: Exception) -> str:

@@ -26,37 +26,39 @@ class Place:
         ValueError: it is relative.
     """
 
-    __slots__ = ("_path", "_root")
+    __slots__ = ("_text",)
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
         text = os.fspath(place)
         if text.startswith("file:"):
             text = unquote(urlsplit(text).path)
-        scheme, colon, rest = text.partition("://")
-        self._root = f"{scheme}://{rest.partition('/')[0]}" if colon else ""
-        path = text[len(self._root) :] or "/"
+        root = _root_of(text)
+        path = text[len(root) :] or "/"
         if not path.startswith("/"):
             raise ValueError(f"{text!r} is not absolute")
         path = posixpath.normpath(path)
-        self._path = path[1:] if path.startswith("//") else path
+        path = path[1:] if path.startswith("//") else path
+        self._text = root if root and path == "/" else root + path
 
     @property
     def is_local(self) -> bool:
         """Whether it is on this machine's file system, as far as its name tells."""
-        return not self._root
+        return self._text[0] == "/"
 
     @property
     def root(self) -> str:
         """Scheme and bucket, or name service; empty for a path of this machine."""
-        return self._root
+        return "" if self._text[0] == "/" else _root_of(self._text)
 
     @property
     def name(self) -> str:
-        return posixpath.basename(self._path)
+        above, _, name = self._text.rpartition("/")
+        return "" if above[-1:] == "/" else name
 
     @property
     def parent(self) -> Place:
-        return Place(self._root + posixpath.dirname(self._path))
+        text, _, name = self._text.rpartition("/")
+        return _placed(text or "/") if name and text[-1:] != "/" else self
 
     @property
     def parents(self) -> tuple[Place, ...]:
@@ -67,10 +69,13 @@ class Place:
         return tuple(found[1:])
 
     def __truediv__(self, below: str | os.PathLike[str]) -> Place:
-        text = os.fspath(below)
+        text = below if isinstance(below, str) else os.fspath(below)
+        above = "" if self._text == "/" else self._text
+        if "/" not in text and text not in ("", ".", ".."):
+            return _placed(f"{above}/{text}")
         if text.startswith("/") or "://" in text:
             raise ValueError(f"{text!r} is not below {self}")
-        return Place(f"{self._root}{posixpath.join(self._path, text)}")
+        return Place(f"{above}/{text}")
 
     def relative_to(self, above: str | os.PathLike[str]) -> str:
         """The path from a place above it.
@@ -81,30 +86,43 @@ class Place:
         other = Place(above)
         if self == other:
             return "."
-        inside = other._path.rstrip("/") + "/"
-        if self._root != other._root or not self._path.startswith(inside):
+        inside = other._text.rstrip("/") + "/"
+        if not self._text.startswith(inside):
             raise ValueError(f"{self} is not below {other}")
-        return self._path[len(inside) :]
+        return self._text[len(inside) :]
 
     def __fspath__(self) -> str:
-        return self._root + self._path if not self._root or self._path != "/" else self._root
+        return self._text
 
     __str__ = __fspath__
 
     def __repr__(self) -> str:
-        return f"Place({os.fspath(self)!r})"
+        return f"Place({self._text!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and os.fspath(self) == os.fspath(other)
+        return isinstance(other, Place) and self._text == other._text
 
     def __lt__(self, other: Place) -> bool:
-        return os.fspath(self) < os.fspath(other)
+        return self._text < other._text
 
     def __hash__(self) -> int:
-        return hash(os.fspath(self))
+        return hash(self._text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _arrived, (os.fspath(self), dict(storage.settings_of(self._root)) if self._root else {})
+        root = self.root
+        return _arrived, (self._text, dict(storage.settings_of(root)) if root else {})
+
+
+def _placed(text: str) -> Place:
+    """The place of a text that is known to be one: no parts to take out."""
+    place = object.__new__(Place)
+    place._text = text
+    return place
+
+
+def _root_of(text: str) -> str:
+    scheme, colon, rest = text.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if colon and "/" not in scheme else ""
 
 
 def _arrived(text: str, settings: Mapping[str, str]) -> Place:

@@ -1,7 +1,8 @@
 """All access to stored files: warehouse, staging, manifests, ledgers, descriptors, status and logs of tables.
 
 One small interface, :class:`Storage`, and functions of the same names that find the storage of a path. The local file
-system is its one implementation (``local_storage.py``). Places are absolute paths: a URL can stand in its place.
+system, S3 and HDFS are its implementations (``local_storage.py``, ``object_storage.py``, ``hdfs_storage.py``). A file's
+name is an absolute path or a URL.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trident.states.core.local_storage import Appending as Appending
 from trident.states.core.local_storage import LocalStorage, Stat
 from trident.states.core.local_storage import LockHeld as LockHeld
 from trident.states.core.local_storage import NotExclusive as NotExclusive
+from trident.states.core.local_storage import OutcomeUnknown as OutcomeUnknown
 from trident.states.core.local_storage import Signature as Signature
 
 
@@ -49,6 +51,7 @@ class Folder(AbstractContextManager["Folder"], Protocol):
             FileExistsError: the name is taken.
             FileNotFoundError: the draft is gone, or the folder.
             NotExclusive: the storage cannot tell one of two from the other.
+            OutcomeUnknown: the name may be the draft's, now or later.
         """
 
     def rename(self, name: str, other: str) -> None:

@@ -1,4 +1,4 @@
-"""The jars of Delta and of the local file system: from Spark's own resolver once, and from its cache afterwards."""
+"""The jars of Delta and of file systems: from Spark's own resolver once, and from its cache afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +43,18 @@ def delta_package() -> str:
 
 
 def delta_jars(resolver: Mapping[str, str]) -> list[str]:
-    """Paths of the jars of Delta and of the local file system.
+    """Paths of the jars of Delta and of the local file system; as :func:`resolved_jars`."""
+    return resolved_jars("Delta Lake", [delta_package(), LOCAL_FS_PACKAGE], _OUR_GROUPS, resolver)
+
+
+def resolved_jars(
+    name: str,
+    packages: list[str],
+    groups: Sequence[str],
+    resolver: Mapping[str, str],
+    excluded: Sequence[str] = (),
+) -> list[str]:
+    """Paths of the jars of packages and of what these need.
 
     The first time Spark's resolver downloads them into its cache, in a JVM of
     its own: the paths must be known when the session's JVM starts. They are
@@ -51,18 +62,24 @@ def delta_jars(resolver: Mapping[str, str]) -> list[str]:
     there for as long as every one of them is still in place with its size.
 
     Args:
+        name: of the packages together, for messages.
+        packages: their Maven names.
+        groups: the jars that are kept have names that begin with one of these.
         resolver: ``spark.jars.ivy`` and its like, when set.
+        excluded: GROUP:ARTIFACT of what is not to be downloaded.
 
     Raises:
         EnvironmentProblem: they could not be resolved; says what the resolver said.
     """
-    packages = [delta_package(), LOCAL_FS_PACKAGE]
+    if excluded:
+        given = resolver.get("spark.jars.excludes", "")
+        resolver = {**resolver, "spark.jars.excludes": ",".join([*filter(None, [given]), *excluded])}
     key = hashlib.sha256(json.dumps([packages, sorted(resolver.items())]).encode()).hexdigest()[:16]
     try:
         cache = cache_folder()
     except OSError as error:
-        log.warning("the list of Delta's jars cannot be kept, so they are resolved at each start: %s", error)
-        return _resolve(packages, resolver)
+        log.warning("the list of the jars of %s cannot be kept, so they are resolved at each start: %s", name, error)
+        return _resolve(name, packages, groups, resolver)
     listed = cache / f"jars-{key}.json"
     jars = _read_list(listed, packages)
     if jars is None:
@@ -70,13 +87,13 @@ def delta_jars(resolver: Mapping[str, str]) -> list[str]:
             # Another process may have resolved them while we waited.
             jars = _read_list(listed, packages)
             if jars is None:
-                jars = _resolve(packages, resolver)
+                jars = _resolve(name, packages, groups, resolver)
                 _write_list(listed, packages, jars)
     return jars
 
 
-def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
-    log.info("Downloading the jars of Delta Lake (once)")
+def _resolve(name: str, packages: list[str], groups: Sequence[str], resolver: Mapping[str, str]) -> list[str]:
+    log.info("Downloading the jars of %s (once)", name)
     command = [os.path.join(_find_spark_home(), "bin", "spark-submit"), "--packages", ",".join(packages)]
     for key, value in resolver.items():
         command += ["--conf", f"{key}={value}"]
@@ -105,12 +122,12 @@ def _resolve(packages: list[str], resolver: Mapping[str, str]) -> list[str]:
             said = f"no answer after {_RESOLVE_TIMEOUT_SECS} s"
         text = answer.read_text(encoding="utf-8") if answer.exists() else ""
     jars = [unquote(urlsplit(jar).path) for jar in text.split(",") if jar]
-    jars = [jar for jar in jars if os.path.basename(jar).startswith(_OUR_GROUPS)]
+    jars = [jar for jar in jars if os.path.basename(jar).startswith(tuple(groups))]
     wanted = [package.split(":")[1] for package in packages]
-    if any(not any(name in os.path.basename(jar) for jar in jars) for name in wanted):
+    if any(not any(each in os.path.basename(jar) for jar in jars) for each in wanted):
         telling = [line.strip() for line in said.splitlines() if re.search("unresolved|not found|rror|imed out", line)]
         raise EnvironmentProblem(
-            "the jars of Delta Lake could not be downloaded",
+            f"the jars of {name} could not be downloaded",
             found=" | ".join(telling[:5]) or said[-500:] or "no jars",
             expected=", ".join(packages),
             action="check the network, or set spark.jars.repositories or spark.jars.ivySettings",

@@ -1,7 +1,13 @@
-"""What each storage promises: a local disk, HDFS and S3, the real ones, by the same tests."""
+"""The promises of a storage, kept by a local disk, S3 (moto) and HDFS: the real ones, by the same tests.
+
+HDFS takes part in ``make stores`` only: a name node and a data node take half a minute to start beside other tests.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,10 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import store_servers
+from trident.coordinators.errors import TableError
 from trident.states.core import storage
 
+STORES = ["local", "s3", *(["hdfs"] if os.environ.get("TRIDENT_STORES") else [])]
 
-@pytest.fixture(params=["local", "s3", "hdfs"])
+
+@pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A folder of its own in each store."""
     if request.param == "local":
@@ -109,3 +118,112 @@ def test_a_file_is_appended_to_by_two(root: str) -> None:
         assert file.size == 8 and file.read(4) == b"two\n" and file.read(5) == b"wo\n"
         file.write(b"three\n")
         assert file.read(0) == b"one\ntwo\nthree\n"
+
+
+def test_two_appenders_with_one_end_in_view_do_not_both_append(root: str) -> None:
+    path = f"{root}/ledger"
+    with storage.append(path) as one:
+        one.write(b"one\n")
+    if store_servers.is_local(root):
+        return  # there the second waits for the first
+    with storage.append(path) as one, storage.append(path) as other:
+        one.write(b"two\n")
+        assert one.size == other.size == 8
+        end = other.size
+        one.write(b"three\n")
+        with pytest.raises(FileExistsError):
+            storage.create(f"{path}/{end:020d}", b"four\n")  # the part that a writer makes that saw eight bytes
+        assert other.read(0) == b"one\ntwo\nthree\n"
+        storage.delete(f"{path}/{4:020d}")
+        with pytest.raises(OSError, match="a part is missing"):
+            other.read(0)
+
+
+# --- S3 alone ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy() -> Iterator[store_servers.Proxy]:
+    """Before the S3 server; its bucket is ``s3a://behind``."""
+    proxy = store_servers.Proxy(store_servers.s3_endpoint())
+    store_servers.make_bucket(proxy.endpoint, "behind")
+    storage.configure("s3a://behind", store_servers.s3_settings(proxy.endpoint))
+    yield proxy
+    storage.configure("s3a://behind", {})
+    proxy.end()
+
+
+@pytest.mark.parametrize("call", ["create", "claim"])
+def test_a_name_whose_taking_was_not_answered_is_looked_at(
+    proxy: store_servers.Proxy, call: str, tmp_path: Path
+) -> None:
+    path = f"s3a://behind/{uuid.uuid4().hex}/0.json"
+    (tmp_path / "draft").write_bytes(b"mine")
+    proxy.loses_answers = 1
+    if call == "create":
+        storage.create(path, b"mine")
+    else:
+        with storage.hold(path.rpartition("/")[0]) as folder:
+            assert folder.claim(tmp_path / "draft", "0.json") == folder.stat("0.json").signature
+    assert storage.read(path) == b"mine" and proxy.loses_answers == 0
+    proxy.loses_answers = 1
+    with pytest.raises(FileExistsError):
+        storage.create(path, b"another's")
+    assert storage.read(path) == b"mine"
+    assert len([each for each in proxy.requests if each[0] == "PUT"]) == 3, "each was sent once (with the bucket's)"
+
+
+def test_a_store_that_lets_two_writers_win_is_found_out(proxy: store_servers.Proxy) -> None:
+    store = storage.storage_for("s3a://behind/w")
+    assert store.exclusive("s3a://behind/w")
+    proxy.ignores_conditions = True
+    assert not store.exclusive("s3a://behind/w")
+    assert storage.list_names("s3a://behind/w") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (403, "AccessDenied", PermissionError),
+        (403, "RequestTimeTooSkewed", PermissionError),
+        (404, "NoSuchBucket", OSError),
+    ],
+)
+def test_a_refusal_is_the_error_that_fits(
+    proxy: store_servers.Proxy, status: int, code: str, error: type[OSError]
+) -> None:
+    proxy.answers = {"PUT": (status, code), "GET": (status, code)}
+    for call in (lambda: storage.write("s3a://behind/a", b"1"), lambda: storage.read("s3a://behind/a")):
+        with pytest.raises(error, match="s3a://behind/a") as raised:
+            call()
+        assert not isinstance(raised.value, FileNotFoundError)
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_file() -> None:
+    storage.configure("s3a://none", store_servers.s3_settings(store_servers.s3_endpoint()))
+    with pytest.raises(OSError, match="the bucket does not exist") as raised:
+        storage.read("s3a://none/a")
+    assert raised.value.errno == errno.ENODEV
+    with pytest.raises(OSError, match="the bucket does not exist"):
+        storage.write("s3a://none/a", b"")
+    with pytest.raises(OSError, match="the bucket does not exist"):
+        storage.list_names("s3a://none/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"), [("s3a://x/a", "obstore", "s3"), ("hdfs://x/a", "hdfs_native", "hdfs")]
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, extra: str
+) -> None:
+    ours = f"trident.states.core.{'object' if extra == 's3' else 'hdfs'}_storage"
+    for name in [each for each in sys.modules if each == ours or each.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(TableError, match=rf"(?i)pip install 'trident-spark\[{extra}\]'"):
+        storage.stat(url)
+
+
+def test_a_store_of_another_kind_is_refused() -> None:
+    with pytest.raises(TableError, match="cannot keep files on gs://x"):
+        storage.read("gs://x/a")

@@ -121,7 +121,7 @@ class HdfsStorage:
                 self._client.mkdirs(made, create_parent=False)
 
     def flush(self, path: AnyPath) -> None:
-        """Nothing: the name node's journal has the names, and files were flushed when they were written."""
+        """Nothing: the name node keeps the names, and files were flushed when they were written."""
 
     def draft(self, folder: AnyPath, name: str) -> str:
         return f"{os.fspath(folder)}/{name}"

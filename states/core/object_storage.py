@@ -42,7 +42,7 @@ _WRITER = "trident-writer"
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """How a bucket is reached. What is None comes from the SDK's own chain: environment, web identity, instance.
+    """How a bucket is reached. The SDK's own chain gives each None: environment, web identity, instance.
 
     Attributes:
         options: obstore's names of settings, such as ``endpoint``; secrets are not shown.
@@ -222,7 +222,7 @@ class ObjectStorage:
         return nullcontext()
 
     def exclusive(self, folder: AnyPath, writers: int = 4) -> bool:
-        """Whether one of several writers that make the same file at once gets it, and no other; a look at this store.
+        """Looks whether one of several writers that make the same file at once gets it, and no other.
 
         Args:
             folder: where two files are made, and deleted.

@@ -42,7 +42,7 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine's file system, as far as its name tells."""
+        """Tells whether it is on this machine's file system, as far as its name tells."""
         return self._text[0] == "/"
 
     @property

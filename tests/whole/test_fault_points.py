@@ -173,7 +173,7 @@ EXEMPT: dict[str, tuple[int, str]] = {
     "trident/spark/jars.py:_resolve": (1, "makes a session; no batch"),
     "trident/spark/jars.py:_write_list": (1, "makes a session; no batch"),
     "trident/spark/jars.py:cache_folder": (1, "makes a session; no batch"),
-    "trident/spark/jars.py:delta_jars": (1, "makes a session; no batch"),
+    "trident/spark/jars.py:resolved_jars": (1, "makes a session; no batch"),
     "trident/spark/log4j.py:log4j_file": (1, "makes a session; no batch"),
     "trident/spark/worker_sockets.py:_own_folder": (3, "makes a session; no batch"),
     "trident/running/status.py:StatusWriter._write": (1, "status.json, which is never read for correctness"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import os
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ def project() -> str:
 def imported(folder: str) -> set[str]:
     names = set()
     for path in (ROOT / folder).rglob("*.py"):
+        if path.relative_to(ROOT).as_posix() in OF_EXTRAS:
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "typing_extensions" and node.col_offset:
                 continue  # under TYPE_CHECKING: type checkers bring it
@@ -37,6 +40,10 @@ def imported(folder: str) -> set[str]:
     return names - OURS - set(sys.stdlib_module_names)
 
 
+# Modules that are imported where an extra is used, and the library that this extra brings.
+OF_EXTRAS = {"states/core/object_storage.py": "obstore", "states/core/hdfs_storage.py": "hdfs_native"}
+
+
 @pytest.mark.parametrize("package", ["trident", "coordinators", "states"])
 def test_what_the_packages_import_is_a_dependency(package):
     dependencies = project().partition("[project.optional-dependencies]")[0]
@@ -44,6 +51,17 @@ def test_what_the_packages_import_is_a_dependency(package):
     assert names, "nothing found: the test looks in the wrong place"
     for name in names:
         assert f'"{DISTRIBUTION.get(name, name)}' in dependencies, f"{package} imports {name}"
+
+
+@pytest.mark.parametrize(("module", "library"), OF_EXTRAS.items())
+def test_a_module_of_an_extra_is_imported_where_it_is_used(module: str, library: str) -> None:
+    text = (ROOT / module).read_text(encoding="utf-8")
+    assert re.search(rf"^(import|from) {library}", text, re.M)
+    assert f'"{library.replace("_", "-")}' in project().partition("[project.optional-dependencies]")[2]
+    name = module.removesuffix(".py").replace("/", ".")
+    users = [path for path in (ROOT / "states").rglob("*.py") if f"from trident.{name}" in path.read_text("utf-8")]
+    assert [path.name for path in users] == ["storage.py"]
+    assert f"        from trident.{name}" in users[0].read_text("utf-8"), "within a function"
 
 
 def test_what_the_tests_import_is_a_dependency_of_the_tests():

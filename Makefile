@@ -12,7 +12,7 @@
 # make repair  everything that can contradict itself, and its repair
 # make storage  disks that are full, read-only or slow, executors out of memory
 # make stores  what each store promises, on HDFS too: a name node and a data node are started
-# make cluster a Spark cluster whose hosts have neither the framework nor the user's modules; a program from the wheel
+# make cluster a standalone Spark cluster (master, workers) whose hosts have neither the framework nor the user's modules
 # make planted  every patch of tests/planted, with every test that must find it
 # make soak    random kills every few seconds; MINUTES=60 of them
 # make races   commits against Delta's own writers on one disk; ROUNDS=200 of them
@@ -93,7 +93,7 @@ stores: check-java $(STAMP) $(CLASSES)
 	@TRIDENT_STORES=all $(BIN)/python -m pytest tests/states/core/test_stores.py $(PYTEST_ARGS)
 
 cluster: check-java $(STAMP) $(CLASSES)
-	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/spark/test_cluster.py tests/whole/test_wheel.py \
+	@TRIDENT_CLUSTER=all $(BIN)/python -m pytest tests/cluster tests/spark/test_cluster.py tests/whole/test_wheel.py \
 		tests/running/test_kept_plans.py $(PYTEST_ARGS)
 
 planted: check-java $(STAMP) $(CLASSES)

@@ -137,15 +137,20 @@ def connections(port: int, timeout_secs: float = _PROBE_SECS_MAX) -> int | None:
 
 
 def class_path() -> str:
-    """The jars of pyspark that the server needs.
+    """The jars of pyspark that the server needs, or of the Spark whose ``spark-submit`` runs this process.
 
     Raises:
         EnvironmentProblem: they are missing.
     """
     spec = importlib.util.find_spec("pyspark")
     places = list(spec.submodule_search_locations or ()) if spec else []
-    jars = [jar for place in places for name in _JARS for jar in glob.glob(os.path.join(place, "jars", f"{name}.jar"))]
-    if not any(os.path.basename(jar).startswith("zookeeper-") for jar in jars):
+    if home := os.environ.get("SPARK_HOME"):
+        places.append(home)  # spark-submit says it, and has pyspark in a zip file, which has no jars
+    for place in places:
+        jars = [jar for name in _JARS for jar in glob.glob(os.path.join(place, "jars", f"{name}.jar"))]
+        if any(os.path.basename(jar).startswith("zookeeper-") for jar in jars):
+            break
+    else:
         raise EnvironmentProblem(
             "the jars of ZooKeeper are missing",
             found=f"pyspark at {places}" if places else "no pyspark",

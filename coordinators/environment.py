@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 # A test compares this with the settings that are marked as secret.
-_SECRET = re.compile(r"TRIDENT_(?:\w*(?:AUTH|PASSWORD|TOKEN)|SPARK_CONF)")
+_SECRET = re.compile(r"TRIDENT_(?:\w*(?:AUTH|PASSWORD|TOKEN)|SPARK_CONF|SPARK__.+)")
 
 
 def is_secret(variable: str) -> bool:

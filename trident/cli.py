@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from trident.commands.exit_codes import (
+    EXIT_BAD_INPUT,
     EXIT_HALT,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
@@ -30,6 +32,7 @@ from trident.config import TridentConfig
 from trident.coordinators.causes import causes
 from trident.coordinators.errors import ConfigError, TopologyError, TridentError
 from trident.running import last_resort
+from trident.settings_file import VARIABLE as SETTINGS_FILE
 from trident.states.core.names import check_name
 
 # Imports within functions: time. Each command loads what it needs; `trident status` needs neither PySpark nor kazoo.
@@ -43,11 +46,14 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     """Adds ``--set`` and ``--verbose``, and turns errors into messages and exit codes."""
 
     @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be given again.")
+    @click.option("--settings", "settings_file", metavar="FILE", help="A TOML file of settings, as TRIDENT_SETTINGS.")
     @click.option("--verbose", is_flag=True, help="Show the traceback of an error, and what Spark says of it.")
     @functools.wraps(function)
-    def command(*, settings: tuple[str, ...], verbose: bool, **arguments: Any) -> None:
+    def command(*, settings: tuple[str, ...], settings_file: str | None, verbose: bool, **arguments: Any) -> None:
         if verbose:
             last_resort.install(verbose=True)
+        if settings_file is not None:
+            os.environ[SETTINGS_FILE] = settings_file  # of every TridentConfig, the user's file's too
         try:
             # The short forms are settings like others; said last, they win.
             short = {key: arguments.pop(key, None) for key in _SHORT}
@@ -296,6 +302,25 @@ def repair(
     click.echo(report(repaired, where_words(None, None, settings), apply_))
     if repaired.left:
         sys.exit(EXIT_HALT)
+
+
+@main.command(short_help="Say what this machine has, and a cluster's hosts.")
+@click.option("--cluster", is_flag=True, help="Start an application on the Spark master, and ask each host.")
+@click.option("--conf", "conf", multiple=True, metavar="spark.KEY=VALUE", help="A Spark setting; may be given again.")
+@_warehouse_option
+@_zookeeper_option
+@_command
+def doctor(cluster: bool, conf: tuple[str, ...], settings: tuple[str, ...]) -> None:
+    """Say what this machine has of all that a topology needs, and with --cluster what each host of the cluster has.
+
+    Exit code 2 when something is missing.
+    """
+    from trident.commands.doctor import doctor as look
+
+    report = look(_config(settings).with_spark_conf(conf), cluster)
+    click.echo(report.text())
+    if report.problems:
+        sys.exit(EXIT_BAD_INPUT)
 
 
 @main.group("dead-letters", short_help="List what was given up, or try it again.")

@@ -2,7 +2,9 @@
 
 Where a value comes from, the later the stronger::
 
-    default  <  TRIDENT_<KEY> in the environment  <  TridentConfig(key=...)  <  --set key=value
+    default  <  settings file  <  TRIDENT_<KEY> in the environment  <  TridentConfig(key=...)  <  --set key=value
+
+Spark settings add up: of those with one name the stronger source's counts.
 
 The table is the class :class:`TridentConfig` itself; ``docs/configuration.md``
 is made from it (``python -m trident.config``).
@@ -10,6 +12,7 @@ is made from it (``python -m trident.config``).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field
 from typing import Any
@@ -30,7 +33,8 @@ from trident.config_kinds import (
     whole,
 )
 from trident.coordinators.errors import ConfigError, described
-from trident.settings import Settings
+from trident.settings import Settings, accepted, from_environment, named
+from trident.settings_file import ABOUT_SOURCES, SPARK_PREFIX, read_settings_file, spark_conf_of
 
 # Spark settings that have a setting of ours.
 _OWN_SETTINGS = {"spark.master": "spark_master", "spark.driver.memory": "driver_memory"}
@@ -57,8 +61,8 @@ class TridentConfig(Settings):
     """The settings of a topology; made once, never changed. Neither its repr nor its pickle has the secrets.
 
     A setting that is not given is taken from the environment
-    (``TRIDENT_MAX_ATTEMPTS=3``) and then from the defaults. An environment variable that begins with
-    ``TRIDENT_`` but is no setting is passed over, since other software may
+    (``TRIDENT_MAX_ATTEMPTS=3``), from the TOML file that ``TRIDENT_SETTINGS`` names, and then from the defaults. An
+    environment variable that begins with ``TRIDENT_`` but is no setting is passed over, since other software may
     own it, unless its name is nearly that of a setting: that is a typing error.
 
     Args:
@@ -218,8 +222,15 @@ class TridentConfig(Settings):
         (),
         spark_conf(),
         "Spark settings of a session that the topology makes, `spark.executor.memory=4g; spark.ui.enabled=true`; they"
-        " win over ours. `--conf` of the command line adds to them.",
+        " win over ours. Those of all sources add up: `[spark]` of the settings file, `TRIDENT_SPARK_CONF`,"
+        " `TRIDENT_SPARK__executor__memory=4g`, `TridentConfig`, `--conf`.",
         secret=True,
+    )
+    python_archive: str | None = _setting(
+        None,
+        path(optional=True),
+        "Of a cluster: a packed environment (`venv-pack`, `conda-pack`; `.tar.gz`, `.zip`), whose `bin/python` the"
+        " executors run; `none`: the Python that their hosts have.",
     )
     driver_memory: str | None = _setting(
         None,
@@ -265,6 +276,23 @@ class TridentConfig(Settings):
     )
     progress_interval_secs: float = _setting(5.0, seconds(zero=True), "Least time between two plain progress lines.")
     status_interval_secs: float = _setting(1.0, seconds(zero=True), "Least time between two writings of `status.json`.")
+
+    def __init__(self, **settings: Any) -> None:
+        in_file, file = read_settings_file(os.environ)
+        single = spark_conf_of(os.environ)
+        sources = [
+            named(_FIELDS, in_file, file),
+            from_environment(_FIELDS, os.environ),
+            {"spark_conf": (single, f"{SPARK_PREFIX}…")} if single else {},
+            named(_FIELDS, settings, type(self).__name__),
+        ]
+        # The user of a topology adds to what its author has set; each of one name has one source.
+        confs = [source["spark_conf"] for source in sources if "spark_conf" in source]
+        together = {key: one for value, origin in confs for key, one in accepted(_FIELDS["spark_conf"], value, origin)}
+        given = {name: value for source in sources for name, value in source.items()}
+        if confs:
+            given["spark_conf"] = (together, ", ".join(dict.fromkeys(origin for _, origin in confs)))
+        self._fill(given)
 
     def _check(self) -> None:
         if (self.zookeeper_sasl_username or self.zookeeper_sasl_password) and not self.zookeeper_sasl_mechanism:
@@ -367,8 +395,7 @@ def markdown_table() -> str:
         "",
         "Made from `trident/config.py` by `python -m trident.config > docs/configuration.md`; a test compares them.",
         "",
-        "Where a value comes from, the later the stronger: the default; the environment (`TRIDENT_MAX_ATTEMPTS=3`);",
-        "`TridentConfig(max_attempts=3)`; on the command line `--set max_attempts=3`. An unknown name is an error.",
+        *ABOUT_SOURCES.splitlines(),
     ]
     for name, setting in _FIELDS.items():
         about = setting.metadata

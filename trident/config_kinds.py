@@ -156,7 +156,9 @@ def spark_conf() -> Kind:
         items = dict(value).items()  # a mapping, or pairs
         made = []
         for key, one in items:
-            if not isinstance(key, str) or not re.fullmatch(r"spark\.[A-Za-z0-9_.:-]+", key) or one is None:
+            if not isinstance(key, str) or not re.fullmatch(r"spark\.[A-Za-z0-9_.:-]+", key):
+                raise ValueError
+            if one is None or isinstance(one, (list, tuple, dict)):
                 raise ValueError
             made.append((key, str(one).lower() if isinstance(one, bool) else str(one)))
         return tuple(sorted(made))

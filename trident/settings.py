@@ -12,7 +12,7 @@ from trident.coordinators.errors import ConfigError, described
 
 ENVIRONMENT_PREFIX = "TRIDENT_"
 # Variables of this framework that are not settings of a topology.
-_NOT_SETTINGS = frozenset({"TRIDENT_FAULTS"})
+_NOT_SETTINGS = frozenset({"TRIDENT_FAULTS", "TRIDENT_SETTINGS"})
 _HIDDEN = "***"
 
 Own = TypeVar("Own", bound="Settings")
@@ -32,21 +32,21 @@ class Settings:
 
     def __init__(self, **settings: Any) -> None:
         self._fill(
-            {**_from_environment(self._fields(), os.environ), **_named(self._fields(), settings, type(self).__name__)}
+            {**from_environment(self._fields(), os.environ), **named(self._fields(), settings, type(self).__name__)}
         )
 
     def _fill(self, given: Mapping[str, tuple[Any, str]]) -> None:
         origins = {}
         for name, setting in self._fields().items():
             value, origin = given.get(name, (setting.default, "default"))
-            object.__setattr__(self, name, _accept(setting, value, origin) if name in given else value)
+            object.__setattr__(self, name, accepted(setting, value, origin) if name in given else value)
             origins[name] = origin
         object.__setattr__(self, "_origins", origins)
         self._check()
 
     def replace(self: Own, **settings: Any) -> Own:
         """A copy with these settings instead; the environment is not read again."""
-        return self._with(_named(self._fields(), settings, type(self).__name__))
+        return self._with(named(self._fields(), settings, type(self).__name__))
 
     def with_overrides(self: Own, assignments: Iterable[str]) -> Own:
         """A copy with ``key=value`` texts on top, as ``--set`` gives them.
@@ -66,7 +66,7 @@ class Settings:
                 found = _HIDDEN if sounds_secret else repr(assignment)
                 raise ConfigError("--set cannot be read", found=found, expected="key=value")
             given[key.strip()] = value.strip()
-        return self._with(_named(self._fields(), given, "--set"))
+        return self._with(named(self._fields(), given, "--set"))
 
     def _with(self: Own, given: Mapping[str, tuple[Any, str]]) -> Own:
         own = {name: (getattr(self, name), self.origin(name)) for name in self._fields()}
@@ -104,7 +104,8 @@ class Settings:
         return f"{type(self).__name__}(" + ", ".join(f"{name}={value!r}" for name, value in given.items()) + ")"
 
 
-def _accept(setting: Field[Any], value: Any, origin: str) -> Any:
+def accepted(setting: Field[Any], value: Any, origin: str) -> Any:
+    """The value of a setting as it is stored; raises ConfigError for an impossible one."""
     try:
         return setting.metadata["kind"].accept(value)
     except (ValueError, TypeError, KeyError):
@@ -115,14 +116,16 @@ def _accept(setting: Field[Any], value: Any, origin: str) -> Any:
         ) from None
 
 
-def _named(known: Mapping[str, Field[Any]], settings: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
+def named(known: Mapping[str, Field[Any]], settings: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
+    """Settings by name with their origin; raises ConfigError for a name that is unknown."""
     for name in settings:
         if name not in known:
             raise _unknown(known, name, f"{origin}: there is no setting {name!r}", name)
     return {name: (value, origin) for name, value in settings.items()}
 
 
-def _from_environment(known: Mapping[str, Field[Any]], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def from_environment(known: Mapping[str, Field[Any]], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """The settings among the variables, with their origin; raises ConfigError for one that is nearly a setting's."""
     given = {}
     for variable, value in environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.installed import bare_environment, site_packages
-from trident.coordinators.errors import ClusterProblem, EnvironmentProblem
-from trident.running import cluster_probe
+from trident.coordinators.errors import ConfigError, EnvironmentProblem
+from trident.running import cluster_probe, executor_look
 from trident.spark import cluster_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,10 @@ class Context:
     """Takes the files that are sent."""
 
     def __init__(self, master: str = "spark://a:7077") -> None:
-        self.master, self.sent = master, []
+        self.master, self.sent, self.archives, self.pythonExec = master, [], [], "python3"
+
+    def addArchive(self, path: str) -> None:
+        self.archives.append(path)
 
     def addPyFile(self, path: str) -> None:
         self.sent.append(path)
@@ -75,6 +78,22 @@ def test_nothing_is_sent_with_a_local_master() -> None:
     context = Context("local[2]")
     assert cluster_files.send_framework(context) == "" and cluster_files.send_user_modules(context) == []
     assert context.sent == []
+
+
+def test_a_packed_environment_is_sent_once_and_its_python_runs_the_tasks(tmp_path: Path) -> None:
+    archive = tmp_path / "env.tar.gz"
+    context = Context()
+    with pytest.raises(ConfigError, match=f"is not there; found: no file {archive}"):
+        cluster_files.send_python(context, str(archive))
+    archive.touch()
+    for _ in range(2):
+        cluster_files.send_python(context, str(archive))
+    assert context.archives == [f"{archive}#trident-python"]
+    assert context.pythonExec == "./trident-python/bin/python"
+    for master, given in (("local[2]", str(archive)), ("yarn", None)):
+        other = Context(master)
+        cluster_files.send_python(other, given)
+        assert not other.archives and other.pythonExec == "python3"
 
 
 def test_users_modules_are_sent_with_their_packages_and_what_is_installed_is_not(
@@ -130,15 +149,16 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     folder.mkdir()
     (folder / "driver").write_text(nonce)
     libraries = ("pyarrow", "nothing_so")
-    task = {"folder": str(folder), "nonce": nonce, "framework": "", "modules": [], "libraries": libraries}
-    found = cluster_probe._ask(spark, task)
-    assert sorted(one["number"] for one in found) == [0, 1] and {one["read"] for one in found} == {nonce}
+    task = {"folder": str(folder), "nonce": nonce, "modules": [], "libraries": libraries}
+    found = executor_look.ask(spark, task)
+    assert len(found) == 1, "the tasks of one executor are one answer"
+    assert {one["read"] for one in found} == {nonce} and found[0]["versions"]["pyarrow"]
     assert all(list(one["missing"]) == ["nothing_so"] for one in found)
-    cluster_probe._check_files(found, folder, nonce, tmp_path)
+    assert not list(cluster_probe._unshared(found, folder, nonce, tmp_path))
     monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
     (folder / found[0]["wrote"]).unlink()  # it wrote to another disk
-    with pytest.raises(ClusterProblem, match="a file that it wrote there is not here"):
-        cluster_probe._check_files(found, folder, nonce, tmp_path)
+    (problem,) = cluster_probe._unshared(found, folder, nonce, tmp_path)
+    assert "a file that it wrote there is not here" in str(problem)
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
@@ -146,36 +166,50 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     ("more", "told"),
     [
         ({"python": [3, 8, 1]}, ["another version of Python", "3.8 (/usr/bin/python3)", "PYSPARK_PYTHON"]),
-        ({"missing": {"pyarrow": "ModuleNotFoundError: 'pyarrow'"}}, ["cannot import pyarrow", "archives"]),
+        ({"missing": {"pyarrow": "ModuleNotFoundError: 'pyarrow'"}}, ["cannot import pyarrow", "python_archive"]),
         ({"missing": {"helpers": "ImportError: x"}}, ["cannot import helpers, which was sent"]),
         ({"framework": "/usr/lib/trident/__init__.py"}, ["another version of this framework", "/usr/lib/trident"]),
-        ({"error": "[Errno 2] No such file"}, ["the warehouse /w is not one folder", "mounted at", "No such file"]),
     ],
 )
 def test_what_a_host_lacks_is_one_error_that_names_it(more: dict, told: list[str]) -> None:
-    cluster_probe._check(FOUND, "trident-framework-abc.zip", Path("/w"))
-    with pytest.raises(ClusterProblem, match="node1") as raised:
-        cluster_probe._check({**FOUND, **more}, "trident-framework-abc.zip", Path("/w"))
-    assert isinstance(raised.value, EnvironmentProblem)
-    for text in told:
-        assert text in str(raised.value)
+    assert not list(cluster_probe._problems(FOUND, "trident-framework-abc.zip"))
+    (problem,) = cluster_probe._problems({**FOUND, **more}, "trident-framework-abc.zip")
+    assert isinstance(problem, EnvironmentProblem)
+    for text in ["node1", *told]:
+        assert text in str(problem)
 
 
-def test_a_file_of_the_same_name_on_another_disk_is_not_the_drivers(tmp_path: Path) -> None:
-    with pytest.raises(ClusterProblem, match="'other' in the driver's file"):
-        cluster_probe._check_files([{**FOUND, "read": "other"}], tmp_path, "nonce", tmp_path)
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"error": "[Errno 2] No such file", "read": None}, "No such file"),
+        ({"read": "other"}, "'other' in the driver's file"),
+    ],
+)
+def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(more: dict, told: str, tmp_path: Path) -> None:
+    (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Path("/w"))
+    for text in ["the warehouse /w is not one folder", "on node1", "mounted at", told]:
+        assert text in str(problem)
+
+
+def test_an_executor_without_lmdb_is_told_of_and_taken() -> None:
+    """Local copies on hosts need it; without it the tables are read."""
+    assert not list(cluster_probe._problems({**FOUND, "missing": {"lmdb": "ModuleNotFoundError"}}, ""))
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
         ('x\nCaused by: java.io.IOException: Cannot run program "/no/python": error=2', "cannot start Python: /p"),
-        ("pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.8", "another version of Python"),
+        (
+            "Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.7 executor 1): x\nError: [PYTHON_VERSION_MISMATCH] 3.8",
+            "on 10.0.0.7 have another version of Python",
+        ),
         ("Job aborted", "cannot run Python"),
     ],
 )
 def test_a_probe_that_cannot_run_says_why(said: str, told: str) -> None:
-    error = cluster_probe._translated(RuntimeError(said), "/p")
+    error = executor_look._translated(RuntimeError(said), "/p")
     assert told in str(error) and "found: " in str(error)
 
 

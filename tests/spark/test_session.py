@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from trident.config import TridentConfig
 from trident.coordinators.errors import EnvironmentProblem, JavaProblem, SparkSessionProblem
 from trident.spark import jars, session
 from trident.spark.session import check_session, configure_spark, delta_jars, local_cores, make_session, session_confs
+from trident.spark.submitted import warn_of_what_came_too_late
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +52,29 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
     )
+
+
+# --- a JVM that spark-submit has started ---------------------------------------------------------------
+
+
+def test_spark_submit_says_the_master_and_its_settings_are_kept(monkeypatch):
+    given = {"spark.master": "spark://a:7077", "spark.jars": "/mine.jar", "spark.scheduler.mode": "FIFO"}
+    monkeypatch.setattr(session, "submitted_settings", lambda: given)
+    monkeypatch.setattr(session, "is_submitted", lambda: True)
+    assert session.spark_settings(TridentConfig())["spark.master"] == "spark://a:7077"
+    assert session.spark_settings(TridentConfig(spark_master="local[1]"))["spark.master"] == "local[1]"
+    confs = session_confs(given)
+    assert "spark.scheduler.mode" not in confs and confs["spark.jars"].startswith("/mine.jar,")
+    assert "delta-kernel" in session_confs({"spark.master": "local[1]"})["spark.jars"], "the JVM runs without ours"
+
+
+def test_settings_that_come_too_late_for_spark_submits_jvm_are_named():
+    asked = {"spark.driver.memory": "4g", "spark.executor.memory": "1g"}
+    with pytest.warns(UserWarning, match=r"before it knew spark.driver.memory: .*--conf"):
+        warn_of_what_came_too_late(asked, {"spark.driver.memory": "1g"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_what_came_too_late(asked, {"spark.driver.memory": "4g"})
 
 
 # --- the session of the tests -----------------------------------------------------------------------

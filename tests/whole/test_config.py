@@ -170,6 +170,76 @@ def test_spark_settings_are_a_mapping_or_text(given, monkeypatch):
     assert pickle.loads(pickle.dumps(config)).spark_conf == ()
 
 
+def settings_file(folder, text, monkeypatch):
+    (folder / "trident.toml").write_text(text)
+    monkeypatch.setenv("TRIDENT_SETTINGS", str(folder / "trident.toml"))
+    return str(folder / "trident.toml")
+
+
+def test_a_settings_file_is_stronger_than_the_defaults_and_weaker_than_the_rest(tmp_path, monkeypatch):
+    file = settings_file(
+        tmp_path, 'warehouse = "/lake"\nmax_attempts = 5\nmax_replays = 1\nmessage_timeout_secs = "none"\n', monkeypatch
+    )
+    config = TridentConfig(max_replays=2)
+    assert (config.warehouse, config.origin("warehouse"), config.message_timeout_secs) == ("/lake", file, None)
+    assert (config.max_attempts, config.max_replays, config.origin("max_replays")) == (5, 2, "TridentConfig")
+    monkeypatch.setenv("TRIDENT_MAX_ATTEMPTS", "6")
+    assert TridentConfig().max_attempts == 6
+    assert TridentConfig().with_overrides(["max_attempts=7"]).max_attempts == 7
+
+
+def test_spark_settings_of_all_sources_add_up(tmp_path, monkeypatch):
+    settings_file(
+        tmp_path,
+        '[spark]\nmaster = "spark://a:7077"\nexecutor.memory = "1g"\nexecutor.cores = 2\nspeculation = true\n'
+        '"speculation.interval" = "1s"\n[spark.sql]\nshuffle.partitions = 3\n',
+        monkeypatch,
+    )
+    monkeypatch.setenv("TRIDENT_SPARK_CONF", "spark.executor.memory=2g; spark.a=conf; spark.b=conf; spark.c=conf")
+    monkeypatch.setenv("TRIDENT_SPARK__executor__memoryOverhead", "9m")
+    monkeypatch.setenv("TRIDENT_SPARK__B", "single")
+    monkeypatch.setenv("TRIDENT_SPARK__C", "single")
+    config = TridentConfig(spark_conf={"spark.c": "code"}).with_spark_conf(["spark.d=line"])
+    assert dict(config.spark_conf) == {
+        "spark.master": "spark://a:7077",
+        "spark.executor.memory": "2g",
+        "spark.executor.cores": "2",
+        "spark.executor.memoryOverhead": "9m",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "1s",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.a": "conf",
+        "spark.b": "single",
+        "spark.c": "code",
+        "spark.d": "line",
+    }
+    assert "TRIDENT_SPARK__" in TridentConfig().origin("spark_conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_atempts = 3", "no setting 'max_atempts'.*max_attempts"),
+        ('max_attempts = "few"', "trident.toml: max_attempts has an impossible value; found: 'few'"),
+        ('zookeeper_auth = "digest:hunter2', "is no TOML; found: end of document"),
+        ("[spark]\nexecutor.cores = [1]\n", "trident.toml: spark_conf has an impossible value"),
+        ('spark = "yarn"', "Spark settings are a table"),
+        ('spark_conf = "spark.a=1"', "Spark settings are a table"),
+    ],
+)
+def test_what_is_wrong_in_a_settings_file_is_told_with_its_name_and_no_secret(text, told, tmp_path, monkeypatch):
+    settings_file(tmp_path, text, monkeypatch)
+    with pytest.raises(ConfigError, match=told) as caught:
+        TridentConfig()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_settings_file_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setenv("TRIDENT_SETTINGS", "/nowhere/trident.toml")
+    with pytest.raises(ConfigError, match="/nowhere/trident.toml cannot be read; found: No such file"):
+        TridentConfig()
+
+
 @pytest.mark.parametrize(
     "given", ["executor.memory=4g", "spark.a", "spark.a b=1", "[1]", '{"spark.a": {}}', {"spark.a": None}, 3]
 )

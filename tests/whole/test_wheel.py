@@ -107,6 +107,21 @@ def test_all_modules_are_installed_and_no_top_level_name_but_trident(installed: 
         assert files_of(ROOT / ours) == files_of(libraries / "trident" / theirs)
 
 
+def test_a_cluster_is_sent_the_same_framework_from_the_wheel_as_from_this_checkout(
+    installed: Path, tmp_path: Path
+) -> None:
+    """The name is a digest of all that is sent."""
+    send = (
+        "from types import SimpleNamespace\nfrom trident.spark.cluster_files import send_framework\n"
+        "class Context(SimpleNamespace):\n    __hash__ = object.__hash__\n"
+        "print(send_framework(Context(master='yarn', addPyFile=lambda path: None)))\n"
+    )
+    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = {"capture_output": True, "text": True, "timeout": 60, "check": True}
+    checkout = subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=here, **said).stdout
+    assert checkout.startswith("trident-framework-") and run(installed, "-c", send, cwd=tmp_path) == checkout
+
+
 def test_a_users_states_and_coordinators_are_the_users(installed: Path, job: Path) -> None:
     told = run(installed, job, cwd=job.parent)
     assert f"FROM {site_packages(installed.parent.parent)}/trident/__init__.py" in told and "EXPLAINED" in told

@@ -99,7 +99,7 @@ def start_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
-    prepare_cluster(spark, warehouse)
+    prepare_cluster(spark, warehouse, config.python_archive)
     query = _make_query(topology, plans, spark, config, warehouse, show_progress)
     add(place, query)
     prepare()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from trident.coordinators.errors import ConfigError
 from trident.states.core.host_bound import is_local_master
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ _NOT_SENT = {"trident", "pyspark", "py4j", "delta", "trident_user_file", "__main
 _INSTALLED = {"site-packages", "dist-packages"}
 # The times of the files in a zip: the same files give the same bytes, and so the same name.
 _TIME = (1980, 1, 1, 0, 0, 0)
+# A setting of ours in the session's: the packed environment that is sent.
+PYTHON_ARCHIVE = "spark.trident.pythonArchive"
+_UNPACKED = "trident-python"
+_pythons: "WeakKeyDictionary[SparkContext, str]" = WeakKeyDictionary()
 _sent: "WeakKeyDictionary[SparkContext, str]" = WeakKeyDictionary()  # context → the name of the framework there
 
 
@@ -50,6 +55,31 @@ def send_framework(context: "SparkContext") -> str:
             package = Path(os.path.abspath(__file__)).parents[1]
             _sent[context] = _send(context, FRAMEWORK, dict(_tree(package, "trident")))
     return _sent[context]
+
+
+def send_python(context: "SparkContext", archive: str | None) -> None:
+    """Sends a packed environment to the executors of a cluster, whose Python they run from here on; once per context.
+
+    Args:
+        archive: a file of this host, or the URL of one that the cluster reaches; None: nothing is sent.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if archive is None or is_local_master(context.master) or context in _pythons:
+        return
+    if "://" not in archive:
+        archive = os.path.abspath(archive)
+        if not os.path.isfile(archive):
+            raise ConfigError(
+                "the packed environment of python_archive is not there",
+                found=f"no file {archive}",
+                expected="a .tar.gz or .zip that venv-pack or conda-pack has made",
+            )
+    context.addArchive(f"{archive}#{_UNPACKED}")
+    # The command that tasks are started with, a path in the folder where the executor has unpacked it.
+    context.pythonExec = f"./{_UNPACKED}/bin/python"
+    _pythons[context] = archive
 
 
 def send_user_modules(context: "SparkContext") -> list[str]:

@@ -28,10 +28,11 @@ from trident.coordinators.environment import is_secret
 from trident.coordinators.errors import EnvironmentProblem, SparkSessionProblem, described
 from trident.coordinators.java import find_java
 from trident.spark import class_archive, kept_plans_jar
-from trident.spark.cluster_files import send_framework
+from trident.spark.cluster_files import PYTHON_ARCHIVE, send_framework, send_python
 from trident.spark.jars import RESOLVER_CONFS, delta_jars, delta_package
 from trident.spark.log4j import has_own_log4j, log4j_file
 from trident.spark.spark_defaults import spark_defaults
+from trident.spark.submitted import add_jars, is_submitted, submitted_settings, warn_of_what_came_too_late
 from trident.spark.worker_sockets import ENABLED as UNIX_SOCKETS
 from trident.spark.worker_sockets import socket_settings
 from trident.states.core.host_bound import is_local_master
@@ -74,13 +75,19 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         raise SparkSessionProblem(
             "configure_spark needs a session's builder", found=described(builder), expected="SparkSession.builder"
         )
-    given = dict(getattr(builder, "_options", {}))
+    given = {**submitted_settings(), **getattr(builder, "_options", {})}
     if "spark.remote" in given or "spark.api.mode" in given and given["spark.api.mode"] == "connect":
         raise SparkSessionProblem("Spark Connect cannot be used", expected="a builder with .master(...)")
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _let_workers_import()
-    for key, value in session_confs(given).items():
+    confs = session_confs(given)
+    if is_submitted():
+        add_jars(confs["spark.jars"].split(","))
+        if local_cores(given.get("spark.master")) is not None:
+            # Local workers have the environment of the JVM, which spark-submit has started before ours was complete.
+            confs.setdefault("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+    for key, value in confs.items():
         builder.config(key, value)
     return builder
 
@@ -142,7 +149,7 @@ def session_confs(given: Mapping[str, str]) -> dict[str, str]:
     # By path and at the JVM's start: Hadoop looks for its file system's class
     # before Spark adds what `spark.jars` names.
     confs["spark.driver.extraClassPath"] = _joined(os.pathsep, *jars, given.get("spark.driver.extraClassPath"))
-    if cores is None:
+    if cores is None or is_submitted():
         confs["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
     options = given.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options and not has_own_log4j():
@@ -161,14 +168,18 @@ def _kept_defaults() -> dict[str, str]:
 
 
 def spark_settings(config: TridentConfig) -> dict[str, str]:
-    """The Spark settings that follow from the topology's."""
+    """The Spark settings that follow from the topology's; ``spark-submit`` may say the master."""
     settings = {"spark.master": config.spark_master}
+    if config.origin("spark_master") == "default":
+        settings["spark.master"] = submitted_settings().get("spark.master", config.spark_master)
     if config.driver_memory is not None:
         settings["spark.driver.memory"] = config.driver_memory
     if config.shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
     if not config.class_archive:
         settings[class_archive.SETTING] = "false"
+    if config.python_archive is not None:
+        settings[PYTHON_ARCHIVE] = config.python_archive
     return settings | dict(config.spark_conf)
 
 
@@ -186,7 +197,8 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
             lacks something (or ``config`` turned it off).
     """
     asked = {**_asked_for, **{key: str(value) for key, value in (config or {}).items()}}
-    settings = {"spark.master": "local[*]", **asked}
+    submitted = submitted_settings()
+    settings = {"spark.master": submitted.get("spark.master", "local[*]"), **asked}
     _leave_other_than(settings)
     made_before = SparkContext._active_spark_context is not None
     try:
@@ -198,6 +210,8 @@ def make_session(app_name: str, config: Mapping[str, str] | None = None) -> Spar
             raise
         spark = _made(app_name, {**settings, class_archive.SETTING: "false"})
         class_archive.give_up(f"the JVM did not start with it: {error}")
+    if submitted:
+        warn_of_what_came_too_late(asked, submitted)
     if made_before:
         _warn_of_what_came_too_late(spark, asked)
     return check_session(spark)
@@ -354,6 +368,7 @@ def check_session(spark: SparkSession) -> SparkSession:
             stacklevel=2,
         )
     # On a cluster also what an administrator runs (a MERGE, a repair) is Python of ours on the executors.
+    send_python(context, context.getConf().get(PYTHON_ARCHIVE))
     send_framework(context)
     if str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "false":
         warnings.warn(

@@ -82,7 +82,7 @@ def start_tuple_topology(
     if spark is None:
         spark = make_session(f"trident {topology.name}", spark_settings(config))
     check_session(spark)
-    prepare_cluster(spark, None)
+    prepare_cluster(spark, None, config.python_archive)
     ackers = acker_double
     if ackers is None:
         timeout_secs = config.message_timeout_secs or _NEVER_SECS

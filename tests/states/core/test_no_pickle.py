@@ -68,7 +68,7 @@ ALLOWED = {
         "trident/spouts/data_source_protocol.py",
         "copy_of",
     ): "the driver tries, in its own memory, whether a reader can be sent",
-    ("trident/running/cluster_probe.py", "look"): "imports, on an executor, what its driver's code will import there",
+    ("trident/running/executor_look.py", "look"): "imports, on an executor, what its driver's code will import there",
     ("trident/commands/user_file.py", "_run"): "`trident run FILE` runs the user's file",
     ("states/maps/redis_server.py", "redis_module"): "imports the Redis client; the callers name its modules",
     ("states/core/kinds.py", "_known"): "modules of the framework: names of a constant table",

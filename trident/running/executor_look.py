@@ -1,0 +1,159 @@
+"""Asks each executor of a cluster, in small jobs, for its Python, its packages, and its view of the warehouse.
+
+:func:`look` runs on the executors. It is sent as it is and not imported there,
+so that it can say what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+
+from trident.coordinators.errors import ClusterProblem
+from trident.states.core.local_properties import local_properties
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+DRIVERS = "driver"
+# Every task needs the first ones; local copies of states on the hosts need the others, too.
+LIBRARIES = ("pyarrow", "pandas", "numpy")
+LIBRARIES_OF_COPIES = ("lmdb", "msgspec")
+_WAITING_SECS = 20.0
+_TASKS_MAX = 256
+# How long a task stays: or one executor takes all tasks before another one has its first.
+_PAUSES_SECS = (0.2, 1.0, 3.0)
+_JOBS = {"spark.jobGroup.id": "trident-probe", "spark.job.description": "what the executors have"}
+Found = Mapping[str, Any]
+
+
+def look(task: Found, tasks: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Tells, on an executor, what is there: a plain dict for each task number."""
+    # The function is sent by value: an executor that lacks the framework runs it too.
+    import importlib.util
+    import pathlib
+    import shutil
+    import socket
+    import sys
+    import tempfile
+    import time
+
+    for number in tasks:
+        scratch = tempfile.gettempdir()
+        found: dict[str, Any] = {
+            "number": number,
+            "host": socket.gethostname(),
+            "process": os.getppid(),  # Spark's daemon of Python workers: one for each executor
+            "python": list(sys.version_info[:3]),
+            "executable": sys.executable,
+            "versions": {},
+            "missing": {},
+            "framework": None,
+            "scratch": scratch,
+            "scratch_free": shutil.disk_usage(scratch).free,
+            "read": None,
+            "wrote": None,
+            "error": None,
+        }
+        for name in [*task["libraries"], "trident", "trident.states", "trident.coordinators", *task["modules"]]:
+            try:
+                if name in task["modules"] and not importlib.util.find_spec(name):
+                    raise ImportError(f"No module named {name!r}")
+                if name not in task["modules"]:  # a user's module may do anything when it is imported
+                    module = importlib.import_module(name)
+                    if name == "trident":
+                        found["framework"] = getattr(module, "__file__", None)
+                    elif name in task["libraries"]:
+                        found["versions"][name] = str(getattr(module, "__version__", ""))
+            except Exception as problem:
+                found["missing"][name] = f"{type(problem).__name__}: {problem}"
+        if task["folder"] is not None and not found["missing"].keys() & {"trident", "trident.states"}:
+            wrote = f"task-{number}-{socket.gethostname()}-{os.getpid()}"
+            try:
+                storage = importlib.import_module("trident.states.core.storage")
+                folder = pathlib.Path(task["folder"])
+                found["read"] = storage.read(folder / "driver").decode()
+                storage.write(folder / wrote, task["nonce"].encode(), durable=False)
+                found["wrote"] = wrote
+            except Exception as problem:
+                found["error"] = f"{type(problem).__name__}: {problem}"
+        time.sleep(task["pause"])
+        yield found
+
+
+def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
+    """Asks each executor for all that :func:`look` tells: one dict an executor, in the order of hosts.
+
+    Those that there are now are asked, and those that come while the others are.
+
+    Raises:
+        ClusterProblem: no Python could be started on one, or it refused to work.
+    """
+    context = spark.sparkContext
+    waiting = threading.Timer(
+        _WAITING_SECS,
+        log.warning,
+        (
+            "no executor of %s has answered for %.0f s; waiting (has the cluster free cores and memory?)",
+            context.master,
+            _WAITING_SECS,
+        ),
+    )
+    waiting.daemon = True
+    waiting.start()
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    try:
+        for pause in _PAUSES_SECS:
+            count = min(max(2, 2 * executors(context), context.defaultParallelism), _TASKS_MAX)
+            with local_properties(context, _JOBS):
+                asked = context.parallelize(range(count), count).mapPartitions(partial(look, {**task, "pause": pause}))
+                for one in asked.collect():
+                    found.setdefault((one["host"], one["process"]), one)
+            waiting.cancel()
+            if len(found) >= executors(context):
+                break
+    except Exception as error:
+        raise _translated(error, context.pythonExec) from error
+    finally:
+        cloudpickle.unregister_pickle_by_value(here)
+        waiting.cancel()
+    return [one for _, one in sorted(found.items())]
+
+
+def executors(context: "SparkContext") -> int:
+    """The number of executors that the driver knows now."""
+    known = context._jsc.sc().getExecutorMemoryStatus()
+    return max(0, int(known.size()) - 1)  # the driver is one of them
+
+
+def _translated(error: Exception, python: str) -> ClusterProblem:
+    """Returns what the job's own failure means: no Python could be started, or it refused to work."""
+    text = str(error)
+    told = next((line.strip() for line in text.splitlines() if _tells(line)), (text.splitlines() or [""])[0])[:500]
+    where = re.search(r"\(TID \d+\) \((\S+) executor (\S+)\)", text)
+    on = f"on {where[1]}" if where else "of the cluster"
+    if "PYTHON_VERSION_MISMATCH" in text:
+        action = "set PYSPARK_PYTHON to a Python of the driver's version, at a path that every host has"
+        what = f"the executors {on} have another version of Python"
+    elif "Cannot run program" in text:
+        what = f"the executors {on} cannot start Python: {python}"
+        action = "set PYSPARK_PYTHON to the path of a Python that every host has, or send one with python_archive=…"
+    else:
+        what, action = f"the executors {on} cannot run Python", "the log of an executor has the whole error"
+    return ClusterProblem(what, found=told, expected="executors that run Python as the driver's", action=action)
+
+
+def _tells(line: str) -> bool:
+    return any(word in line for word in ("PYTHON_VERSION_MISMATCH", "Cannot run program", "ModuleNotFoundError:"))

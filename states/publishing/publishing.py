@@ -6,12 +6,14 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from trident.coordinators import faults
-from trident.coordinators.errors import CommitConflict, Halted, StagedFileMissing, TableError
+from trident.coordinators.errors import CommitConflict, Deposed, Halted, StagedFileMissing, TableError
 from trident.coordinators.ports import Published
 from trident.coordinators.records import Decision, GroupRecord, TableMark
+from trident.coordinators.threads import THREADS, Threads
 from trident.states.core.binding import DecidedRows, StateBinding, TablelessKind, UserCode
 from trident.states.core.control import DOMAIN, ControlRecord, decode_control
 from trident.states.delta import halts
@@ -37,7 +39,9 @@ class Publisher:
         bindings: Mapping[str, StateBinding],
         manifests: ManifestStore,
         user_code: UserCode,
+        threads: Threads = THREADS,
     ) -> None:
+        self._threads = threads
         self._tables, self._bindings, self._manifests, self._user_code = tables, bindings, manifests, user_code
         self._led_at = float("-inf")  # when the fence was last asked before a commit
 
@@ -64,15 +68,45 @@ class Publisher:
             raise
         self._verify_files(manifest, decision)
         marks = self._tables.plains.marks()
-        for table in manifest.tables:
-            if table.state_kind.has_table:
-                with faults.fault_point(PUBLISH):
-                    marks[table.table_id] = self._publish_table(table, decision, record)
+        with_table = [table for table in manifest.tables if table.state_kind.has_table]
+        marks |= self._publish_tables(with_table, decision, record)
         # Behind the tables: a user's code is what may have to be tried most often.
         for table in manifest.tables:
             if isinstance(kind := table.state_kind, TablelessKind):
                 self._publish_without_table(kind, table, decision, first)
         return Published(marks, manifest.spouts), manifest.tables
+
+    def _publish_tables(
+        self, tables: Sequence[ManifestTable], decision: Decision, record: GroupRecord
+    ) -> dict[str, TableMark]:
+        """Commits to the tables side by side, since a commit is mostly waiting for the disk.
+
+        A recovery finds any of them published and the others not, as after a crash between two. All have ended when
+        this returns or raises: a table that is still committed to when the next try begins would have two writers.
+        """
+        marks: dict[str, TableMark] = {}
+        errors: list[Exception] = []
+
+        def publish(table: ManifestTable) -> None:
+            try:
+                with faults.fault_point(PUBLISH):
+                    marks[table.table_id] = self._publish_table(table, decision, record)
+            except Exception as error:
+                errors.append(error)
+
+        if len(tables) == 1:
+            publish(tables[0])
+        else:
+            threads = [self._threads.thread(partial(publish, table), "trident-publish") for table in tables]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if errors:
+            # Deposed and Halted end the driver: they must not hide behind an error that is tried again.
+            raise next((error for error in errors if isinstance(error, (Deposed, Halted))), errors[0])
+        assert len(marks) == len(tables), "a thread ended without a report"
+        return marks
 
     def _verify_files(self, manifest: Manifest, decision: Decision) -> None:
         problems = []

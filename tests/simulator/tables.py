@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.simulator.checker import Checker
 from tests.simulator.faults import Faults, SimulatedFailure
+from tests.simulator.threads import SimThreads
 from tests.simulator.world import Process, World
 from trident.coordinators.errors import CommitConflict, Halted
 from trident.coordinators.ports import PreparedBatch, ProcessedBatch, Published
@@ -206,7 +207,7 @@ class SimCommitter:
         self._topology, self._group, self._incarnation = names
         self._epoch, self._check_fence = epoch, check_fence
         self._tables = SimTables(engine, _WAREHOUSE, *names, epoch, check_fence)
-        self._publisher = SimPublisher(self._tables, {}, warehouse, user_code=None)  # type: ignore[arg-type]
+        self._publisher = SimPublisher(self._tables, {}, warehouse, None, SimThreads(process))  # type: ignore[arg-type]
         self._last_published: TransactionAttempt | None = None
 
     def open(self, record: GroupRecord) -> None:

@@ -550,6 +550,10 @@ PLANTED: dict[str, Caught] = {
     "97-lost-answer-of-a-link-taken-for-a-conflict": pure(
         "CommitConflict", "log_commit.py::test_a_link_whose_answer_was_lost_is_known_by_its_inode"
     ),
+    "190-a-failed-table-leaves-the-others-to-themselves": spark(
+        "InjectedFault",
+        "committer.py::test_a_table_that_fails_is_told_only_when_no_other_is_written_to_any_more",
+    ),
     "115-a-key-is-forgotten-too-early": pure(
         "assert ", *(f"timed_rules.py::test_dedup_gives_what_the_oracle_gives[{place}]" for place in ("tables", "copy"))
     ),

@@ -23,8 +23,8 @@ FORBIDDEN = {
     "states": {"deltalake", *NOT_INSTALLED},
     "trident": {"deltalake", *NOT_INSTALLED},
 }
-# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; and the reader
-# of stored files, which both have.
+# `states` may use of `coordinators` only what does no I/O: identities, records, protocols, fault points; the reader
+# of stored files, which both have; and the threads that a simulation replaces.
 STATES_MAY_USE = {
     "coordinators.backoff",
     "coordinators.errors",
@@ -33,6 +33,7 @@ STATES_MAY_USE = {
     "coordinators.records",
     "coordinators.ports",
     "coordinators.stored_json",
+    "coordinators.threads",
 }
 # Pure decisions: no I/O, no clock, no thread, no other module of ours but the ones named.
 IMPURE = {

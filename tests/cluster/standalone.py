@@ -107,12 +107,13 @@ class Standalone:
 
     Args:
         folder: its own.
-        workers: their number; each has one core.
-        memory: of a worker, in MB.
+        workers: their number.
+        memory: of each, in MB.
+        cores: of each; an executor takes one of them, and 600 MB.
     """
 
-    def __init__(self, folder: Path, workers: int = 2, memory: int = 1024) -> None:
-        self.folder, self.memory = folder, memory
+    def __init__(self, folder: Path, workers: int = 2, memory: int = 1024, cores: int = 1) -> None:
+        self.folder, self.memory, self.cores = folder, memory, cores
         self.hosts = may_be_hosts()
         folder.mkdir(parents=True, exist_ok=True)
         self._port = LoopbackPort()
@@ -163,7 +164,7 @@ class Standalone:
         worker.output.unlink(missing_ok=True)
         worker.start(
             "org.apache.spark.deploy.worker.Worker",
-            *("--host", worker.address, "--webui-port", "0", "--cores", "1", "--memory", f"{self.memory}M"),
+            *("--host", worker.address, "--webui-port", "0", "--cores", str(self.cores), "--memory", f"{self.memory}M"),
             *("--work-dir", str(worker.folder / "work"), self.url),
             mounts=mounts,
         )
@@ -179,6 +180,12 @@ class Standalone:
                 command = (folder / "cmdline").read_bytes()
                 if b"CoarseGrainedExecutorBackend" in command and os.readlink(folder / "cwd").startswith(below + "/"):
                     yield int(folder.name)
+
+    def kill_executor(self, worker: Process) -> None:
+        """SIGKILL of one of a worker's, once it has any."""
+        found: int = wait_for(lambda: next(self.executors(worker), None), self.story)
+        with suppress(ProcessLookupError):
+            os.kill(found, signal.SIGKILL)
 
     def close(self) -> None:
         for one in (*self.workers, self.master):

@@ -28,6 +28,7 @@ FOUND = {
     "python": list(sys.version_info[:3]),
     "executable": "/usr/bin/python3",
     "missing": {},
+    "process": 1,
     "framework": "/tmp/spark/trident-framework-abc.zip/trident/__init__.py",
     "read": "nonce",
     "wrote": "t",
@@ -162,6 +163,21 @@ def test_the_probe_asks_spark_and_sees_files_both_ways(spark, tmp_path: Path, mo
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
+def test_executors_are_asked_again_until_each_has_answered() -> None:
+    def answers(*hosts: str) -> list[dict]:
+        return [{**FOUND, "host": host, "process": 7} for host in hosts]
+
+    told, pauses, known = [answers("a", "a"), answers("b", "a"), answers("c", "b")], [], iter([2, 3, 3])
+
+    def ask_once(pause: float) -> list[dict]:
+        pauses.append(pause)
+        return told.pop(0)
+
+    found = executor_look.all_answers(ask_once, lambda: next(known))
+    assert [one["host"] for one in found] == ["a", "b", "c"], "one has come while the others were asked"
+    assert pauses == sorted(pauses) and len(set(pauses)) == 3
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -184,9 +200,15 @@ def test_what_a_host_lacks_is_one_error_that_names_it(more: dict, told: list[str
     [
         ({"error": "[Errno 2] No such file", "read": None}, "No such file"),
         ({"read": "other"}, "'other' in the driver's file"),
+        ({"wrote": "elsewhere"}, "is not here"),
     ],
 )
-def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(more: dict, told: str, tmp_path: Path) -> None:
+def test_a_warehouse_that_is_another_one_on_a_host_is_named_with_it(
+    more: dict, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_probe, "_SEEN_SECS", 0.3)
+    (tmp_path / "t").write_text("nonce")
+    assert not list(cluster_probe._unshared([FOUND], tmp_path, "nonce", Path("/w")))
     (problem,) = cluster_probe._unshared([{**FOUND, **more}], tmp_path, "nonce", Path("/w"))
     for text in ["the warehouse /w is not one folder", "on node1", "mounted at", told]:
         assert text in str(problem)

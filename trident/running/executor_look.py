@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,22 +113,41 @@ def ask(spark: "SparkSession", task: Found) -> list[dict[str, Any]]:
     waiting.start()
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def ask_once(pause: float) -> list[dict[str, Any]]:
+        count = min(max(2, 2 * executors(context), context.defaultParallelism), _TASKS_MAX)
+        with local_properties(context, _JOBS):
+            asked = context.parallelize(range(count), count).mapPartitions(partial(look, {**task, "pause": pause}))
+            answers = asked.collect()
+        waiting.cancel()
+        return answers
+
     try:
-        for pause in _PAUSES_SECS:
-            count = min(max(2, 2 * executors(context), context.defaultParallelism), _TASKS_MAX)
-            with local_properties(context, _JOBS):
-                asked = context.parallelize(range(count), count).mapPartitions(partial(look, {**task, "pause": pause}))
-                for one in asked.collect():
-                    found.setdefault((one["host"], one["process"]), one)
-            waiting.cancel()
-            if len(found) >= executors(context):
-                break
+        return all_answers(ask_once, lambda: executors(context))
     except Exception as error:
         raise _translated(error, context.pythonExec) from error
     finally:
         cloudpickle.unregister_pickle_by_value(here)
         waiting.cancel()
+
+
+def all_answers(ask_once: Callable[[float], list[dict[str, Any]]], known: Callable[[], int]) -> list[dict[str, Any]]:
+    """Asks again, with tasks that stay longer, until each executor has answered; one answer of each.
+
+    Args:
+        ask_once: gives the answers of tasks that stay for some seconds: Spark chooses the executors.
+        known: the number of executors now.
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for pause in _PAUSES_SECS:
+        for one in ask_once(pause):
+            found.setdefault((one["host"], one["process"]), one)
+        if len(found) >= known():
+            break
+    else:
+        log.warning(
+            "%d of %d executors have answered; the others have no free cores, and are not checked", len(found), known()
+        )
     return [one for _, one in sorted(found.items())]
 
 
